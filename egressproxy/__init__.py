@@ -1,0 +1,3 @@
+"""egressproxy: an egress gateway data plane."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,174 @@
+"""The error family: every error knows its Reason, the status to answer with, who is at fault, and whether to retry.
+
+A `Reason` is one word, used verbatim as metric label, access-log field and `Proxy-Status` detail. The enum is closed:
+a new way for an exchange to end gets a new member here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = [
+    "BadRequest", "ClientGone", "Denied", "GatewayError", "GatewayFault", "LimitExceeded", "Reason", "Retry", "Source",
+    "UpstreamFault",
+]
+
+
+class Source(Enum):
+    """Who is at fault."""
+
+    DOWNSTREAM = "downstream"
+    GATEWAY = "gateway"
+    UPSTREAM = "upstream"
+
+
+class Retry(Enum):
+    """Whether another attempt may be made (RFC 9110 section 9.2.2)."""
+
+    NEVER = "never"
+    SAFE = "safe"                    # nothing of the request was sent
+    IF_REUSED = "if_reused"          # an idle connection died under the request: an idempotent request may go again
+
+
+class Reason(str, Enum):
+    """Why an exchange ended as it did."""
+
+    OK = "-"
+    # policy
+    DESTINATION_NOT_ALLOWED = "destination_not_allowed"
+    DESTINATION_DENIED = "destination_denied"
+    NO_POLICY = "no_policy"
+    ADDRESS_DENIED = "resolved_denied"
+    SNI_MISMATCH = "sni_mismatch"
+    NOT_TLS = "not_tls"
+    PLAINTEXT_CREDENTIAL = "plaintext_credential"
+    FILTER_REJECTED = "filter_rejected"
+    LOOP_DETECTED = "loop_detected"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    # limits
+    REQUEST_RATE = "request_rate"
+    CONCURRENCY = "concurrency"
+    TUNNEL_LIMIT = "tunnel_limit"
+    CONNECTION_LIMIT = "connection_limit"
+    BODY_TOO_LARGE = "body_too_large"
+    HEAD_TOO_LARGE = "head_too_large"
+    TARGET_TOO_LONG = "target_too_long"
+    QUEUE_FULL = "queue_full"
+    # the client's message
+    BAD_REQUEST_LINE = "bad_request_line"
+    BAD_VERSION = "bad_version"
+    BAD_HOST = "bad_host"
+    BAD_TARGET = "bad_target"
+    BAD_FIELD = "bad_field"
+    BAD_FRAMING = "bad_framing"
+    UNKNOWN_CODING = "unknown_transfer_coding"
+    CLIENT_GONE = "client_gone"
+    CLIENT_TIMEOUT = "client_timeout"
+    # the gateway
+    NO_ROUTE = "no_route"
+    MISDIRECTED = "misdirected"
+    BACKEND_INVALID = "backend_invalid"
+    FILTER_FAILED = "filter_failed"
+    CREDENTIAL_MISSING = "credential_missing"
+    NOT_SUPPORTED = "not_supported"
+    INTERNAL = "internal"
+    DRAINING = "draining"
+    # the upstream
+    DNS_NXDOMAIN = "dns_nxdomain"
+    DNS_NO_ADDRESS = "dns_no_address"
+    DNS_SERVFAIL = "dns_servfail"
+    DNS_TIMEOUT = "dns_timeout"
+    DNS_ERROR = "dns_error"
+    NO_ENDPOINT = "no_endpoint"
+    CONNECT_REFUSED = "upstream_refused"
+    CONNECT_TIMEOUT = "upstream_connect_timeout"
+    CONNECT_FAILED = "upstream_connect_failed"
+    PARENT_REFUSED = "parent_refused"
+    PARENT_AUTH = "parent_auth"
+    TLS_CERTIFICATE = "upstream_tls_certificate"
+    TLS_PROTOCOL = "upstream_tls_protocol"
+    TLS_TIMEOUT = "upstream_tls_timeout"
+    UPSTREAM_RESET = "upstream_reset"
+    UPSTREAM_CLOSED = "upstream_closed"
+    UPSTREAM_INCOMPLETE = "upstream_incomplete"
+    BAD_RESPONSE = "upstream_bad_response"
+    RESPONSE_TIMEOUT = "upstream_timeout"
+    REQUEST_TIMEOUT = "request_timeout"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class GatewayError(Exception):
+    """Base of everything that ends an exchange.
+
+    `message` is shown to the client: it names the thing and the remedy, never a secret, an address or a DNS answer.
+    `rule` is the kind and namespace/name of the object that decided ("-" where none); `remedy` says what to add.
+    `detail` is for the log alone.
+    """
+
+    source = Source.GATEWAY
+    default_status = 500
+
+    def __init__(
+        self, reason: Reason, message: str, *, status: int = 0, rule: str = "-", remedy: str = "", detail: str = "",
+        retry: Retry = Retry.NEVER, retry_after_s: int = 0, close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.status = status or self.default_status
+        self.rule = rule
+        self.remedy = remedy
+        self.detail = detail
+        self.retry = retry
+        self.retry_after_s = retry_after_s
+        self.close = close          # the client's connection cannot be used further
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.status} {self.reason}: {self.message})"
+
+
+class BadRequest(GatewayError):
+    """The client's message breaks a rule; its connection is closed after the answer (RFC 9112 section 9.6)."""
+
+    source = Source.DOWNSTREAM
+    default_status = 400
+
+    def __init__(self, reason: Reason, message: str, *, status: int = 0, close: bool = True) -> None:
+        super().__init__(reason, message, status=status, close=close)
+
+
+class Denied(GatewayError):
+    """Policy refuses. Always 403, never 407 (407 makes clients send credentials)."""
+
+    default_status = 403
+
+
+class LimitExceeded(GatewayError):
+    """A limit is reached: 429, 413, 431 or 503, with Retry-After where it helps."""
+
+    default_status = 429
+
+
+class GatewayFault(GatewayError):
+    """Our own fault or configuration: no route 404, invalid backend 500, failing filter 502."""
+
+    default_status = 500
+
+
+class UpstreamFault(GatewayError):
+    """No connection 503, a bad, broken or untrusted answer 502, too slow 504."""
+
+    source = Source.UPSTREAM
+    default_status = 502
+
+
+class ClientGone(GatewayError):
+    """The client left while we waited; nobody is there to be answered (logged as 499)."""
+
+    source = Source.DOWNSTREAM
+    default_status = 499
+
+    def __init__(self, message: str = "the client closed its connection", reason: Reason = Reason.CLIENT_GONE) -> None:
+        super().__init__(reason, message, close=True)

@@ -1,0 +1,1 @@
+"""Filters: one file each, behind one interface (`base`), compiled into flat chains (`chain`)."""

@@ -1,0 +1,124 @@
+"""The filter interface: phases, what a filter may do in each, and how a filter type is declared.
+
+A filter never does I/O on the path unless it says so by being `async`; an awaited call has a deadline. To refuse, raise
+`Rejected`; to answer instead of the backend, return an `Answer`. Anything else that is raised means the filter failed:
+the request is answered 502 with the filter's name, unless `failOpen` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from egressproxy.errors import GatewayError, Reason
+from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.secret import Secret
+
+__all__ = ["BodyMode", "Filter", "FilterContext", "FilterType", "HeaderResult", "Phase", "Rejected"]
+
+#: What a header-phase method gives back: nothing, an Answer, or something to await that gives one of these.
+HeaderResult = Answer | None | Awaitable[Answer | None]
+
+
+class Phase(str, Enum):
+    """In the order a request meets them (resources.md, extensions)."""
+
+    REQUEST_HEADERS = "request-headers"
+    REQUEST_BODY = "request-body"
+    CONNECT = "connect"
+    BACKEND_REQUEST = "backend-request"
+    BACKEND_RESPONSE = "backend-response"
+    RESPONSE_HEADERS = "response-headers"
+    RESPONSE_BODY = "response-body"
+
+
+class BodyMode(Enum):
+    """How a body filter takes the body."""
+
+    STREAM = "stream"            # piece by piece, as it comes; each call returns what goes on instead
+    BUFFER = "buffer"            # once, whole, up to `max_buffer_bytes` (413 for a request, 502 for a response beyond)
+
+
+class Rejected(GatewayError):
+    """A filter refuses the request. `message` is shown to the client and stands in the status phrase."""
+
+    def __init__(
+        self, message: str, *, status: int = 403, reason: Reason = Reason.FILTER_REJECTED, remedy: str = "",
+        retry_after_s: int = 0,
+    ) -> None:
+        super().__init__(reason, message, status=status, remedy=remedy, retry_after_s=retry_after_s)
+
+
+class Filter:
+    """Base of every filter. Override the methods of the phases that the type declares; each may be `async`.
+
+    One instance serves every exchange of the places that share its spec: keep no state of one exchange in `self` (there is
+    `x.note`). `complete` runs exactly once for every exchange for which any other method of this filter ran.
+    """
+
+    body_mode: ClassVar[BodyMode] = BodyMode.STREAM
+    max_buffer_bytes: int = 1024 * 1024
+
+    def request_headers(self, x: Exchange) -> HeaderResult:
+        """`x.request` may be changed. Tunnels come here too: `x.is_tunnel`, and a request without meaningful fields."""
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
+        """STREAM: a piece, and whether it is the last (data may then be empty). BUFFER: the whole body, once, last=True."""
+        return data
+
+    def connect(self, x: Exchange) -> HeaderResult:
+        """Before a socket is opened: `x.authority`, `x.addresses` (checked already), `x.identity`. Must not change the head."""
+
+    def backend_request(self, x: Exchange) -> HeaderResult:
+        """Once per attempt: `x.request.fields` are a copy for this backend alone; `x.backend`, `x.backend_is_secure` are set."""
+
+    def backend_response(self, x: Exchange) -> HeaderResult:
+        """Once per attempt, with `x.response`."""
+
+    def response_headers(self, x: Exchange) -> HeaderResult:
+        """What the client gets: `x.response` may be changed, also for answers that the gateway made itself."""
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
+        """As `request_body`. Content codings are not undone: look at Content-Encoding first."""
+        return data
+
+    def complete(self, x: Exchange) -> None:
+        """Always the last: counts, releases. Must not raise or wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterContext:
+    """What a filter is built from.
+
+    `config` is the validated config model; `secrets` by "name/key" (missing ones have no entry: fail closed);
+    `scope` is the place that shares this instance; `folder` where relative paths start; `source` the declaring object.
+    """
+
+    config: BaseModel
+    secrets: Mapping[str, Secret]
+    name: str
+    scope: str
+    source: str
+    folder: str = ""
+    phase: Phase = Phase.REQUEST_HEADERS
+
+
+@dataclass(frozen=True, slots=True)
+class FilterType:
+    """A declared type, as `domain/Kind:version`.
+
+    `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of `also`
+    (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a config refers to.
+    """
+
+    type: str
+    phases: frozenset[Phase]
+    config: type[BaseModel]
+    build: Callable[[FilterContext], Filter]
+    also: frozenset[Phase] = frozenset()
+    secret_refs: Callable[[BaseModel], tuple[tuple[str, str], ...]] = lambda _config: ()
+    summary: str = ""

@@ -1,0 +1,1 @@
+"""Values that every layer shares: authorities, fields, message heads, exchanges. No I/O, no configuration."""

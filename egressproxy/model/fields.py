@@ -1,0 +1,97 @@
+"""Fields: the header section of a message, kept as the bytes it came in.
+
+A block holds every field line *preceded* by CRLF (`\\r\\nName: value\\r\\nOther: value`), already validated by the codec.
+Looking a field up is one precompiled regular expression over the block; cutting and adding splice bytes. Most heads
+pass through without ever being taken apart (measured: one regex costs half of rebuilding a list of 12 fields).
+Source of the grammar: RFC 9110 section 5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+__all__ = ["TOKEN", "VALUE", "Fields", "cutter", "finder"]
+
+#: RFC 9110 section 5.6.2.
+TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+#: RFC 9110 section 5.5: visible octets, with spaces and tabs inside.
+VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
+
+
+@lru_cache(maxsize=2048)
+def finder(name: bytes) -> re.Pattern[bytes]:
+    """The pattern that finds a field by its (lower-case) name; group 1 is its value without surrounding blanks."""
+    return re.compile(rb"\r\n%s:[ \t]*([^\r]*?)[ \t]*(?=\r|\Z)" % re.escape(name), re.IGNORECASE)
+
+
+@lru_cache(maxsize=1024)
+def cutter(names: frozenset[bytes]) -> re.Pattern[bytes]:
+    """The pattern that matches every line of these fields, for `Fields.cut`."""
+    return re.compile(rb"\r\n(?:%s):[^\r]*" % b"|".join(re.escape(n) for n in sorted(names)), re.IGNORECASE)
+
+
+class Fields:
+    """A header or trailer section that filters may read and change.
+
+    Names are given in lower case (`b"content-type"`); matching ignores case. Values written are checked: a name that is
+    no token or a value with CR, LF, NUL or other control octets raises ValueError.
+    """
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: bytes = b"") -> None:
+        self.block = block
+
+    @classmethod
+    def of(cls, lines: Iterable[tuple[bytes, bytes]]) -> Fields:
+        """Build from name and value pairs, checking each."""
+        made = cls()
+        for name, value in lines:
+            made.add(name, value)
+        return made
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first value of this field, or None."""
+        found = finder(name).search(self.block)
+        return found.group(1) if found else None
+
+    def get_all(self, name: bytes) -> list[bytes]:
+        """All values of this field, in order."""
+        return finder(name).findall(self.block)
+
+    def __contains__(self, name: bytes) -> bool:
+        return finder(name).search(self.block) is not None
+
+    def add(self, name: bytes, value: bytes) -> None:
+        """Append a line."""
+        if not TOKEN.fullmatch(name):
+            raise ValueError(f"not a field name: {name!r}")
+        if not VALUE.fullmatch(value):
+            raise ValueError(f"the value of {name.decode()} holds an octet that a field cannot carry")
+        self.block += b"\r\n%s: %s" % (name, value)
+
+    def set(self, name: bytes, value: bytes) -> None:
+        """Replace every line of this name by one."""
+        self.remove(name)
+        self.add(name, value)
+
+    def remove(self, name: bytes) -> None:
+        self.block = cutter(frozenset((name,))).sub(b"", self.block)
+
+    def cut(self, pattern: re.Pattern[bytes]) -> None:
+        """Remove every line that the pattern (see `cutter`) matches."""
+        self.block = pattern.sub(b"", self.block)
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        """Name (lower case) and value of every line, in order."""
+        for line in self.block.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            yield name.lower(), value.strip(b" \t")
+
+    def __len__(self) -> int:
+        return self.block.count(b"\r\n")
+
+    def __repr__(self) -> str:
+        return f"Fields({len(self)} lines)"         # never the values: they may be credentials

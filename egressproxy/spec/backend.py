@@ -1,0 +1,91 @@
+"""Where requests go: every shape of Backend, read into one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from egressproxy.model.authority import IPAddress
+from egressproxy.model.secret import Secret
+from egressproxy.spec.policy import AddressesSpec, DnsSpec, ExtensionSpec
+
+__all__ = ["BackendSpec", "BackendTlsSpec", "ConnectionSpec", "Destination", "Endpoint", "Protocol"]
+
+
+class Destination(str, Enum):
+    FQDN = "Fqdn"
+    IP = "Ip"
+    SERVICE = "Service"
+    DYNAMIC = "Dynamic"              # the destination that the request named
+
+
+class Protocol(str, Enum):
+    HTTP = "HTTP"                    # ALPN decides
+    HTTP11 = "HTTP11"
+    HTTP2 = "HTTP2"
+    H2C = "H2C"
+    GRPC = "GRPC"
+    MCP = "MCP"
+    TCP = "TCP"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address that an operator wrote, dialled as written."""
+
+    address: IPAddress
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTlsSpec:
+    """TLS origination. `sni` "" means: the host that is dialled. `ca_pem` "" means the system's roots.
+
+    `names`: the subject alternative names accepted (any of them); empty: the SNI name. `min_version` is "1.2" or "1.3".
+    `client_certificate` is certificate chain PEM; `client_key` its key.
+    """
+
+    sni: str = ""
+    ca_pem: str = ""
+    names: tuple[str, ...] = ()
+    client_certificate: str = ""
+    client_key: Secret | None = None
+    min_version: str = "1.2"
+    insecure_skip_verify: bool = False
+    crl_pem: str = ""
+    pins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """A Backend object (or Service, XBackend …) as written, references resolved.
+
+    `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then says how an
+    `https://` (absolute-form) destination is verified, and None means by the defaults.
+    `parent` is the upstream gateway through which it is reached (by CONNECT).
+    """
+
+    name: str
+    destination: Destination
+    hostname: str = ""
+    port: int = 0
+    endpoints: tuple[Endpoint, ...] = ()
+    protocol: Protocol = Protocol.HTTP
+    tls: BackendTlsSpec | None = None
+    parent: BackendSpec | None = None
+    extensions: tuple[ExtensionSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSpec:
+    """What decides whether two uses of a backend may share connections: the key of a pool.
+
+    The same Backend under two routes with different DNS or address rules has two pools.
+    """
+
+    backend: BackendSpec
+    dns: DnsSpec
+    addresses: AddressesSpec
+    connect_s: float
+    tls_handshake_s: float
+    idle_s: float

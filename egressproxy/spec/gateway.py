@@ -1,0 +1,74 @@
+"""Gateways and listeners: what is bound, and what is served there. `ConfigSpec` is the whole of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from egressproxy.model.secret import Secret
+from egressproxy.spec.policy import ExtensionSpec, PolicySpec
+from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
+
+__all__ = ["CertificateSpec", "ConfigSpec", "ListenerProtocol", "ListenerSpec", "ListenerTlsSpec", "TlsMode"]
+
+
+class ListenerProtocol(str, Enum):
+    HTTP = "HTTP"
+    HTTPS = "HTTPS"
+    TLS = "TLS"
+    TCP = "TCP"
+    FORWARD_PROXY = "egressproxy.io/forward-proxy"
+
+
+class TlsMode(str, Enum):
+    TERMINATE = "Terminate"
+    PASSTHROUGH = "Passthrough"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateSpec:
+    """A certificate chain and its key, PEM. `names` are its DNS SANs in lower case, for choice by SNI."""
+
+    name: str
+    chain_pem: str
+    key_pem: Secret
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerTlsSpec:
+    mode: TlsMode = TlsMode.TERMINATE
+    certificates: tuple[CertificateSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSpec:
+    """One listener of one Gateway that can be programmed. Several may share an address and port (told apart by hostname).
+
+    `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
+    `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route matches
+    but the policy allows. `is_open` is true only for the built-in gateway of `run` without configuration.
+    """
+
+    gateway: str
+    name: str
+    addresses: tuple[str, ...]
+    port: int
+    protocol: ListenerProtocol
+    hostname: str = ""
+    tls: ListenerTlsSpec | None = None
+    http_routes: tuple[HttpRouteSpec, ...] = ()
+    tls_routes: tuple[StreamRouteSpec, ...] = ()
+    tcp_routes: tuple[StreamRouteSpec, ...] = ()
+    policy: PolicySpec = PolicySpec()
+    extensions: tuple[ExtensionSpec, ...] = ()
+    default_backend: WeightedBackend | None = None
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSpec:
+    """`generation` counts the configurations that were put into service, from 1."""
+
+    listeners: tuple[ListenerSpec, ...] = ()
+    generation: int = 0

@@ -1,0 +1,157 @@
+"""What EgressPolicy objects say, merged for one place (listener, route or backend) by `config.compile.policies`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from ipaddress import IPv4Network, IPv6Network
+
+from egressproxy.model.authority import IPAddress
+from egressproxy.model.secret import Secret
+
+__all__ = [
+    "AddressAllowance", "AddressesSpec", "DestinationRule", "DestinationsSpec", "DnsSpec", "ExtensionSpec", "Family",
+    "LimitsSpec", "Mode", "Network", "PolicySpec", "SniCheck", "TimeoutsSpec",
+]
+
+Network = IPv4Network | IPv6Network
+
+
+class Mode(str, Enum):
+    ENFORCE = "Enforce"
+    REPORT = "Report"
+    OPEN = "Open"
+
+
+class Family(str, Enum):
+    ANY = "Any"
+    IPV4 = "IPv4"
+    IPV6 = "IPv6"
+
+
+class SniCheck(str, Enum):
+    MATCH = "Match"          # a ClientHello in a tunnel has to name the authority's host
+    ANY = "Any"
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationRule:
+    """One entry of `destinations.allow` or `.deny`.
+
+    `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port. `cidrs`
+    match a client that named an address. `policy` is the EgressPolicy that wrote the entry.
+    """
+
+    hostnames: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    cidrs: tuple[Network, ...] = ()
+    sni: SniCheck = SniCheck.MATCH
+    policy: str = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationsSpec:
+    """A destination is denied if any `deny` entry matches, else allowed if EVERY group of `allow` has a matching entry.
+
+    One group per level (Gateway, listener, route) that has a policy with `destinations.allow`: policies of one level
+    unite, levels intersect. No group at all allows nothing. An empty group allows nothing.
+    """
+
+    allow: tuple[tuple[DestinationRule, ...], ...] = ()
+    deny: tuple[DestinationRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddressAllowance:
+    """`addresses.allow[]`: these ranges may be dialled, for every name (`hostnames` empty) or for these names only.
+
+    With `cidrs` empty and hostnames given, those names may resolve to any address that is not reserved for the host itself.
+    """
+
+    cidrs: tuple[Network, ...] = ()
+    hostnames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddressesSpec:
+    """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect)."""
+
+    allow: tuple[tuple[AddressAllowance, ...], ...] = ()
+    policy: str = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class DnsSpec:
+    """`servers` empty: those of /etc/resolv.conf. Entries: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`."""
+
+    servers: tuple[str, ...] = ()
+    transport: str = "udp"                  # udp | tcp | tls
+    timeout_s: float = 5.0
+    hosts: tuple[tuple[str, tuple[IPAddress, ...]], ...] = ()
+    min_ttl_s: float = 1.0
+    max_ttl_s: float = 300.0
+    stale_ttl_s: float = 60.0
+    family: Family = Family.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutsSpec:
+    """0 disables. `idle_s` is for kept-alive connections without a request, both sides, and for stalled bodies."""
+
+    connect_s: float = 10.0
+    tls_handshake_s: float = 10.0
+    request_headers_s: float = 10.0
+    request_s: float = 0.0
+    backend_request_s: float = 0.0
+    idle_s: float = 60.0
+    tunnel_idle_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionSpec:
+    """One filter in one phase, wherever it was written (extension, HTTPRoute filter, limits section).
+
+    `config` is canonical JSON text, already valid for the type. `secrets` are those its type declared as references, keyed
+    `name/key`; a missing one has no entry. `scope` is part of the identity: equal specs share ONE filter instance, so a rate limit
+    `per: Gateway` has the gateway as its scope. Order in a phase: priority, level (0 Gateway, 1 Route, 2 Backend), age, name.
+    """
+
+    name: str
+    type: str
+    phase: str
+    priority: int = 100
+    level: int = 0
+    fail_open: bool = False
+    pre_auth: bool = False
+    timeout_s: float = 5.0
+    config: str = "{}"
+    secrets: tuple[tuple[str, Secret], ...] = field(default=(), repr=False)
+    scope: str = "-"
+    source: str = "-"                       # kind namespace/name of the object that declared it
+    folder: str = ""                        # folder of the file that declared it: relative paths start there
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSpec:
+    """Limits of a listener's connections. Those of requests are compiled into filters (see ExtensionSpec). 0: no limit."""
+
+    max_head_bytes: int = 65536
+    max_fields: int = 128
+    connections: int = 0
+    connections_per_client: int = 0
+    tunnels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """Everything that policies say about one place, merged: settings by who wins, restrictions added up."""
+
+    mode: Mode = Mode.ENFORCE
+    destinations: DestinationsSpec = DestinationsSpec()
+    addresses: AddressesSpec = AddressesSpec()
+    dns: DnsSpec = DnsSpec()
+    timeouts: TimeoutsSpec = TimeoutsSpec()
+    limits: LimitsSpec = LimitsSpec()
+    extensions: tuple[ExtensionSpec, ...] = ()
+    #: The policies that took part, for messages: "namespace/name".
+    sources: tuple[str, ...] = ()

@@ -1,0 +1,104 @@
+"""Routes, as Gateway API means them. Source: gateway.networking.k8s.io/v1 HTTPRoute, TLSRoute, TCPRoute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from egressproxy.spec.backend import BackendSpec
+from egressproxy.spec.policy import ExtensionSpec, PolicySpec
+
+__all__ = ["HttpRouteSpec", "HttpRuleSpec", "MatchSpec", "MatchType", "PathMatchType", "StreamRouteSpec", "ValueMatch",
+           "WeightedBackend"]
+
+
+class PathMatchType(str, Enum):
+    EXACT = "Exact"
+    PREFIX = "PathPrefix"
+    REGEX = "RegularExpression"
+
+
+class MatchType(str, Enum):
+    EXACT = "Exact"
+    REGEX = "RegularExpression"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueMatch:
+    """A header (name in lower case) or query parameter that has to match."""
+
+    name: str
+    value: str
+    type: MatchType = MatchType.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class MatchSpec:
+    """HTTPRouteMatch: all of it has to hold."""
+
+    path: str = "/"
+    path_type: PathMatchType = PathMatchType.PREFIX
+    method: str = ""
+    headers: tuple[ValueMatch, ...] = ()
+    query: tuple[ValueMatch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedBackend:
+    """One backendRef. `backend` None: the reference is invalid, its share answers 500 with `error` as the message.
+
+    `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, backend and its policies that run
+    in the connect, backend-request and backend-response phases for this backend.
+    """
+
+    backend: BackendSpec | None
+    weight: int = 1
+    policy: PolicySpec = PolicySpec()
+    extensions: tuple[ExtensionSpec, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRuleSpec:
+    """One rule. `extensions` hold everything that runs for it at Gateway and Route level, HTTPRoute filters included.
+
+    `request_s` and `backend_request_s`: rule timeouts; None where the rule says nothing (the policy's hold); 0 disables.
+    """
+
+    matches: tuple[MatchSpec, ...] = (MatchSpec(),)
+    backends: tuple[WeightedBackend, ...] = ()
+    policy: PolicySpec = PolicySpec()
+    extensions: tuple[ExtensionSpec, ...] = ()
+    request_s: float | None = None
+    backend_request_s: float | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRouteSpec:
+    """`name` is "namespace/name"; `hostnames` are already intersected with the listener's (empty: every host).
+
+    `created` is the creationTimestamp as an ISO string, "~" (sorts last) where there is none.
+    """
+
+    name: str
+    hostnames: tuple[str, ...]
+    rules: tuple[HttpRuleSpec, ...]
+    created: str = "~"
+    kind: str = "HTTPRoute"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRouteSpec:
+    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames` as above; empty for TCPRoute.
+
+    `extensions` as in HttpRuleSpec (request-headers phase sees a tunnel).
+    """
+
+    name: str
+    hostnames: tuple[str, ...]
+    backends: tuple[WeightedBackend, ...]
+    policy: PolicySpec = PolicySpec()
+    extensions: tuple[ExtensionSpec, ...] = ()
+    created: str = "~"
+    kind: str = "TLSRoute"
