@@ -109,15 +109,15 @@ class FilterContext:
 
 @dataclass(frozen=True, slots=True)
 class FilterType:
-    """A declared type, as `domain/Kind:version`.
+    """A declared type; `name` is `domain/Kind:version`.
 
     `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of `also`
     (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a config refers to.
     """
 
-    type: str
+    name: str
     phases: frozenset[Phase]
-    config: type[BaseModel]
+    config_model: type[BaseModel]
     build: Callable[[FilterContext], Filter]
     also: frozenset[Phase] = frozenset()
     secret_refs: Callable[[BaseModel], tuple[tuple[str, str], ...]] = lambda _config: ()
