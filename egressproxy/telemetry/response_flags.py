@@ -1,0 +1,65 @@
+"""Envoy's response flags for our reasons, so that dashboards made for Envoy's access log read ours.
+
+Source: Envoy, access logging, %RESPONSE_FLAGS%. A reason that Envoy has no flag for (a plain refusal by policy, an
+operator's mistake) has none here: `reason` says it better than a flag that nearly fits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from egressproxy.errors import Reason
+
+__all__ = ["flags_for"]
+
+_FLAGS: Final[dict[Reason, str]] = {
+    # limits
+    Reason.REQUEST_RATE: "RL",                  # rate limited
+    Reason.CONCURRENCY: "UO",                   # upstream overflow: a circuit breaker's kind of limit
+    Reason.TUNNEL_LIMIT: "UO",
+    Reason.CONNECTION_LIMIT: "UO",
+    Reason.QUEUE_FULL: "UO",
+    # the client's message
+    Reason.BAD_REQUEST_LINE: "DPE",             # downstream protocol error
+    Reason.BAD_VERSION: "DPE",
+    Reason.BAD_HOST: "DPE",
+    Reason.BAD_TARGET: "DPE",
+    Reason.BAD_FIELD: "DPE",
+    Reason.BAD_FRAMING: "DPE",
+    Reason.UNKNOWN_CODING: "DPE",
+    Reason.HEAD_TOO_LARGE: "DPE",
+    Reason.TARGET_TOO_LONG: "DPE",
+    Reason.CLIENT_GONE: "DC",                   # downstream connection termination
+    Reason.CLIENT_TIMEOUT: "SI",                # stream idle timeout
+    # the gateway
+    Reason.NO_ROUTE: "NR",                      # no route
+    Reason.MISDIRECTED: "NR",
+    Reason.BACKEND_INVALID: "NC",               # no cluster
+    Reason.FILTER_REJECTED: "UAEX",             # refused by an authorisation step
+    # the upstream
+    Reason.DNS_NXDOMAIN: "DF",                  # DNS resolution failed
+    Reason.DNS_NO_ADDRESS: "DF",
+    Reason.DNS_SERVFAIL: "DF",
+    Reason.DNS_TIMEOUT: "DF",
+    Reason.DNS_ERROR: "DF",
+    Reason.NO_ENDPOINT: "UH",                   # no healthy upstream
+    Reason.CONNECT_REFUSED: "UF",               # upstream connection failure
+    Reason.CONNECT_TIMEOUT: "UF",
+    Reason.CONNECT_FAILED: "UF",
+    Reason.PARENT_REFUSED: "UF",
+    Reason.PARENT_AUTH: "UF",
+    Reason.TLS_CERTIFICATE: "UF",
+    Reason.TLS_PROTOCOL: "UF",
+    Reason.TLS_TIMEOUT: "UF",
+    Reason.UPSTREAM_RESET: "UR",                # upstream remote reset
+    Reason.UPSTREAM_CLOSED: "UC",               # upstream connection termination
+    Reason.UPSTREAM_INCOMPLETE: "UC",
+    Reason.BAD_RESPONSE: "UPE",                 # upstream protocol error
+    Reason.RESPONSE_TIMEOUT: "UT",              # upstream request timeout
+    Reason.REQUEST_TIMEOUT: "DT",               # duration timeout
+}
+
+
+def flags_for(reason: Reason) -> str:
+    """The flag that Envoy would log, or "" where it has none."""
+    return _FLAGS.get(reason, "")
