@@ -1,0 +1,1 @@
+"""What sits on a socket in either direction: the TLS driver, coarse timers, body writing with flow control."""

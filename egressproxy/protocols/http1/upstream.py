@@ -1,0 +1,219 @@
+"""UpstreamConnection: an HTTP/1.1 connection to a backend, one exchange at a time.
+
+Anything that comes while no answer is awaited, and anything behind an answer, ends its use (RFC 9112 sections 6.3 and 9.2:
+never a second response). An end without the end of the message is passed on as an error, never as a clean end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
+from egressproxy.model.message import ResponseHead
+from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
+from egressproxy.transport.driver import Driver, pause
+from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow
+from egressproxy.transport.timers import Deadline, TimerWheel
+
+__all__ = ["UpstreamConnection"]
+
+
+class UpstreamConnection(Flow):
+    """States: idle (in a pool); awaiting an answer; relaying its body; ended; lost."""
+
+    __slots__ = (
+        "address", "deadline", "driver", "error", "has_ended", "has_sent_all", "head", "is_idle", "is_lost", "last_read",
+        "on_lost", "reader", "served", "sink", "wheel",
+    )
+
+    def __init__(self, wheel: TimerWheel, limits: HeadLimits) -> None:
+        super().__init__()
+        self.wheel = wheel
+        self.reader = ResponseReader(limits)
+        self.driver: Driver | None = None
+        self.sink: BodySink | None = None
+        self.head: ResponseHead | None = None
+        self.error: GatewayError | None = None
+        self.address = "-"
+        self.deadline = Deadline(wheel, self.close)     # how long it may be idle
+        self.on_lost: Callable[[UpstreamConnection], None] | None = None
+        self.is_idle = True
+        self.is_lost = False
+        self.has_ended = False              # the current answer is whole
+        self.has_sent_all = False           # the current request is whole
+        self.last_read = 0.0
+        self.served = 0
+
+    # --- asyncio's callbacks -----------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.address = self.peer_name()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_idle:
+            self.close()                    # nobody has asked
+            return
+        self.last_read = self.wheel.now
+        self.octets_in += len(data)
+        self.reader.feed(data)
+        if self.sink is not None:
+            self._pump()
+        elif self.has_ended:
+            return                          # surplus: `is_reusable` looks at it
+        else:
+            if self.reader.buffered > HIGH_WATER and self.head is not None:
+                self.pause_reading()
+            if self.driver is not None:
+                self.driver.resume()
+
+    def eof_received(self) -> bool:
+        self._end(clean=True, reset=False)
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self.deadline.close()
+        self._end(clean=error is None, reset=isinstance(error, ConnectionResetError | BrokenPipeError))
+        self.feeder = None
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost(self)
+
+    # --- for the exchange --------------------------------------------------------------------------------------
+    @property
+    def was_reused(self) -> bool:
+        return self.served > 1
+
+    @property
+    def is_reusable(self) -> bool:
+        """After an exchange: whether another may follow on this connection."""
+        head = self.head
+        return (
+            self.has_ended and self.has_sent_all and self.error is None and not self.is_lost and head is not None
+            and not head.connection_close and not head.http_1_0 and not self.reader.has_surplus
+            and not self.is_write_blocked and not self.transport.is_closing()
+        )
+
+    def begin(self, driver: Driver, method: bytes, *, is_chunked: bool, has_body: bool) -> None:
+        """Start an exchange. The caller then sends the head, and the body through `send_body` and `end_body`."""
+        self.is_idle = False
+        self.deadline.clear()
+        self.driver = driver
+        self.sink = None
+        self.head = None
+        self.error = None
+        self.has_ended = False
+        self.has_sent_all = not has_body
+        self.sends_chunked = is_chunked
+        self.octets_in = 0
+        self.octets_out = 0
+        self.served += 1
+        self.last_read = self.wheel.now
+        self.reader.expect(method)
+
+    def end_body(self, trailers: bytes) -> None:
+        super().end_body(trailers)
+        self.has_sent_all = True
+
+    async def response_head(self) -> ResponseHead:
+        """The next head, interim ones too. Raises UpstreamFault."""
+        while True:
+            if self.error is not None:
+                raise self.error
+            event = self.reader.next()
+            if event is not None:
+                assert isinstance(event, ResponseHead)
+                self.head = event
+                if event.body == 0 and not event.is_interim:
+                    self.has_ended = True
+                return event
+            if self.is_lost:
+                raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection", retry=Retry.IF_REUSED)
+            await pause()
+
+    def send_response_body_to(self, sink: BodySink) -> None:
+        """The body goes there from now on; what is buffered goes at once."""
+        self.sink = sink
+        self._pump()
+        if not self.is_write_blocked:
+            self.resume_reading()
+
+    async def response_end(self) -> None:
+        """Wait until the body is whole and handed on. Raises UpstreamFault if it breaks off."""
+        while not self.has_ended:
+            if self.error is not None:
+                raise self.error
+            await pause()
+
+    def finish(self) -> None:
+        """The exchange is over; the connection holds nothing of it any more."""
+        self.driver = None
+        self.sink = None
+        self.feed_from(None)
+        self.is_idle = True
+
+    def close(self) -> None:
+        if not self.is_lost:
+            self.transport.close()
+
+    def abort(self) -> None:
+        if not self.is_lost:
+            self.transport.abort()
+
+    def detach(self) -> bytes:
+        """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
+        self.deadline.clear()
+        self.driver = None
+        self.sink = None
+        self.feed_from(None)
+        rest = self.reader.take_rest()
+        self.resume_reading()
+        return rest
+
+    # --- reading -----------------------------------------------------------------------------------------------
+    def _pump(self) -> None:
+        """Hand the body on."""
+        sink, reader = self.sink, self.reader
+        try:
+            while sink is not None:
+                event = reader.next()
+                if event is None:
+                    return
+                if type(event) is bytes:
+                    sink.send_body(event)
+                elif isinstance(event, EndOfMessage):
+                    self.has_ended = True
+                    self.sink = None
+                    sink.end_body(event.trailers.block if event.trailers is not None else b"")
+                    if self.driver is not None:
+                        self.driver.resume()
+                    return
+                sink = self.sink
+        except GatewayError as error:
+            self._fail(error)
+
+    def _end(self, *, clean: bool, reset: bool) -> None:
+        """The upstream sends no more."""
+        if self.is_idle or self.has_ended or self.error is not None:
+            return
+        if reset and self.head is None:
+            self._fail(UpstreamFault(Reason.UPSTREAM_RESET, "the upstream reset its connection", retry=Retry.IF_REUSED))
+            return
+        self.reader.feed_eof(clean)
+        if self.sink is not None:
+            self._pump()
+        elif self.driver is not None:
+            self.driver.resume()
+
+    def _fail(self, error: GatewayError) -> None:
+        self.error = error
+        self.sink = None
+        if self.driver is not None:
+            self.driver.throw(error)
+
+    def __repr__(self) -> str:
+        state = "lost" if self.is_lost else "idle" if self.is_idle else "ended" if self.has_ended else "busy"
+        return f"UpstreamConnection({self.address}, {state}, served={self.served})"

@@ -1,0 +1,109 @@
+"""Writer: heads to bytes. Framing, Host, Via and Connection are always generated here, never copied.
+
+Sources: RFC 9112 sections 3 to 7, RFC 9110 sections 6.6.1 (Date) and 7.6.3 (Via).
+"""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+
+from egressproxy.model.exchange import Answer
+from egressproxy.model.fields import VALUE, Fields
+from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+
+__all__ = ["CONTINUE", "TUNNEL_ESTABLISHED", "answer_bytes", "interim_bytes", "request_bytes", "response_bytes", "safe_phrase",
+           "switching_bytes", "via_line"]
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+TUNNEL_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
+
+_date_second = 0
+_date_value = b""
+
+
+def via_line(received: bytes, http_1_0: bool, pseudonym: bytes) -> bytes:
+    """The Via line that we send: what was received, and us (RFC 9110 section 7.6.3)."""
+    own = b"1.0 " + pseudonym if http_1_0 else b"1.1 " + pseudonym
+    return b"\r\nVia: %b, %b" % (received, own) if received else b"\r\nVia: " + own
+
+
+def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
+    """The head as it goes upstream, in origin-form (asterisk for OPTIONS *), always HTTP/1.1.
+
+    `host` is the Host value. The body has to follow in the framing that `head.body` says (a length, or CHUNKED).
+    """
+    tail = via_line(head.via, head.http_1_0, pseudonym)
+    if head.body == CHUNKED:
+        tail += b"\r\nTransfer-Encoding: chunked"
+    elif head.body > 0 or head.method in (b"POST", b"PUT", b"PATCH"):
+        tail += b"\r\nContent-Length: %d" % head.body
+    if head.upgrade:
+        tail += b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
+    elif head.te_trailers:
+        tail += b"\r\nConnection: TE\r\nTE: trailers"
+    if head.max_forwards >= 0:
+        tail += b"\r\nMax-Forwards: %d" % head.max_forwards
+    return b"%b %b HTTP/1.1\r\nHost: %b%b%b\r\n\r\n" % (head.method, head.path, host, head.fields.block, tail)
+
+
+def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_0: bool, has_body: bool) -> bytes:
+    """The head as it goes to the client. CHUNKED and UNTIL_CLOSE become chunked for 1.1 clients, close-delimited for 1.0.
+
+    `has_body` is false for responses to HEAD and for 204 and 304, which never carry framing of ours.
+    """
+    block = head.fields.block
+    tail = via_line(head.via, head.http_1_0, pseudonym)
+    if has_body:
+        if head.body >= 0:
+            tail += b"\r\nContent-Length: %d" % head.body
+        elif not http_1_0:
+            tail += b"\r\nTransfer-Encoding: chunked"
+    if close:
+        tail += b"\r\nConnection: close"
+    if b"date" not in head.fields:
+        tail += b"\r\nDate: " + http_date()
+    return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, head.phrase, block, tail)
+
+
+def interim_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:
+    """A 1xx head, for HTTP/1.1 clients only (RFC 9110 section 15.2)."""
+    via = via_line(head.via, head.http_1_0, pseudonym)
+    return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, head.phrase, head.fields.block, via)
+
+
+def switching_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:
+    """The 101 that starts an upgraded connection (RFC 9110 section 15.2.2)."""
+    tail = via_line(head.via, head.http_1_0, pseudonym) + b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
+    return b"HTTP/1.1 101 %b%b%b\r\n\r\n" % (head.phrase, head.fields.block, tail)
+
+
+def answer_bytes(answer: Answer, *, close: bool, with_body: bool = True) -> bytes:
+    """A whole response of our own. `with_body` false: the head alone, as for HEAD."""
+    block = Fields.of(answer.fields).block
+    if answer.status not in (204, 304):
+        block += b"\r\nContent-Length: %d" % len(answer.body)
+    block += b"\r\nDate: " + http_date()
+    if close:
+        block += b"\r\nConnection: close"
+    phrase = answer.phrase or PHRASES.get(answer.status, b"")
+    return b"HTTP/1.1 %d %b%b\r\n\r\n%b" % (answer.status, phrase, block, answer.body if with_body else b"")
+
+
+def safe_phrase(text: str, limit: int = 200) -> bytes:
+    """Text for a status phrase: ASCII, no control characters, bounded."""
+    phrase = text.encode("ascii", "replace")[:limit].strip()
+    return phrase if VALUE.fullmatch(phrase) else b"Error"
+
+
+def http_date() -> bytes:
+    """The Date value, made once a second (RFC 9110 section 5.6.7)."""
+    global _date_second, _date_value
+    now = int(time.time())
+    if now != _date_second:
+        _date_second, _date_value = now, formatdate(now, usegmt=True).encode()
+    return _date_value
+
+

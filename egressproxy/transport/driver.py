@@ -1,0 +1,109 @@
+"""Driver: runs the coroutine of an exchange without a task.
+
+`start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `pause()`; the callback
+that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a filter's task),
+the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only waits for its sockets.
+Code under a driver must not ask for `asyncio.current_task()`, nor use what does (`asyncio.timeout`, `wait_for`): such
+things run in a task of their own, and the future of that task is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from types import coroutine
+from typing import Any
+
+__all__ = ["Driver", "pause"]
+
+log = logging.getLogger("egressproxy.transport")
+
+
+@coroutine
+def pause() -> Generator[None, None, None]:
+    """Wait until the driver is poked. Always in a loop: `while not done: await pause()`.
+
+    A poke carries nothing and may be spurious; what happened stands in the state that the loop looks at. That is why a poke that
+    comes while the coroutine runs can be dropped: it looks at the state before it pauses.
+    """
+    yield None
+
+
+class Driver:
+    """Drives one coroutine at a time; lives as long as the client connection, and is used again for its next exchange."""
+
+    __slots__ = ("_coroutine", "_error", "_future", "_running")
+
+    def __init__(self) -> None:
+        self._coroutine: Coroutine[Any, Any, None] | None = None
+        self._future: asyncio.Future[Any] | None = None
+        self._error: BaseException | None = None
+        self._running = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self._coroutine is not None
+
+    def start(self, life: Coroutine[Any, Any, None]) -> None:
+        if self._coroutine is not None:
+            life.close()
+            raise RuntimeError("the driver is busy")
+        self._coroutine = life
+        self._step(life.send, None)
+
+    def resume(self) -> None:
+        """Something that may be waited for has happened."""
+        if self._coroutine is not None and not self._running and self._future is None:
+            self._step(self._coroutine.send, None)
+
+    def throw(self, error: BaseException) -> None:
+        """End the wait with an error, whatever is waited for. A future that is awaited is cancelled."""
+        if self._coroutine is None:
+            return
+        if self._running:
+            self._error = self._error or error      # thrown when the coroutine waits next
+            return
+        future, self._future = self._future, None
+        if future is not None:
+            future.remove_done_callback(self._future_done)
+            future.cancel()
+        self._step(self._coroutine.throw, error)
+
+    def _step(self, advance: Callable[[Any], Any], value: Any) -> None:
+        self._running = True
+        try:
+            awaited = advance(value)
+        except StopIteration:
+            self._end()
+            return
+        except BaseException as error:
+            self._end()
+            log.error("an exchange ended with an unhandled %s", type(error).__name__, exc_info=error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        finally:
+            self._running = False
+        if awaited is not None:
+            awaited._asyncio_future_blocking = False
+            self._future = awaited
+            awaited.add_done_callback(self._future_done)
+        if self._error is not None:
+            error, self._error = self._error, None
+            self.throw(error)
+
+    def _future_done(self, future: asyncio.Future[Any]) -> None:
+        if self._future is not future or self._coroutine is None:
+            return
+        self._future = None
+        self._step(self._coroutine.send, None)      # Future.__await__ takes the result or raises
+
+    def _end(self) -> None:
+        self._coroutine = None
+        self._future = None
+        self._error = None
+
+    def __repr__(self) -> str:
+        state = "idle" if self._coroutine is None else "future" if self._future else "paused"
+        return f"Driver({state})"

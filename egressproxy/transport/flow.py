@@ -1,0 +1,115 @@
+"""Flow: reading that can be paused, and writing that pauses whoever feeds it.
+
+Back-pressure is a high-water mark of 64 KiB of unsent octets per direction: the transport calls `pause_writing`, and the
+connection that feeds this one stops reading until the buffer has drained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, cast
+
+__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads"]
+
+HIGH_WATER = 64 * 1024
+#: A chunk up to this size is copied into one buffer with its framing; a larger one is written piece by piece.
+COPY_LIMIT = 16 * 1024
+
+
+class Reads(Protocol):
+    """A source that can be paused."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class BodySink(Protocol):
+    """Where the pieces of a body go. `trailers` is a field block (each line preceded by CRLF), b"" for none."""
+
+    def send_body(self, data: bytes) -> None: ...
+
+    def end_body(self, trailers: bytes) -> None: ...
+
+
+class Flow(asyncio.Protocol):
+    """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
+
+    __slots__ = (
+        "feeder", "is_reading_paused", "is_write_blocked", "octets_in", "octets_out", "sends_chunked", "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.feeder: Reads | None = None        # paused while our write buffer is full
+        self.is_write_blocked = False
+        self.is_reading_paused = False
+        self.sends_chunked = False
+        self.octets_in = 0                      # of the current exchange
+        self.octets_out = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(HIGH_WATER)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+    def pause_reading(self) -> None:
+        if not self.is_reading_paused and not self.transport.is_closing():
+            self.is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_reading_paused:
+            self.is_reading_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # --- writing -----------------------------------------------------------------------------------------------
+    def pause_writing(self) -> None:
+        self.is_write_blocked = True
+        if self.feeder is not None:
+            self.feeder.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_write_blocked = False
+        if self.feeder is not None:
+            self.feeder.resume_reading()
+
+    def feed_from(self, feeder: Reads | None) -> None:
+        """From now on this source fills us; it is paused at once if we are blocked."""
+        self.feeder = feeder
+        if self.is_write_blocked and feeder is not None:
+            feeder.pause_reading()
+
+    def send(self, data: bytes) -> None:
+        self.octets_out += len(data)
+        self.transport.write(data)
+
+    def send_body(self, data: bytes) -> None:
+        """One piece of body, never empty."""
+        size = len(data)
+        if not self.sends_chunked:
+            self.octets_out += size
+            self.transport.write(data)
+        elif size <= COPY_LIMIT:
+            framed = b"%x\r\n%b\r\n" % (size, data)
+            self.octets_out += len(framed)
+            self.transport.write(framed)
+        else:
+            start = b"%x\r\n" % size
+            self.octets_out += len(start) + size + 2
+            self.transport.writelines((start, data, b"\r\n"))
+
+    def end_body(self, trailers: bytes) -> None:
+        """The body is complete. Trailers exist only in a chunked body (RFC 9112 section 7.1.2)."""
+        if self.sends_chunked:
+            self.send(b"0%b\r\n\r\n" % trailers if trailers else b"0\r\n\r\n")
+
+    # --- the peer, for logs --------------------------------------------------------------------------------------
+    def peer_name(self) -> str:
+        """`address:port` of the other end ("-" if it is gone already)."""
+        name: Any = self.transport.get_extra_info("peername")
+        if not isinstance(name, tuple) or len(name) < 2:
+            return "-"
+        return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
