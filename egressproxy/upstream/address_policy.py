@@ -1,0 +1,229 @@
+"""Which addresses may be dialled: public unicast, and what an operator has allowed. Pure.
+
+Every address that comes from a name or from a client passes through `AddressPolicy.check` directly before it is dialled,
+and that very address object is dialled. The table is our own, made from the IANA special-purpose registries (RFC 6890
+and its successors); `ipaddress.is_global` is never asked, since it calls NAT64, 6to4, IPv4-compatible and multicast
+addresses global. For IPv6 everything outside 2000::/3 is special, and so is every prefix that carries an IPv4 address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.model.authority import IPAddress
+from egressproxy.spec.policy import AddressAllowance, AddressesSpec, Network
+
+__all__ = ["METADATA", "AddressPolicy", "classify"]
+
+#: Addresses at which clouds hand out credentials or control the machine.
+METADATA: frozenset[IPAddress] = frozenset(
+    ip_address(text)
+    for text in (
+        "169.254.169.254",  # AWS, Azure, GCP, OpenStack, Hetzner, DigitalOcean …
+        "169.254.170.2",  # AWS ECS task credentials
+        "169.254.170.23",  # AWS EKS pod identity
+        "169.254.0.23",  # Tencent
+        "169.254.42.42",  # Scaleway
+        "100.100.100.200",  # Alibaba
+        "192.0.0.192",  # Oracle
+        "168.63.129.16",  # Azure wire server: looks like any public address
+        "fd00:ec2::254",  # AWS
+        "fd00:ec2::23",  # AWS EKS pod identity
+        "fd20:ce::254",  # GCP
+        "fe80::a9fe:a9fe",  # OpenStack
+    )
+)
+
+
+class _Scope(Enum):
+    """Who is behind an address of a special range."""
+
+    NETWORK = "network"  # other machines: an allowance that only names hostnames covers it
+    HOST = "host"  # this machine, its link, or an IPv4 address in disguise: only a range that is written out
+
+
+_METADATA = ("cloud metadata", _Scope.HOST)
+_OUTSIDE = ("outside the global unicast range", _Scope.HOST)
+_ISATAP = ("ISATAP", _Scope.HOST)
+
+#: The first row that contains an address names it.
+_SPECIAL_V4: tuple[tuple[str, str, _Scope], ...] = (
+    ("0.0.0.0/8", "this network", _Scope.HOST),
+    ("10.0.0.0/8", "private", _Scope.NETWORK),
+    ("100.64.0.0/10", "carrier-grade NAT", _Scope.NETWORK),
+    ("127.0.0.0/8", "loopback", _Scope.HOST),
+    ("169.254.0.0/16", "link-local", _Scope.HOST),
+    ("172.16.0.0/12", "private", _Scope.NETWORK),
+    ("192.0.0.0/24", "protocol assignments", _Scope.HOST),
+    ("192.0.2.0/24", "documentation", _Scope.NETWORK),
+    ("192.88.99.0/24", "6to4 relay", _Scope.HOST),
+    ("192.168.0.0/16", "private", _Scope.NETWORK),
+    ("198.18.0.0/15", "benchmarking", _Scope.NETWORK),
+    ("198.51.100.0/24", "documentation", _Scope.NETWORK),
+    ("203.0.113.0/24", "documentation", _Scope.NETWORK),
+    ("224.0.0.0/4", "multicast", _Scope.HOST),
+    ("255.255.255.255/32", "broadcast", _Scope.HOST),
+    ("240.0.0.0/4", "reserved", _Scope.NETWORK),
+)
+_SPECIAL_V6: tuple[tuple[str, str, _Scope], ...] = (
+    ("::/128", "unspecified", _Scope.HOST),
+    ("::1/128", "loopback", _Scope.HOST),
+    ("::ffff:0:0/96", "IPv4-mapped", _Scope.HOST),
+    ("::ffff:0:0:0/96", "IPv4-translated", _Scope.HOST),
+    ("::/96", "IPv4-compatible", _Scope.HOST),
+    ("64:ff9b::/96", "NAT64", _Scope.HOST),
+    ("64:ff9b:1::/48", "NAT64", _Scope.HOST),
+    ("100::/64", "discard-only", _Scope.HOST),
+    ("2001::/32", "Teredo", _Scope.HOST),
+    ("2001::/23", "protocol assignments", _Scope.HOST),
+    ("2001:db8::/32", "documentation", _Scope.NETWORK),
+    ("2002::/16", "6to4", _Scope.HOST),
+    ("3fff::/20", "documentation", _Scope.NETWORK),
+    ("5f00::/16", "segment routing", _Scope.HOST),
+    ("fc00::/7", "unique-local", _Scope.NETWORK),
+    ("fe80::/10", "link-local", _Scope.HOST),
+    ("fec0::/10", "site-local", _Scope.NETWORK),
+    ("ff00::/8", "multicast", _Scope.HOST),
+)
+
+
+def _compile(rows: tuple[tuple[str, str, _Scope], ...]) -> tuple[tuple[int, int, tuple[str, _Scope]], ...]:
+    networks = [(ip_network(text), name, scope) for text, name, scope in rows]
+    return tuple((int(n.network_address), int(n.netmask), (name, scope)) for n, name, scope in networks)
+
+
+_TABLE_V4 = _compile(_SPECIAL_V4)
+_TABLE_V6 = _compile(_SPECIAL_V6)
+_GLOBAL_UNICAST_V6 = 0b001  # 2000::/3, the top three bits
+_ISATAP_IDS = (0x00005EFE, 0x02005EFE)  # RFC 5214 section 6.1: upper half of the interface identifier
+
+
+def classify(address: IPAddress) -> str | None:
+    """The name of the special range that holds this address, or None for public unicast."""
+    found = _special(address)
+    return found[0] if found else None
+
+
+@lru_cache(maxsize=4096)
+def _special(address: IPAddress) -> tuple[str, _Scope] | None:
+    if address in METADATA:
+        return _METADATA
+    number = int(address)
+    for network, mask, found in _TABLE_V4 if address.version == 4 else _TABLE_V6:
+        if number & mask == network:
+            return found
+    if address.version == 6:
+        if number >> 125 != _GLOBAL_UNICAST_V6:
+            return _OUTSIDE
+        if number >> 32 & 0xFFFFFFFF in _ISATAP_IDS:
+            return _ISATAP
+    return None
+
+
+class AddressPolicy:
+    """One place's address rules, with the sockets on which this gateway itself listens.
+
+    `own_listeners` are the (address, port) pairs that are bound; a wildcard bind (0.0.0.0 or ::) stands for the
+    loopback addresses too, and the caller adds the machine's interface addresses, which a pure module cannot know.
+
+    A cloud metadata address, or an own listener, is dialled only where an allowance names exactly that address (a /32
+    or /128): a wide range is written for other reasons, and must not open these by the way. An IPv4-mapped address
+    is an IPv6 address here: it needs an allowance for an IPv6 range.
+    """
+
+    __slots__ = ("_allow", "_own", "_rule")
+
+    def __init__(self, spec: AddressesSpec, own_listeners: frozenset[tuple[IPAddress, int]] = frozenset()) -> None:
+        self._allow = spec.allow
+        self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
+        self._own = own_listeners
+
+    def allows(self, host: str, address: IPAddress) -> bool:
+        """Whether this address may be dialled for this host (a name in lower case, or an address as text)."""
+        found = _special(address)
+        if found is None:
+            return True
+        if found is _METADATA:
+            return self._is_named(host, address)
+        return self._in_every_group(host, address, found[1])
+
+    def check(self, host: str, addresses: Sequence[IPAddress], port: int) -> tuple[IPAddress, ...]:
+        """The addresses that may be dialled for this host and port, in their order.
+
+        Raises Denied(Reason.ADDRESS_DENIED) if none is left; the message never holds an address that DNS gave.
+        """
+        left = tuple([a for a in addresses if self.allows(host, a) and not self._is_loop(host, a, port)])
+        if not left:
+            raise self._denied(host, addresses, port)
+        return left
+
+    def check_operator(self, address: IPAddress, port: int) -> None:
+        """An address that an operator wrote (Ip and Service endpoints, parents) is dialled as written, but for two kinds.
+
+        Raises Denied for the gateway's own listeners and for cloud metadata, unless an allowance names the address.
+        """
+        host = str(address)
+        if (_unmapped(address) in METADATA or self._is_own(address, port)) and not self._is_named(host, address):
+            raise self._denied(host, (address,), port)
+
+    def _in_every_group(self, host: str, address: IPAddress, scope: _Scope) -> bool:
+        return bool(self._allow) and all(any(_covers(a, host, address, scope) for a in group) for group in self._allow)
+
+    def _is_named(self, host: str, address: IPAddress) -> bool:
+        return bool(self._allow) and all(any(_names(a, host, address) for a in group) for group in self._allow)
+
+    def _is_loop(self, host: str, address: IPAddress, port: int) -> bool:
+        return self._is_own(address, port) and not self._is_named(host, address)
+
+    def _is_own(self, address: IPAddress, port: int) -> bool:
+        plain = _unmapped(address)
+        if (plain, port) in self._own:
+            return True
+        number = int(plain)
+        is_local = number >> 24 in (0, 127) if plain.version == 4 else number in (0, 1)
+        return is_local and any(own_port == port and int(own) == 0 for own, own_port in self._own)
+
+    def _denied(self, host: str, addresses: Sequence[IPAddress], port: int) -> Denied:
+        kinds = sorted({classify(a) or "a listener of this gateway" for a in addresses}) or ["unknown"]
+        detail = ", ".join(f"{a} ({classify(a) or 'own listener'})" for a in addresses)
+        return Denied(
+            Reason.ADDRESS_DENIED,
+            f'"{host}" port {port} leads to an address that may not be dialled ({", ".join(kinds)})',
+            rule=self._rule,
+            remedy=f'allow it in addresses.allow of an EgressPolicy: the range under cidrs, "{host}" under hostnames',
+            detail=detail,
+        )
+
+
+def _covers(allowance: AddressAllowance, host: str, address: IPAddress, scope: _Scope) -> bool:
+    """Whether one entry opens this special address; without ranges it opens what is not the host's own."""
+    if allowance.hostnames and not _matches_host(allowance.hostnames, host):
+        return False
+    if not allowance.cidrs:
+        return bool(allowance.hostnames) and scope is _Scope.NETWORK
+    return any(_contains(network, address) for network in allowance.cidrs)
+
+
+def _names(allowance: AddressAllowance, host: str, address: IPAddress) -> bool:
+    """Whether one entry names exactly this address, for this host."""
+    if allowance.hostnames and not _matches_host(allowance.hostnames, host):
+        return False
+    return any(n.prefixlen == n.max_prefixlen and n.network_address == address for n in allowance.cidrs)
+
+
+def _matches_host(patterns: tuple[str, ...], host: str) -> bool:
+    return any(host == p or (p.startswith("*.") and host.endswith(p[1:]) and len(host) >= len(p)) for p in patterns)
+
+
+def _contains(network: Network, address: IPAddress) -> bool:
+    if isinstance(network, IPv4Network):
+        return isinstance(address, IPv4Address) and address in network
+    return isinstance(network, IPv6Network) and isinstance(address, IPv6Address) and address in network
+
+
+def _unmapped(address: IPAddress) -> IPAddress:
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+from ipaddress import IPv6Address, ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.spec.policy import AddressAllowance, AddressesSpec
+from egressproxy.upstream.address_policy import METADATA, AddressPolicy, classify
+
+PUBLIC = [
+    "93.184.216.34",
+    "8.8.8.8",
+    "1.1.1.1",
+    "100.63.255.255",
+    "100.128.0.1",
+    "172.15.255.255",
+    "172.32.0.1",
+    "11.0.0.1",
+    "168.63.129.15",
+    "168.63.129.17",
+    "192.0.1.1",
+    "198.17.255.255",
+    "198.20.0.1",
+    "223.255.255.255",
+    "192.31.196.1",
+    "2606:4700::1111",
+    "2620:4f:8000::1",
+    "2001:200::1",
+    "2a00:1450::1",
+    "3ffe::1",
+    "2003::1",
+]
+SPECIAL = {
+    "127.0.0.1": "loopback",
+    "127.255.255.254": "loopback",
+    "0.0.0.0": "this network",
+    "0.1.2.3": "this network",
+    "10.0.0.1": "private",
+    "172.16.0.1": "private",
+    "172.31.255.255": "private",
+    "192.168.1.1": "private",
+    "100.64.0.1": "carrier-grade NAT",
+    "100.127.255.255": "carrier-grade NAT",
+    "169.254.1.1": "link-local",
+    "192.0.0.1": "protocol assignments",
+    "192.0.2.1": "documentation",
+    "198.51.100.1": "documentation",
+    "203.0.113.9": "documentation",
+    "198.18.0.1": "benchmarking",
+    "198.19.255.255": "benchmarking",
+    "192.88.99.1": "6to4 relay",
+    "224.0.0.1": "multicast",
+    "239.255.255.255": "multicast",
+    "240.0.0.1": "reserved",
+    "255.255.255.255": "broadcast",
+    "::": "unspecified",
+    "::1": "loopback",
+    "::ffff:127.0.0.1": "IPv4-mapped",
+    "::ffff:93.184.216.34": "IPv4-mapped",
+    "::127.0.0.1": "IPv4-compatible",
+    "::ffff:0:127.0.0.1": "IPv4-translated",
+    "64:ff9b::7f00:1": "NAT64",
+    "64:ff9b:1::a9fe:a9fe": "NAT64",
+    "100::1": "discard-only",
+    "2001::1": "Teredo",
+    "2001:0:4136:e378:8000:63bf:8080:8080": "Teredo",
+    "2001:10::1": "protocol assignments",
+    "2001:20::1": "protocol assignments",
+    "2001:db8::1": "documentation",
+    "2002:7f00:1::": "6to4",
+    "3fff::1": "documentation",
+    "5f00::1": "segment routing",
+    "fc00::1": "unique-local",
+    "fd12::1": "unique-local",
+    "fe80::1": "link-local",
+    "fec0::1": "site-local",
+    "ff02::1": "multicast",
+    "ff0e::1": "multicast",
+    "4000::1": "outside the global unicast range",
+    "1000::1": "outside the global unicast range",
+    "2606:4700::5efe:7f00:1": "ISATAP",
+    "2606:4700::200:5efe:7f00:1": "ISATAP",
+}
+
+
+def policy(*groups: tuple[AddressAllowance, ...], own: tuple[tuple[str, int], ...] = ()) -> AddressPolicy:
+    listeners = frozenset((ip_address(a), p) for a, p in own)
+    return AddressPolicy(AddressesSpec(allow=groups, policy="agents/egress"), listeners)
+
+
+def allow(*cidrs: str, hosts: tuple[str, ...] = ()) -> AddressAllowance:
+    return AddressAllowance(tuple(ip_network(c) for c in cidrs), hosts)
+
+
+def may(made: AddressPolicy, host: str, address: str, port: int = 443) -> bool:
+    try:
+        return made.check(host, [ip_address(address)], port) == (ip_address(address),)
+    except Denied:
+        return False
+
+
+@pytest.mark.parametrize("text", PUBLIC)
+def test_public_unicast_has_no_special_name(text: str):
+    assert classify(ip_address(text)) is None
+    assert may(policy(), "a.test", text)
+
+
+@pytest.mark.parametrize(("text", "name"), SPECIAL.items())
+def test_a_special_address_is_named_and_denied(text: str, name: str):
+    assert classify(ip_address(text)) == name
+    assert not may(policy(), "a.test", text)
+
+
+@pytest.mark.parametrize("address", sorted(METADATA, key=str))
+def test_every_metadata_address_is_called_so_and_denied(address):
+    assert classify(address) == "cloud metadata"
+    assert not may(policy(), "a.test", str(address))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_no_ipv6_prefix_that_carries_ipv4_is_public(v4: int):
+    for prefix in ("::ffff:0:0", "::", "::ffff:0:0:0", "64:ff9b::", "64:ff9b:1::"):
+        assert classify(IPv6Address(int(IPv6Address(prefix)) | v4)) is not None
+    assert classify(IPv6Address(0x2002 << 112 | v4 << 80)) is not None
+
+
+@given(st.ip_addresses(v=6))
+def test_what_is_outside_2000_3_is_never_public(address):
+    if address not in ip_network("2000::/3"):
+        assert classify(address) is not None
+
+
+def test_a_mixed_answer_is_filtered_in_order():
+    mixed = [ip_address(a) for a in ("10.0.0.5", "93.184.216.34", "127.0.0.1", "93.184.216.35")]
+    assert [str(a) for a in policy().check("a.test", mixed, 443)] == ["93.184.216.34", "93.184.216.35"]
+
+
+def test_a_denial_names_host_class_and_remedy_but_no_address():
+    with pytest.raises(Denied) as caught:
+        policy().check("db.test", [ip_address("10.1.2.3"), ip_address("fd00::7")], 5432)
+    error = caught.value
+    assert error.reason is Reason.ADDRESS_DENIED
+    assert error.status == 403
+    assert "db.test" in error.message
+    assert "private" in error.message
+    assert "unique-local" in error.message
+    assert "addresses.allow" in error.remedy
+    assert error.rule == "EgressPolicy agents/egress"
+    for shown in (error.message, error.remedy):
+        assert "10.1.2.3" not in shown
+        assert "fd00::7" not in shown
+    assert "10.1.2.3" in error.detail
+
+
+def test_an_empty_answer_is_denied():
+    with pytest.raises(Denied):
+        policy().check("a.test", [], 443)
+
+
+def test_a_range_opens_that_range_only():
+    made = policy((allow("10.0.0.0/8"),))
+    assert may(made, "a.test", "10.9.9.9")
+    assert not may(made, "a.test", "192.168.0.1")
+
+
+def test_a_range_for_hostnames_opens_it_for_these_only():
+    made = policy((allow("10.0.0.0/8", hosts=("db.test", "*.corp.test")),))
+    assert may(made, "db.test", "10.0.0.1")
+    assert may(made, "a.b.corp.test", "10.0.0.1")
+    assert not may(made, "corp.test", "10.0.0.1")
+    assert not may(made, "xcorp.test", "10.0.0.1")
+    assert not may(made, "other.test", "10.0.0.1")
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.3.4", "100.64.0.1", "fd00::1", "93.184.216.34"])
+def test_hostnames_without_ranges_open_other_machines(address: str):
+    assert may(policy((allow(hosts=("db.test",)),)), "db.test", address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "::1",
+        "169.254.1.1",
+        "169.254.169.254",
+        "0.0.0.0",
+        "224.0.0.1",
+        "fe80::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a00:1",
+        "fd00:ec2::254",
+        "100.100.100.200",
+    ],
+)
+def test_hostnames_without_ranges_never_open_the_host_itself(address: str):
+    assert not may(policy((allow(hosts=("db.test",)),)), "db.test", address)
+
+
+def test_an_entry_without_ranges_and_hostnames_opens_nothing():
+    assert not may(policy((allow(),)), "a.test", "10.0.0.1")
+
+
+def test_levels_intersect():
+    made = policy((allow("10.0.0.0/8"),), (allow("10.1.0.0/16"),))
+    assert may(made, "a.test", "10.1.2.3")
+    assert not may(made, "a.test", "10.2.2.3")
+
+
+def test_an_empty_level_opens_nothing_but_public_stays():
+    made = policy((allow("10.0.0.0/8"),), ())
+    assert not may(made, "a.test", "10.1.2.3")
+    assert may(made, "a.test", "93.184.216.34")
+
+
+@pytest.mark.parametrize("wide", ["169.254.0.0/16", "169.254.169.0/24", "169.254.169.254/31", "0.0.0.0/0"])
+def test_a_wide_range_does_not_open_metadata(wide: str):
+    assert not may(policy((allow(wide),)), "a.test", "169.254.169.254")
+
+
+def test_metadata_opens_where_it_is_named_exactly():
+    made = policy((allow("169.254.169.254/32", hosts=("metadata.test",)),))
+    assert may(made, "metadata.test", "169.254.169.254")
+    assert not may(made, "other.test", "169.254.169.254")
+
+
+def test_a_mapped_address_needs_an_ipv6_range():
+    assert not may(policy((allow("127.0.0.0/8", "0.0.0.0/0"),)), "a.test", "::ffff:127.0.0.1")
+    assert may(policy((allow("::ffff:0:0/96"),)), "a.test", "::ffff:127.0.0.1")
+
+
+def test_own_listeners_are_denied_even_in_an_allowed_range():
+    made = policy((allow("10.0.0.0/8"),), own=(("10.0.0.1", 3128),))
+    assert not may(made, "me.test", "10.0.0.1", 3128)
+    assert may(made, "me.test", "10.0.0.1", 3129)
+    assert may(made, "me.test", "10.0.0.2", 3128)
+
+
+def test_a_public_own_listener_is_denied():
+    assert not may(policy(own=(("93.184.216.40", 443),)), "me.test", "93.184.216.40", 443)
+
+
+def test_an_own_listener_behind_a_mapped_address_is_seen():
+    made = policy((allow("::ffff:0:0/96"),), own=(("127.0.0.1", 3128),))
+    assert not may(made, "me.test", "::ffff:127.0.0.1", 3128)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::1", "::"])
+def test_a_wildcard_bind_stands_for_loopback(address: str):
+    made = policy((allow("127.0.0.0/8", "0.0.0.0/8", "::/127"),), own=(("0.0.0.0", 3128),))
+    assert not may(made, "me.test", address, 3128)
+    assert may(made, "me.test", address, 3129)
+
+
+def test_an_own_listener_opens_where_it_is_named_exactly():
+    made = policy((allow("10.0.0.1/32"),), own=(("10.0.0.1", 3128),))
+    assert may(made, "me.test", "10.0.0.1", 3128)
+
+
+def test_an_operators_address_is_dialled_as_written():
+    for text in ("10.0.0.1", "127.0.0.1", "::1", "192.0.2.1"):
+        policy().check_operator(ip_address(text), 80)
+
+
+@pytest.mark.parametrize("text", ["169.254.169.254", "::ffff:169.254.169.254", "fd00:ec2::254", "10.0.0.1"])
+def test_an_operators_address_may_not_be_metadata_or_the_gateway(text: str):
+    with pytest.raises(Denied):
+        policy(own=(("10.0.0.1", 80),)).check_operator(ip_address(text), 80)
+
+
+def test_an_operator_may_name_metadata_explicitly():
+    policy((allow("169.254.169.254/32"),)).check_operator(ip_address("169.254.169.254"), 80)
