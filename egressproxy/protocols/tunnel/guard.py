@@ -1,0 +1,56 @@
+"""SniGuard: what the client says first inside a tunnel has to agree with the authority that policy was asked about.
+
+Otherwise a tunnel to an allowed name would carry a TLS session for another one (domain fronting). Nothing of the client's octets
+goes on until the guard is content. Sources: RFC 6066 section 3; resources.md, destinations.
+"""
+
+from __future__ import annotations
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.model.authority import Authority
+from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+
+__all__ = ["SniGuard"]
+
+
+class SniGuard:
+    """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused."""
+
+    __slots__ = ("authority", "held", "must_be_tls", "reader")
+
+    def __init__(self, authority: Authority, *, must_be_tls: bool) -> None:
+        self.authority = authority
+        self.must_be_tls = must_be_tls
+        self.reader = ClientHelloReader()
+        self.held: list[bytes] = []
+
+    def feed(self, data: bytes) -> bytes | None:
+        """The octets that may go on now (everything held so far), or None while undecided. Raises Denied."""
+        self.held.append(data)
+        try:
+            hello = self.reader.feed(data)
+        except NotTls:
+            if self.must_be_tls:
+                message = f"the tunnel to {self.authority} has to carry TLS"
+                raise Denied(Reason.NOT_TLS, message) from None
+            return b"".join(self.held)
+        except BadClientHello as error:
+            message = f"malformed ClientHello in the tunnel to {self.authority}"
+            raise Denied(Reason.SNI_MISMATCH, message, detail=str(error)) from None
+        if hello is None:
+            return None
+        self._check(hello)
+        return b"".join(self.held)
+
+    def _check(self, hello: ClientHello) -> None:
+        expected = None if self.authority.address is not None else self.authority.host
+        if hello.has_ech:
+            why = "uses Encrypted Client Hello, which hides the name"
+        elif hello.sni == expected:
+            return
+        elif hello.sni is None:
+            why = "names no server (SNI)"
+        else:
+            why = "names another server (SNI)"
+        remedy = "set `sni: Any` on the entry of destinations.allow that allows this destination"
+        raise Denied(Reason.SNI_MISMATCH, f"the ClientHello in the tunnel to {self.authority} {why}", remedy=remedy)

@@ -1,0 +1,183 @@
+"""Tunnel: two transports joined, octet for octet, with half-close, back-pressure, a guard for the first octets and an idle limit.
+
+Source: RFC 9110 section 9.3.6: when one side closes, what it sent is still delivered, then the other is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from egressproxy.errors import Denied, GatewayError, Reason
+from egressproxy.protocols.tunnel.guard import SniGuard
+from egressproxy.transport.driver import Driver, pause
+from egressproxy.transport.flow import HIGH_WATER, Flow
+from egressproxy.transport.timers import Deadline, TimerWheel
+
+__all__ = ["Tunnel"]
+
+
+class Tunnel:
+    """Joins a client's and an upstream's transport. `await tunnel.ended()` gives when both are gone.
+
+    `octets_in` came from the client, `octets_out` went to it. `reason` is OK, or why the tunnel was cut.
+    """
+
+    __slots__ = ("client", "deadline", "driver", "error", "guard", "idle_s", "is_over", "last_activity", "reason", "upstream",
+                 "wheel")
+
+    def __init__(
+        self, driver: Driver, wheel: TimerWheel, *, idle_s: float, guard: SniGuard | None, guard_s: float,
+    ) -> None:
+        self.driver = driver
+        self.wheel = wheel
+        self.idle_s = idle_s
+        self.guard = guard
+        self.client = TunnelEnd(self)
+        self.upstream = TunnelEnd(self)
+        self.client.other, self.upstream.other = self.upstream, self.client
+        self.client.feed_from(self.upstream)
+        self.upstream.feed_from(self.client)
+        self.deadline = Deadline(wheel, self._deadline_passed)
+        self.last_activity = wheel.now
+        self.reason = Reason.OK
+        self.error: GatewayError | None = None
+        self.is_over = False
+        self.deadline.after(guard_s if guard is not None and guard.must_be_tls else idle_s)
+
+    @property
+    def octets_in(self) -> int:
+        return self.client.octets_in
+
+    @property
+    def octets_out(self) -> int:
+        return self.client.octets_out
+
+    def start(self, client: asyncio.Transport, client_rest: bytes, upstream: asyncio.Transport, upstream_rest: bytes) -> None:
+        """Take both transports over; the rests are octets that were read already."""
+        self.client.adopt(client)
+        self.upstream.adopt(upstream)
+        if self.guard is not None and self.guard.must_be_tls:
+            self.upstream.pause_reading()           # nothing goes to the client before its ClientHello is seen
+        if client_rest:
+            self.client.data_received(client_rest)
+        if upstream_rest and not self.is_over:
+            self.upstream.data_received(upstream_rest)
+
+    async def ended(self) -> None:
+        """Wait for the end. Raises Denied if the guard refused."""
+        while not self.is_over:
+            await pause()
+        if self.error is not None:
+            raise self.error
+
+    # --- called by the ends ------------------------------------------------------------------------------------
+    def admit(self, data: bytes) -> bytes:
+        """Client octets while there is a guard: what may go on."""
+        assert self.guard is not None
+        try:
+            passed = self.guard.feed(data)
+        except Denied as error:
+            self.error = error
+            self.cut(error.reason)
+            return b""
+        if passed is None:
+            return b""
+        self.guard = None
+        self.upstream.resume_reading()
+        self.deadline.after(self.idle_s)
+        return passed
+
+    def half_ended(self, end: TunnelEnd) -> None:
+        """One side sends no more."""
+        if self.guard is not None and end is self.client:
+            self.cut(Reason.NOT_TLS if self.guard.must_be_tls else Reason.OK)
+            return
+        end.other.finish_writing()
+        if end.other.has_ended:
+            end.transport.close()
+            end.other.transport.close()
+
+    def lost(self, end: TunnelEnd, error: Exception | None) -> None:
+        """One side is gone: deliver what it sent, then close the other; after a reset there is nothing to deliver."""
+        other = end.other
+        if not other.is_lost:
+            if error is None:
+                other.transport.close()
+            else:
+                other.transport.abort()
+            self.deadline.after(min(self.idle_s, 10.0) if self.idle_s > 0 else 10.0)    # an end that does not take its rest
+        elif not self.is_over:
+            self.is_over = True
+            self.deadline.close()
+            self.driver.resume()
+
+    def cut(self, reason: Reason) -> None:
+        """End it now."""
+        self.reason = reason
+        self.deadline.close()
+        for end in (self.client, self.upstream):
+            if not end.is_lost:
+                end.transport.abort()
+
+    def _deadline_passed(self) -> None:
+        if self.guard is not None and self.guard.must_be_tls:
+            self.error = Denied(Reason.NOT_TLS, f"no ClientHello came in the tunnel to {self.guard.authority}")
+            self.cut(Reason.NOT_TLS)
+        elif self.client.is_lost or self.upstream.is_lost or self.idle_s <= 0:
+            self.cut(self.reason)
+        elif self.wheel.now - self.last_activity >= self.idle_s:
+            self.cut(Reason.CLIENT_TIMEOUT)
+        else:
+            self.deadline.set(self.last_activity + self.idle_s)
+
+    def __repr__(self) -> str:
+        return f"Tunnel(in={self.octets_in}, out={self.octets_out}, {'over' if self.is_over else 'open'})"
+
+
+class TunnelEnd(Flow):
+    """One side of a tunnel."""
+
+    __slots__ = ("has_ended", "is_lost", "other", "tunnel")
+
+    other: TunnelEnd
+
+    def __init__(self, tunnel: Tunnel) -> None:
+        super().__init__()
+        self.tunnel = tunnel
+        self.has_ended = False
+        self.is_lost = False
+
+    def adopt(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(HIGH_WATER)
+        transport.set_protocol(self)
+
+    def data_received(self, data: bytes) -> None:
+        tunnel = self.tunnel
+        tunnel.last_activity = tunnel.wheel.now
+        self.octets_in += len(data)
+        if tunnel.guard is not None and self is tunnel.client:
+            data = tunnel.admit(data)
+            if not data:
+                return
+        other = self.other
+        if not other.is_lost:
+            other.octets_out += len(data)
+            other.transport.write(data)
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        self.tunnel.half_ended(self)
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self.tunnel.lost(self, error)
+
+    def finish_writing(self) -> None:
+        if not self.is_lost and not self.transport.is_closing() and self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def __repr__(self) -> str:
+        return f"TunnelEnd({'lost' if self.is_lost else 'ended' if self.has_ended else 'open'})"
