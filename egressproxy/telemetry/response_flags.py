@@ -14,13 +14,13 @@ __all__ = ["flags_for"]
 
 _FLAGS: Final[dict[Reason, str]] = {
     # limits
-    Reason.REQUEST_RATE: "RL",                  # rate limited
-    Reason.CONCURRENCY: "UO",                   # upstream overflow: a circuit breaker's kind of limit
+    Reason.REQUEST_RATE: "RL",  # rate limited
+    Reason.CONCURRENCY: "UO",  # upstream overflow: a circuit breaker's kind of limit
     Reason.TUNNEL_LIMIT: "UO",
     Reason.CONNECTION_LIMIT: "UO",
     Reason.QUEUE_FULL: "UO",
     # the client's message
-    Reason.BAD_REQUEST_LINE: "DPE",             # downstream protocol error
+    Reason.BAD_REQUEST_LINE: "DPE",  # downstream protocol error
     Reason.BAD_VERSION: "DPE",
     Reason.BAD_HOST: "DPE",
     Reason.BAD_TARGET: "DPE",
@@ -29,21 +29,21 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.UNKNOWN_CODING: "DPE",
     Reason.HEAD_TOO_LARGE: "DPE",
     Reason.TARGET_TOO_LONG: "DPE",
-    Reason.CLIENT_GONE: "DC",                   # downstream connection termination
-    Reason.CLIENT_TIMEOUT: "SI",                # stream idle timeout
+    Reason.CLIENT_GONE: "DC",  # downstream connection termination
+    Reason.CLIENT_TIMEOUT: "SI",  # stream idle timeout
     # the gateway
-    Reason.NO_ROUTE: "NR",                      # no route
+    Reason.NO_ROUTE: "NR",  # no route
     Reason.MISDIRECTED: "NR",
-    Reason.BACKEND_INVALID: "NC",               # no cluster
-    Reason.FILTER_REJECTED: "UAEX",             # refused by an authorisation step
+    Reason.BACKEND_INVALID: "NC",  # no cluster
+    Reason.FILTER_REJECTED: "UAEX",  # refused by an authorisation step
     # the upstream
-    Reason.DNS_NXDOMAIN: "DF",                  # DNS resolution failed
+    Reason.DNS_NXDOMAIN: "DF",  # DNS resolution failed
     Reason.DNS_NO_ADDRESS: "DF",
     Reason.DNS_SERVFAIL: "DF",
     Reason.DNS_TIMEOUT: "DF",
     Reason.DNS_ERROR: "DF",
-    Reason.NO_ENDPOINT: "UH",                   # no healthy upstream
-    Reason.CONNECT_REFUSED: "UF",               # upstream connection failure
+    Reason.NO_ENDPOINT: "UH",  # no healthy upstream
+    Reason.CONNECT_REFUSED: "UF",  # upstream connection failure
     Reason.CONNECT_TIMEOUT: "UF",
     Reason.CONNECT_FAILED: "UF",
     Reason.PARENT_REFUSED: "UF",
@@ -51,12 +51,12 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.TLS_CERTIFICATE: "UF",
     Reason.TLS_PROTOCOL: "UF",
     Reason.TLS_TIMEOUT: "UF",
-    Reason.UPSTREAM_RESET: "UR",                # upstream remote reset
-    Reason.UPSTREAM_CLOSED: "UC",               # upstream connection termination
+    Reason.UPSTREAM_RESET: "UR",  # upstream remote reset
+    Reason.UPSTREAM_CLOSED: "UC",  # upstream connection termination
     Reason.UPSTREAM_INCOMPLETE: "UC",
-    Reason.BAD_RESPONSE: "UPE",                 # upstream protocol error
-    Reason.RESPONSE_TIMEOUT: "UT",              # upstream request timeout
-    Reason.REQUEST_TIMEOUT: "DT",               # duration timeout
+    Reason.BAD_RESPONSE: "UPE",  # upstream protocol error
+    Reason.RESPONSE_TIMEOUT: "UT",  # upstream request timeout
+    Reason.REQUEST_TIMEOUT: "DT",  # duration timeout
 }
 
 

@@ -1,0 +1,393 @@
+"""The access log: one JSON object a line for every exchange and tunnel, written without ever stopping the loop.
+
+`record` makes the line and puts it into a list; a batch goes to a thread of its own every 100 ms or at 64 KiB, and that
+thread alone touches the file. Where it cannot write (a pipe that nobody reads, a full disk), lines wait up to a bound,
+then new ones are dropped and counted. Queries are never logged: keys travel in them.
+
+A line is formatted in one go, which costs a third of json.dumps. That is safe because a line of clean values has a
+known number of quotation marks and no backslash, and what came from outside is printable; any other line is made by
+json.dumps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+from egressproxy.errors import Reason
+from egressproxy.model.exchange import ANONYMOUS, Exchange
+from egressproxy.telemetry.metrics import logged_status
+from egressproxy.telemetry.response_flags import flags_for
+
+__all__ = ["AccessLog"]
+
+logger = logging.getLogger(__name__)
+
+FLUSH_INTERVAL_S: Final = 0.1
+BATCH_BYTES: Final = 64 * 1024
+#: What may wait for a slow reader: at 500 octets a line, about 16,000 lines.
+MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
+#: More refusals than this in one second are a flood; the rest of that second is counted and not logged.
+MAX_DENIALS_PER_S: Final = 5000
+#: How long `close` waits for a reader that does not read.
+CLOSE_TIMEOUT_S: Final = 2.0
+#: Longer text is cut: a client must not be able to fill a disk with one request.
+MAX_TEXT: Final = 8192
+WARN_INTERVAL_S: Final = 60.0
+
+#: The quotation marks of a line of `_plain`: 20 keys, 16 texts.
+_QUOTES: Final = 72
+_OK: Final = Reason.OK
+_METHODS: Final = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "-")
+}
+
+
+class AccessLog:
+    """Writes to `target`: None or "-" is standard output, "off" nothing, an int a file descriptor, else a path.
+
+    Raises OSError where the path cannot be opened. All methods belong to the loop's thread. Call `close` at the end: it
+    writes what waits.
+    """
+
+    __slots__ = (
+        "_denials",
+        "_denials_second",
+        "_lines",
+        "_max_denials_per_s",
+        "_size",
+        "_stamps",
+        "_timer",
+        "_writer",
+        "suppressed",
+    )
+
+    def __init__(
+        self,
+        target: str | int | None = None,
+        *,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        max_denials_per_s: int = MAX_DENIALS_PER_S,
+    ) -> None:
+        self._writer = None if target == "off" else _Writer(target, max_waiting_bytes)
+        self._lines: list[str] = []
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._stamps: dict[int, str] = {}
+        self._max_denials_per_s = max_denials_per_s
+        self._denials_second = -1
+        self._denials = 0
+        self.suppressed = 0  # lines of a flood of denials that were not logged
+
+    @property
+    def dropped(self) -> int:
+        """Lines that could not be written."""
+        return self._writer.dropped if self._writer else 0
+
+    @property
+    def written(self) -> int:
+        return self._writer.written if self._writer else 0
+
+    def record(self, x: Exchange) -> None:
+        """Log a finished exchange. Never blocks, whatever the reader of the log does."""
+        if self._writer is None:
+            return
+        if x.reason is _OK and not x.would_deny and not x.detail:
+            line = self._plain(x)
+        elif x.denied and self._is_flood(x.ended_at):
+            return
+        else:
+            line = self._explained(x)
+        lines = self._lines
+        if not lines:
+            self._arm()
+        lines.append(line)
+        self._size += len(line)
+        if self._size >= BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what was recorded to the writing thread."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lines and self._writer is not None:
+            self._writer.put("".join(self._lines).encode("utf-8", "backslashreplace"), len(self._lines))
+            self._lines.clear()
+            self._size = 0
+
+    def reopen(self) -> None:
+        """Open the path again once everything so far is written (rotation by rename). Other targets stay."""
+        self.flush()
+        if self._writer is not None:
+            self._writer.reopen()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write everything, but wait no longer than this for a reader that does not read."""
+        self.flush()
+        if self._writer is not None:
+            self._writer.close(timeout_s)
+
+    def _arm(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no loop, no timer: whoever records flushes
+            return
+        self._timer = loop.call_later(FLUSH_INTERVAL_S, self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def _is_flood(self, now: float) -> bool:
+        second = int(now)
+        if second != self._denials_second:
+            if self._denials > self._max_denials_per_s:
+                logger.warning(
+                    "access log: %d denials in one second, %d of them not logged; egress_denied_total counts them all",
+                    self._denials,
+                    self._denials - self._max_denials_per_s,
+                )
+            self._denials_second = second
+            self._denials = 0
+        self._denials += 1
+        if self._denials <= self._max_denials_per_s:
+            return False
+        self.suppressed += 1
+        return True
+
+    def _plain(self, x: Exchange) -> str:
+        """The line of an exchange that ended well."""
+        wall = x.started_wall or time.time()
+        second = int(wall)
+        method = _METHODS.get(x.method) or x.method.decode("latin-1")
+        authority = x.authority
+        if authority is None:
+            where = "-"
+        elif authority.address is None:
+            where = f"{authority.host}:{authority.port}"
+        else:
+            where = str(authority)
+        path = x.path.decode("latin-1")
+        identity = x.identity
+        request_id = x.request_id or "-"
+        line = (
+            f'{{"time":"{self._stamps.get(second) or self._stamp(second)}.{int((wall - second) * 1000):03}Z",'
+            f'"kind":"{x.kind}","gateway":"{x.gateway}","listener":"{x.listener}","route":"{x.route}",'
+            f'"backend":"{x.backend}","namespace":"{identity.namespace}","service_account":"{identity.service_account}",'
+            f'"client":"{x.client}","method":"{method}","authority":"{where}","path":"{path}","status":{x.status},'
+            f'"reason":"-","flags":"{x.flags or "-"}","upstream":"{x.upstream or "-"}","bytes_in":{x.bytes_in},'
+            f'"bytes_out":{x.bytes_out},"duration_ms":{(x.ended_at - x.started_at) * 1000:.3f},'
+            f'"request_id":"{request_id}"}}\n'
+        )
+        if (
+            line.count('"') == _QUOTES
+            and "\\" not in line
+            and "?" not in path
+            and path.isprintable()
+            and request_id.isprintable()
+            and (identity is ANONYMOUS or (identity.namespace + identity.service_account).isprintable())
+            and len(path) <= MAX_TEXT
+        ):
+            return line
+        return _dumps(self._values(x))
+
+    def _explained(self, x: Exchange) -> str:
+        values = self._values(x)
+        if x.rule != "-":
+            values["rule"] = x.rule
+        if x.detail:
+            values["detail"] = x.detail[:MAX_TEXT]
+        if x.would_deny:
+            values["would_deny"] = [reason.value for reason in x.would_deny]
+        return _dumps(values)
+
+    def _values(self, x: Exchange) -> dict[str, Any]:
+        """The keys and their order are those of the template."""
+        wall = x.started_wall or time.time()
+        second = int(wall)
+        return {
+            "time": f"{self._stamp(second)}.{int((wall - second) * 1000):03}Z",
+            "kind": x.kind,
+            "gateway": x.gateway,
+            "listener": x.listener,
+            "route": x.route,
+            "backend": x.backend,
+            "namespace": x.identity.namespace,
+            "service_account": x.identity.service_account,
+            "client": x.client,
+            "method": x.method.decode("latin-1")[:MAX_TEXT],
+            "authority": "-" if x.authority is None else str(x.authority),
+            "path": x.path.partition(b"?")[0].decode("latin-1")[:MAX_TEXT],
+            "status": logged_status(x),
+            "reason": x.reason.value,
+            "flags": x.flags or flags_for(x.reason) or "-",
+            "upstream": x.upstream or "-",
+            "bytes_in": x.bytes_in,
+            "bytes_out": x.bytes_out,
+            "duration_ms": round((x.ended_at - x.started_at) * 1000, 3),
+            "request_id": x.request_id or "-",
+        }
+
+    def _stamp(self, second: int) -> str:
+        found = self._stamps.get(second)
+        if found is None:
+            if len(self._stamps) > 256:  # seconds in which long exchanges began
+                self._stamps.clear()
+            found = self._stamps[second] = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return found
+
+    def __repr__(self) -> str:
+        return f"AccessLog({self._writer}, {len(self._lines)} recorded, {self.suppressed} suppressed)"
+
+
+def _dumps(values: dict[str, Any]) -> str:
+    return json.dumps(values, separators=(",", ":")) + "\n"
+
+
+class _Writer:
+    """The thread that may block, and the bounded queue before it."""
+
+    __slots__ = (
+        "_chunks",
+        "_closing",
+        "_condition",
+        "_descriptor",
+        "_max_waiting",
+        "_path",
+        "_reopen",
+        "_thread",
+        "_torn",
+        "_waiting",
+        "_warned_at",
+        "dropped",
+        "written",
+    )
+
+    def __init__(self, target: str | int | None, max_waiting_bytes: int) -> None:
+        self._path: Path | None = None
+        if isinstance(target, int):
+            self._descriptor = target
+        elif target is None or target == "-":
+            self._descriptor = 1
+        else:
+            self._path = Path(target)
+            self._descriptor = _open(self._path)
+        self._max_waiting = max_waiting_bytes
+        self._waiting = 0
+        self._chunks: deque[tuple[bytes, int]] = deque()
+        self._condition = threading.Condition()
+        self._closing = False
+        self._reopen = False
+        self._torn = False  # the last line was written in part
+        self._warned_at = -WARN_INTERVAL_S
+        self.dropped = 0
+        self.written = 0
+        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+        self._thread.start()
+
+    def put(self, chunk: bytes, lines: int) -> None:
+        with self._condition:
+            # A chunk is always taken when nothing waits, however small the bound is.
+            if self._closing or (self._waiting and self._waiting + len(chunk) > self._max_waiting):
+                self.dropped += lines
+                return
+            self._waiting += len(chunk)
+            self._chunks.append((chunk, lines))
+            self._condition.notify()
+
+    def reopen(self) -> None:
+        with self._condition:
+            self._reopen = self._path is not None
+            self._condition.notify()
+
+    def close(self, timeout_s: float) -> None:
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not (self._chunks or self._reopen or self._closing):
+                    self._condition.wait()
+                if self._chunks:
+                    chunk, lines = self._chunks[0]  # stays in the queue, and in the bound, until it is written
+                else:
+                    chunk, lines = b"", 0
+                    if not self._reopen:
+                        break
+            if not chunk:
+                self._open_again()
+                continue
+            done = self._write(chunk)
+            with self._condition:
+                self._chunks.popleft()
+                self._waiting -= len(chunk)
+                if done:
+                    self.written += lines
+                else:
+                    self.dropped += lines
+        if self._path is not None:
+            os.close(self._descriptor)
+
+    def _write(self, chunk: bytes) -> bool:
+        rest = memoryview(b"\n" + chunk if self._torn else chunk)
+        size = len(rest)
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:  # whoever gave us the pipe made it non-blocking
+                _wait_writable(self._descriptor)
+            except OSError as error:
+                self._torn = self._torn or len(rest) < size
+                self._warn("cannot be written", error)
+                return False
+        self._torn = False
+        return True
+
+    def _open_again(self) -> None:
+        self._reopen = False
+        assert self._path is not None
+        try:
+            fresh = _open(self._path)
+        except OSError as error:  # the old file goes on
+            self._warn("cannot be opened again", error)
+            return
+        os.close(self._descriptor)
+        self._descriptor = fresh
+        self._torn = False
+
+    def _warn(self, what: str, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._warned_at >= WARN_INTERVAL_S:
+            self._warned_at = now
+            name = errno.errorcode.get(error.errno or 0, "?")
+            logger.warning(
+                "access log %s %s: %s (%s); lines are dropped and counted", self._path or "-", what, error, name
+            )
+
+    def __repr__(self) -> str:
+        where = self._path or self._descriptor
+        return f"{where}, {self._waiting} octets wait, {self.written} written, {self.dropped} dropped"
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+
+def _wait_writable(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    poll.poll(1000)

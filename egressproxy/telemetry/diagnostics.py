@@ -1,0 +1,99 @@
+"""Diagnostics: the stdlib's logging to stderr, from a thread of its own, so that a blocked stderr stops nothing.
+
+One line is `time level logger message`. Control characters in a message are shown as escapes: what a client sent cannot
+forge a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import queue
+import sys
+import threading
+import time
+from typing import Final, TextIO
+
+__all__ = ["LEVELS", "Diagnostics"]
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+MAX_WAITING: Final = 10_000
+STOP_TIMEOUT_S: Final = 1.0
+
+_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)}
+
+
+class Diagnostics:
+    """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room."""
+
+    def __init__(self, level: str = "info", stream: TextIO | None = None) -> None:
+        self._level = getattr(logging, level.upper())
+        self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
+        self._handler = _Enqueue(self._queue)
+        self._output = logging.StreamHandler(stream or sys.stderr)
+        self._output.setFormatter(_Formatter())
+        self._thread = threading.Thread(target=self._run, name="diagnostics", daemon=True)
+        self._before: tuple[list[logging.Handler], int] = ([], logging.WARNING)
+
+    @property
+    def dropped(self) -> int:
+        return self._handler.dropped
+
+    def start(self) -> None:
+        root = logging.getLogger()
+        self._before = (root.handlers[:], root.level)
+        root.handlers[:] = [self._handler]
+        root.setLevel(self._level)
+        # Libraries tell their own story at debug level; a trace of ours should stay readable.
+        for noisy in ("asyncio", "watchfiles", "aiohttp", "hpack"):
+            logging.getLogger(noisy).setLevel(max(self._level, logging.INFO))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what waits, for at most a second, and give the root logger back."""
+        root = logging.getLogger()
+        root.handlers[:], level = self._before
+        root.setLevel(level)
+        try:
+            self._queue.put(None, timeout=STOP_TIMEOUT_S)
+        except queue.Full:
+            return
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while True:
+            record = self._queue.get()
+            if record is None:
+                return
+            self._output.handle(record)
+
+
+class _Enqueue(logging.handlers.QueueHandler):
+    def __init__(self, waiting: queue.Queue[logging.LogRecord | None]) -> None:
+        super().__init__(waiting)
+        self.dropped = 0
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Make the text here, where the arguments still are what they were; the traceback goes along as text."""
+        message = record.getMessage().translate(_ESCAPES).replace("\n", "\\n")
+        record.exc_text = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        record.msg, record.args, record.exc_info = message, None, None
+        return record
+
+
+class _Formatter(logging.Formatter):
+    converter = time.gmtime
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{self.formatTime(record)} {record.levelname.lower()} {record.name} {record.msg}"
+        if record.exc_text:
+            line += "\n" + "\n".join(f"  {part.translate(_ESCAPES)}" for part in record.exc_text.split("\n"))
+        return line
