@@ -1,0 +1,344 @@
+"""Every shape of Backend, and BackendTLSPolicy.
+
+Ours (`egressproxy.io`), the working group's `Backend` and its prototype `XBackendDestination` have one shape, of which
+ours is the superset; XBackend has its own. `config.compile` reads all of them into one BackendSpec.
+Sources: GEP-4488 (XBackend), the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from egressproxy.config.resources.meta import (
+    GATEWAY_GROUP,
+    OUR_GROUP,
+    BackendObjectReference,
+    Group,
+    Kind,
+    LocalObjectReference,
+    Model,
+    ObjectReference,
+    PolicyTargetReference,
+    Resource,
+    SecretObjectReference,
+)
+from egressproxy.config.resources.policy import Dns, Extension
+from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, Refused
+from egressproxy.spec.backend import Protocol
+
+__all__ = [
+    "Backend",
+    "BackendDestination",
+    "BackendParent",
+    "BackendPort",
+    "BackendSpec",
+    "BackendTls",
+    "BackendTlsPolicy",
+    "BackendTlsPolicySpec",
+    "BackendTlsValidation",
+    "ExternalHostnameBackend",
+    "Failover",
+    "FailoverEndpoint",
+    "FqdnBackend",
+    "IpBackend",
+    "McpOptions",
+    "ProtocolOptions",
+    "ServiceBackend",
+    "SubjectAltName",
+    "WorkingGroupBackend",
+    "WorkingGroupBackendSpec",
+    "WorkingGroupExtension",
+    "XBackend",
+    "XBackendDestination",
+    "XBackendPort",
+    "XBackendSpec",
+    "XBackendTls",
+]
+
+
+class FqdnBackend(Model):
+    hostname: ExternalHostname
+
+
+class IpBackend(Model):
+    address: Address
+
+
+class ServiceBackend(Model):
+    name: Name
+    namespace: Label | None = None
+
+
+class FailoverEndpoint(Model):
+    """The lowest priority number with a healthy endpoint serves; the rest wait."""
+
+    backend_ref: BackendObjectReference
+    priority: Annotated[int, Field(strict=True, ge=0)] = 0
+    weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
+
+
+class Failover(Model):
+    endpoints: Annotated[tuple[FailoverEndpoint, ...], Field(min_length=1, max_length=64)]
+
+
+class McpOptions(Model):
+    version: str = ""
+    path: str = "/mcp"
+
+
+class ProtocolOptions(Model):
+    mcp: McpOptions | None = None
+
+
+class BackendTls(Model):
+    """TLS origination. `clientCertificateRef` belongs to mode Mutual, and only there."""
+
+    mode: Literal["None", "Simple", "Mutual"]
+    sni: ExternalHostname | None = None
+    ca_bundle_ref: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
+    client_certificate_ref: SecretObjectReference | None = None
+    subject_alt_names: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=64)
+    ] = ()
+    pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
+    crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
+    min_version: Literal["1.2", "1.3"] = "1.2"
+    insecure_skip_verify: Bool = False
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Self:
+        if self.mode == "Mutual" and self.client_certificate_ref is None:
+            raise Refused("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
+        if self.mode != "Mutual" and self.client_certificate_ref is not None:
+            raise Refused(
+                f"clientCertificateRef is not used with mode {self.mode}",
+                "use mode Mutual, or remove clientCertificateRef",
+            )
+        return self
+
+
+class BackendPort(Model):
+    number: Port
+    protocol: Protocol = Protocol.HTTP
+    tls: BackendTls | None = None
+    protocol_options: ProtocolOptions | None = None
+
+
+class BackendDestination(Model):
+    """Exactly the block of its own type. Fqdn and Ip need ports; Dynamic takes the port that the request named."""
+
+    BLOCKS: ClassVar[dict[str, str]] = {
+        "Fqdn": "fqdn",
+        "Ip": "ip",
+        "Service": "service",
+        "Failover": "failover",
+        "Dynamic": "",
+    }
+
+    type: Literal["Fqdn", "Ip", "Service", "Dynamic", "Failover"]
+    fqdn: FqdnBackend | None = None
+    ip: IpBackend | None = None
+    service: ServiceBackend | None = None
+    failover: Failover | None = None
+    ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _spelling(cls, value: object) -> object:
+        return "Fqdn" if value == "FQDN" else value
+
+    @model_validator(mode="after")
+    def _has_its_own_block(self) -> Self:
+        wanted = self.BLOCKS[self.type]
+        for field in filter(None, self.BLOCKS.values()):
+            if field == wanted and getattr(self, field) is None:
+                raise Refused(f"a destination of type {self.type} needs {field}", f"add {field}")
+            if field != wanted and getattr(self, field) is not None:
+                raise Refused(
+                    f"{field} does not belong to a destination of type {self.type}",
+                    f"remove {field}, or change the type",
+                )
+        if self.type in ("Fqdn", "Ip", "Service") and not self.ports:
+            raise Refused(f"a destination of type {self.type} needs ports", "add ports with a number")
+        if self.type == "Failover" and self.ports:
+            raise Refused(
+                "ports does not belong to a destination of type Failover", "ports are those of the endpoints' backends"
+            )
+        numbers = [port.number for port in self.ports]
+        if len(set(numbers)) != len(numbers):
+            raise Refused("a port number stands more than once in ports", "keep one entry for each number")
+        return self
+
+
+class BackendParent(Model):
+    """The Backend through which this one is reached, by CONNECT."""
+
+    group: Group = OUR_GROUP
+    kind: Kind = "Backend"
+    name: Name
+    namespace: Label | None = None
+
+
+class BackendSpec(Model):
+    destination: BackendDestination
+    region: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    resolver: Dns | None = None
+    parent: BackendParent | None = None
+    extensions: Annotated[tuple[Extension, ...], Field(max_length=64)] = ()
+
+
+class Backend(Resource):
+    """Where requests go, how it is reached, and which filters run for it."""
+
+    GROUP: ClassVar[str] = OUR_GROUP
+    KIND: ClassVar[str] = "Backend"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
+
+    spec: BackendSpec
+
+
+# --- the working group's Backend -------------------------------------------------------------------------------------
+
+
+class WorkingGroupExtension(Extension):
+    """The proposal calls the configuration `rawConfig` in places; where no phase is named it is backend-request."""
+
+    raw_config: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_config(self) -> Self:
+        if self.raw_config is not None and "config" in self.model_fields_set:
+            raise Refused("config and rawConfig exclude each other", "keep one of them")
+        return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.config if self.raw_config is None else self.raw_config
+
+
+class WorkingGroupBackendSpec(Model):
+    destination: BackendDestination
+    extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
+
+
+class WorkingGroupBackend(Resource):
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    KIND: ClassVar[str] = "Backend"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
+
+    spec: WorkingGroupBackendSpec
+
+
+class XBackendDestination(Resource):
+    """Routes may refer to it as kind `Backend` too."""
+
+    GROUP: ClassVar[str] = "ainetworking.prototype.x-k8s.io"
+    KIND: ClassVar[str] = "XBackendDestination"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v0alpha0",)
+
+    spec: WorkingGroupBackendSpec
+
+
+# --- XBackend and BackendTLSPolicy -----------------------------------------------------------------------------------
+
+
+class SubjectAltName(Model):
+    type: Literal["Hostname", "URI"]
+    hostname: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    uri: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        wanted, other = (self.hostname, self.uri) if self.type == "Hostname" else (self.uri, self.hostname)
+        if wanted is None or other is not None:
+            raise Refused(
+                f"type {self.type} needs {'hostname' if self.type == 'Hostname' else 'uri'}, and only that",
+                "name the value under the field of its type",
+            )
+        return self
+
+
+class BackendTlsValidation(Model):
+    """Who has to have signed the backend's certificate, and which name it has to carry."""
+
+    ca_certificate_refs: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
+    well_known_ca_certificates: Annotated[Literal["System"] | None, Field(alias="wellKnownCACertificates")] = None
+    hostname: ExternalHostname
+    subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
+
+    @model_validator(mode="after")
+    def _one_source_of_trust(self) -> Self:
+        if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):
+            raise Refused("exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them")
+        return self
+
+
+class XBackendValidation(BackendTlsValidation):
+    """As in BackendTLSPolicy; `hostname` may be left out, and is the backend's then."""
+
+    hostname: ExternalHostname | None = None  # type: ignore[assignment]
+
+
+class XBackendTls(Model):
+    mode: Literal["None", "ServerOnly", "ClientAndServer"]
+    client_certificate_ref: SecretObjectReference | None = None
+    validation: XBackendValidation | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Self:
+        if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
+            raise Refused(
+                "clientCertificateRef belongs to mode ClientAndServer, and only there",
+                "use mode ClientAndServer with clientCertificateRef, or ServerOnly without",
+            )
+        return self
+
+
+class XBackendPort(Model):
+    name: Label | None = None
+    port: Port
+
+
+class ExternalHostnameBackend(Model):
+    hostname: ExternalHostname
+
+
+class XBackendSpec(Model):
+    """`port` is an object with `port` and `name`; the plain number is taken too."""
+
+    type: Literal["ExternalHostname"]
+    port: XBackendPort
+    external_hostname: ExternalHostnameBackend
+    protocol: Literal["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP"] | None = None
+    tls: XBackendTls | None = None
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _plain_number(cls, value: object) -> object:
+        return {"port": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class XBackend(Resource):
+    GROUP: ClassVar[str] = "gateway.networking.x-k8s.io"
+    KIND: ClassVar[str] = "XBackend"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
+
+    spec: XBackendSpec
+
+
+class BackendTlsPolicySpec(Model):
+    target_refs: Annotated[tuple[PolicyTargetReference, ...], Field(min_length=1, max_length=16)]
+    validation: BackendTlsValidation
+    options: dict[str, str] = Field(default_factory=dict, max_length=16)
+
+
+class BackendTlsPolicy(Resource):
+    """TLS origination for Services."""
+
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    KIND: ClassVar[str] = "BackendTLSPolicy"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha3")
+
+    spec: BackendTlsPolicySpec

@@ -1,0 +1,211 @@
+"""Kubernetes' own kinds, as far as they are read.
+
+Their many other fields are let through, since real manifests have them. A Secret's values are `model.secret.Secret`
+from the moment they are decoded; its manifest is kept with the values redacted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from egressproxy.config.resources.meta import OpenModel, Resource
+from egressproxy.config.resources.values import Bool, Name, Port, SecretText, SecretValue
+from egressproxy.model.secret import Secret as SecretBytes
+
+__all__ = [
+    "ConfigMap",
+    "Endpoint",
+    "EndpointConditions",
+    "EndpointPort",
+    "EndpointSlice",
+    "Namespace",
+    "Pod",
+    "PodIp",
+    "PodSpec",
+    "PodStatus",
+    "Secret",
+    "Service",
+    "ServiceAccount",
+    "ServicePort",
+    "ServiceSpec",
+]
+
+REDACTED = "cmVkYWN0ZWQ="  # base64 of "redacted": clients of an API decode it
+
+
+class _Core(Resource):
+    model_config = ConfigDict(extra="ignore")
+
+    GROUP: ClassVar[str] = ""
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1",)
+
+
+class Namespace(_Core):
+    """Its labels decide what `from: Selector` admits."""
+
+    KIND: ClassVar[str] = "Namespace"
+    NAMESPACED: ClassVar[bool] = False
+
+
+class Secret(_Core):
+    """`value(key)` gives the bytes. Values never appear in text, errors or manifests."""
+
+    KIND: ClassVar[str] = "Secret"
+
+    type: str = "Opaque"
+    data: dict[str, SecretValue] = Field(default_factory=dict, repr=False)
+    string_data: dict[str, SecretText] = Field(default_factory=dict, repr=False)
+    immutable: Bool | None = None
+
+    @field_validator("data", "string_data", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+    def value(self, key: str) -> SecretBytes | None:
+        """The value of a key; `stringData` goes before `data`, as an API server would merge them."""
+        return self.string_data.get(key) or self.data.get(key)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(sorted({*self.data, *self.string_data}))
+
+    def _redact(self, raw: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in raw.items() if name in ("apiVersion", "kind", "type", "immutable")}
+        metadata = dict(raw.get("metadata") or {})
+        annotations = dict(metadata.get("annotations") or {})
+        annotations.pop(
+            "kubectl.kubernetes.io/last-applied-configuration", None
+        )  # kubectl keeps a copy of the data there
+        if annotations or "annotations" in metadata:
+            metadata["annotations"] = annotations
+        return {**kept, "metadata": metadata, "data": dict.fromkeys(self.keys, REDACTED)}
+
+    def to_manifest(self) -> dict[str, Any]:
+        made = super().to_manifest()
+        made.pop("stringData", None)
+        made["data"] = dict.fromkeys(self.keys, REDACTED)
+        return made
+
+
+class ConfigMap(_Core):
+    KIND: ClassVar[str] = "ConfigMap"
+
+    data: dict[str, str] = Field(default_factory=dict)
+    binary_data: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("data", "binary_data", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+
+class ServiceAccount(_Core):
+    KIND: ClassVar[str] = "ServiceAccount"
+
+
+class ServicePort(OpenModel):
+    """`targetPort`: the number or the name of the port at the endpoints; None: the same number."""
+
+    name: str = ""
+    port: Port
+    target_port: int | str | None = None
+    protocol: str = "TCP"
+    app_protocol: str | None = None
+
+
+class ServiceSpec(OpenModel):
+    type: str = "ClusterIP"
+    cluster_ip: Annotated[str | None, Field(alias="clusterIP")] = None
+    cluster_ips: Annotated[tuple[str, ...], Field(alias="clusterIPs")] = ()
+    external_name: str | None = None
+    ports: tuple[ServicePort, ...] = ()
+    selector: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("selector", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+
+class Service(_Core):
+    KIND: ClassVar[str] = "Service"
+
+    spec: ServiceSpec = ServiceSpec()
+
+
+class PodIp(OpenModel):
+    ip: str
+
+
+class PodSpec(OpenModel):
+    service_account_name: Name = "default"
+    host_network: Bool = False
+
+
+class PodStatus(OpenModel):
+    pod_ip: Annotated[str | None, Field(alias="podIP")] = None
+    pod_ips: Annotated[tuple[PodIp, ...], Field(alias="podIPs")] = ()
+    phase: str | None = None
+
+
+class Pod(_Core):
+    """For identity alone: which service account has which address. Its status is input, unlike that of other kinds."""
+
+    KIND: ClassVar[str] = "Pod"
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus | None = None
+
+
+class EndpointConditions(OpenModel):
+    """None means unknown, and counts as ready (discovery.k8s.io/v1)."""
+
+    ready: Bool | None = None
+    serving: Bool | None = None
+    terminating: Bool | None = None
+
+
+class Endpoint(OpenModel):
+    addresses: Annotated[tuple[str, ...], Field(min_length=1, max_length=100)]
+    conditions: EndpointConditions = EndpointConditions()
+    hostname: str | None = None
+    zone: str | None = None
+
+
+class EndpointPort(OpenModel):
+    name: str = ""
+    port: Port | None = None
+    protocol: str = "TCP"
+    app_protocol: str | None = None
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return "" if value is None else value
+
+
+class EndpointSlice(Resource):
+    """The addresses behind a Service, named by the label `kubernetes.io/service-name`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    GROUP: ClassVar[str] = "discovery.k8s.io"
+    KIND: ClassVar[str] = "EndpointSlice"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1",)
+
+    address_type: Literal["IPv4", "IPv6", "FQDN"]
+    endpoints: tuple[Endpoint, ...] = ()
+    ports: tuple[EndpointPort, ...] = ()
+
+    @field_validator("endpoints", "ports", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return () if value is None else value
+
+    @property
+    def service(self) -> str:
+        """Name of the Service (same namespace), "" where the label is missing."""
+        return self.metadata.labels.get("kubernetes.io/service-name", "")

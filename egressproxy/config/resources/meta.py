@@ -1,0 +1,276 @@
+"""What every object has: group, version, kind, metadata, where it was written; and the references between objects.
+
+Models are frozen and strict: an unknown field is an error, text is not taken for a number. Attributes are snake_case,
+the manifest's spelling is the alias. Defaults are those that the CRDs declare, since no API server fills them in.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic.alias_generators import to_camel
+
+from egressproxy.config.resources.values import Int, Label, Name, Port, Refused, Subdomain, Timestamp
+
+__all__ = [
+    "GATEWAY_GROUP",
+    "OUR_GROUP",
+    "BackendObjectReference",
+    "Key",
+    "LabelSelector",
+    "LabelSelectorRequirement",
+    "LocalObjectReference",
+    "Model",
+    "ObjectMeta",
+    "ObjectReference",
+    "OpenModel",
+    "Origin",
+    "ParentReference",
+    "PolicyTargetReference",
+    "Resource",
+    "SecretObjectReference",
+]
+
+GATEWAY_GROUP = "gateway.networking.k8s.io"
+OUR_GROUP = "egressproxy.io"
+
+#: (group, kind, namespace, name); the namespace of a cluster-scoped object is "".
+Key = tuple[str, str, str, str]
+
+
+class Model(BaseModel):
+    """Base of everything in a manifest."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+        validate_default=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class OpenModel(Model):
+    """Base of Kubernetes' own shapes, of which we read a part: other fields are let through."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an object was written: `file` as given or found, `line` from 1; both empty for objects made in code."""
+
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else "-"
+
+
+class ObjectMeta(OpenModel):
+    """The part of Kubernetes' ObjectMeta that is read; the rest is ignored."""
+
+    name: Subdomain
+    namespace: Label = "default"
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    creation_timestamp: Timestamp | None = None
+    generation: Int | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+
+    @field_validator("labels", "annotations", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+
+class Resource(Model):
+    """Base of every kind. `GROUP`, `KIND`, `VERSIONS` and `NAMESPACED` are set by the subclass."""
+
+    GROUP: ClassVar[str]
+    KIND: ClassVar[str]
+    VERSIONS: ClassVar[tuple[str, ...]]
+    NAMESPACED: ClassVar[bool] = True
+
+    api_version: str
+    kind: str
+    metadata: ObjectMeta
+    status: Any = Field(default=None, exclude=True, repr=False)
+
+    _origin: Origin = PrivateAttr(default=Origin())
+    _raw: dict[str, Any] | None = PrivateAttr(default=None)
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _null_metadata(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @property
+    def group(self) -> str:
+        return self.GROUP
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """The namespace, "" for a cluster-scoped kind."""
+        return self.metadata.namespace if self.NAMESPACED else ""
+
+    @property
+    def key(self) -> Key:
+        return (self.GROUP, self.KIND, self.namespace, self.metadata.name)
+
+    @property
+    def full_name(self) -> str:
+        """`namespace/name`, or the name alone for a cluster-scoped kind."""
+        return f"{self.metadata.namespace}/{self.metadata.name}" if self.NAMESPACED else self.metadata.name
+
+    @property
+    def origin(self) -> Origin:
+        return self._origin
+
+    def written(self, raw: Mapping[str, Any], origin: Origin) -> None:
+        """Remember the manifest and its place. For the loader, right after validation."""
+        self._raw = self._redact(dict(raw))
+        self._origin = origin
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The object in Kubernetes' shape, as written, with its namespace, without status; a copy, no secret values."""
+        made = (
+            copy.deepcopy(self._raw)
+            if self._raw is not None
+            else self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        )
+        made["apiVersion"], made["kind"] = self.api_version, self.kind
+        made.pop("status", None)
+        metadata = dict(made.get("metadata") or {})
+        if self.NAMESPACED:
+            metadata["namespace"] = self.metadata.namespace
+        else:
+            metadata.pop("namespace", None)
+        made["metadata"] = metadata
+        return made
+
+    def _redact(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Hook for kinds whose manifest holds secrets."""
+        return raw
+
+    def __eq__(self, other: object) -> bool:
+        """By content; where it was written does not matter."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __str__(self) -> str:
+        return f"{self.KIND} {self.full_name}"
+
+
+class LabelSelectorRequirement(Model):
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] = ()
+
+
+class LabelSelector(Model):
+    """metav1.LabelSelector: all of it has to hold; empty selects everything."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[LabelSelectorRequirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels is selected."""
+        return all(labels.get(k) == v for k, v in self.match_labels.items()) and all(
+            _holds(requirement, labels) for requirement in self.match_expressions
+        )
+
+
+def _holds(requirement: LabelSelectorRequirement, labels: Mapping[str, str]) -> bool:
+    value = labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return value is not None and value in requirement.values
+        case "NotIn":
+            return value is None or value not in requirement.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+
+
+Group = Annotated[str, Field(max_length=253)]
+Kind = Annotated[str, Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", max_length=63)]
+
+
+class LocalObjectReference(Model):
+    """A reference within the namespace."""
+
+    group: Group = ""
+    kind: Kind
+    name: Name
+
+
+class ObjectReference(Model):
+    """A reference to an object, the core group by default; another namespace needs a ReferenceGrant."""
+
+    group: Group = ""
+    kind: Kind
+    name: Name
+    namespace: Label | None = None
+
+
+class SecretObjectReference(Model):
+    """A reference to a Secret; another namespace needs a ReferenceGrant."""
+
+    group: Group = ""
+    kind: Kind = "Secret"
+    name: Name
+    namespace: Label | None = None
+
+
+class BackendObjectReference(Model):
+    """A reference to what requests are sent to. A Service needs its port (a rule of the CRD)."""
+
+    group: Group = ""
+    kind: Kind = "Service"
+    name: Name
+    namespace: Label | None = None
+    port: Port | None = Field(default=None, validate_default=True)
+
+    @field_validator("port")
+    @classmethod
+    def _service_has_a_port(cls, port: int | None, info: Any) -> int | None:
+        if port is None and info.data.get("group") == "" and info.data.get("kind") == "Service":
+            raise Refused(
+                "a reference to a Service has to name a port", "add port, or group and kind if it is no Service"
+            )
+        return port
+
+
+class ParentReference(Model):
+    """What a route attaches to: a Gateway (or ListenerSet), one listener of it, or one port."""
+
+    group: Group = GATEWAY_GROUP
+    kind: Kind = "Gateway"
+    namespace: Label | None = None
+    name: Name
+    section_name: Name | None = None
+    port: Port | None = None
+
+
+class PolicyTargetReference(Model):
+    """What a policy applies to, in its own namespace; `sectionName` narrows it to one listener, rule or port."""
+
+    group: Group = ""
+    kind: Kind
+    name: Name
+    section_name: Name | None = None

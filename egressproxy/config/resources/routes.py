@@ -1,0 +1,566 @@
+"""HTTPRoute, GRPCRoute, TLSRoute, TCPRoute. Source: gateway.networking.k8s.io/v1, with the rules of its CRDs.
+
+Every standard field is here, also those that are reported as unsupported in status: a route is never half read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from egressproxy.config.resources.meta import (
+    GATEWAY_GROUP,
+    BackendObjectReference,
+    LocalObjectReference,
+    Model,
+    ParentReference,
+    Resource,
+)
+from egressproxy.config.resources.values import (
+    Bool,
+    Duration,
+    HeaderName,
+    Hostname,
+    Port,
+    PreciseHostname,
+    Refused,
+    Subdomain,
+)
+from egressproxy.spec.route import MatchType, PathMatchType
+
+__all__ = [
+    "BackendRef",
+    "CommonRouteSpec",
+    "CorsFilter",
+    "ExternalAuthFilter",
+    "Fraction",
+    "GrpcBackendRef",
+    "GrpcFilter",
+    "GrpcMatch",
+    "GrpcMethodMatch",
+    "GrpcRoute",
+    "GrpcRouteSpec",
+    "GrpcRule",
+    "HeaderMatch",
+    "HeaderModifier",
+    "HttpBackendRef",
+    "HttpFilter",
+    "HttpHeader",
+    "HttpMatch",
+    "HttpRoute",
+    "HttpRouteSpec",
+    "HttpRule",
+    "PathMatch",
+    "PathModifier",
+    "QueryParamMatch",
+    "RequestMirror",
+    "RequestRedirect",
+    "Retry",
+    "SessionPersistence",
+    "StreamRule",
+    "TcpRoute",
+    "TcpRouteSpec",
+    "Timeouts",
+    "TlsRoute",
+    "TlsRouteSpec",
+    "UrlRewrite",
+]
+
+Method = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
+HeaderText = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class BackendRef(BackendObjectReference):
+    """A backend and its share of the rule's traffic; weight 0 gets none."""
+
+    weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
+
+
+class CommonRouteSpec(Model):
+    parent_refs: Annotated[tuple[ParentReference, ...], Field(max_length=32)] = ()
+    use_default_gateways: Literal["All", "None"] = "None"
+
+    @field_validator("parent_refs")
+    @classmethod
+    def _parents_are_told_apart(cls, refs: tuple[ParentReference, ...]) -> tuple[ParentReference, ...]:
+        seen: set[ParentReference] = set()
+        for ref in refs:
+            if ref in seen:
+                raise Refused(
+                    f"parentRefs names {ref.kind} {ref.name} twice",
+                    "give each its own sectionName or port, or remove one",
+                )
+            seen.add(ref)
+        return refs
+
+
+# --- matches ---------------------------------------------------------------------------------------------------------
+
+
+class PathMatch(Model):
+    """A path: absolute, without `//`, `/./`, `/../`, encoded slashes and fragments (rules of the CRD)."""
+
+    type: PathMatchType = PathMatchType.PREFIX
+    value: Annotated[str, Field(max_length=1024)] = "/"
+
+    @model_validator(mode="after")
+    def _is_a_path(self) -> Self:
+        if self.type is PathMatchType.REGEX:
+            return self
+        if not self.value.startswith("/"):
+            raise Refused("a path starts with /", f"write /{self.value}")
+        for part in ("//", "/./", "/../", "%2f", "%2F", "#"):
+            if part in self.value:
+                raise Refused(f"a path cannot contain {part}", "write the path in its plain form")
+        if self.value.endswith(("/.", "/..")):
+            raise Refused("a path cannot end in /. or /..", "write the path in its plain form")
+        return self
+
+
+class HeaderMatch(Model):
+    type: MatchType = MatchType.EXACT
+    name: HeaderName
+    value: HeaderText
+
+
+class QueryParamMatch(Model):
+    type: MatchType = MatchType.EXACT
+    name: HeaderName
+    value: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class HttpMatch(Model):
+    """All of it has to hold."""
+
+    path: PathMatch = PathMatch()
+    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+    query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
+    method: Method | None = None
+
+
+class GrpcMethodMatch(Model):
+    type: MatchType = MatchType.EXACT
+    service: Annotated[str, Field(max_length=1024)] | None = None
+    method: Annotated[str, Field(max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if not self.service and not self.method:
+            raise Refused("a gRPC method match names neither service nor method", "add service, method, or both")
+        return self
+
+
+class GrpcMatch(Model):
+    method: GrpcMethodMatch | None = None
+    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
+class HttpHeader(Model):
+    name: HeaderName
+    value: HeaderText
+
+
+class HeaderModifier(Model):
+    """`set` replaces, `add` appends, `remove` takes away; names match without regard to case."""
+
+    set: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
+    add: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
+    remove: Annotated[tuple[str, ...], Field(max_length=16)] = ()
+
+
+class Fraction(Model):
+    numerator: Annotated[int, Field(strict=True, ge=0)]
+    denominator: Annotated[int, Field(strict=True, ge=1)] = 100
+
+    @model_validator(mode="after")
+    def _is_at_most_one(self) -> Self:
+        if self.numerator > self.denominator:
+            raise Refused("the fraction is greater than one", "make numerator at most denominator")
+        return self
+
+
+class RequestMirror(Model):
+    backend_ref: BackendObjectReference
+    percent: Annotated[int, Field(strict=True, ge=0, le=100)] | None = None
+    fraction: Fraction | None = None
+
+    @model_validator(mode="after")
+    def _one_share(self) -> Self:
+        if self.percent is not None and self.fraction is not None:
+            raise Refused("percent and fraction exclude each other", "keep one of them")
+        return self
+
+
+class PathModifier(Model):
+    type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
+    replace_full_path: Annotated[str, Field(max_length=1024)] | None = None
+    replace_prefix_match: Annotated[str, Field(max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        wanted, other = self.replace_full_path, self.replace_prefix_match
+        field, stray = "replaceFullPath", "replacePrefixMatch"
+        if self.type == "ReplacePrefixMatch":
+            wanted, other, field, stray = other, wanted, stray, field
+        if wanted is None:
+            raise Refused(f"type {self.type} needs {field}", f"add {field}")
+        if other is not None:
+            raise Refused(f"{stray} does not belong to type {self.type}", f"remove {stray}")
+        return self
+
+
+class RequestRedirect(Model):
+    scheme: Literal["http", "https"] | None = None
+    hostname: PreciseHostname | None = None
+    path: PathModifier | None = None
+    port: Port | None = None
+    status_code: Literal[301, 302, 303, 307, 308] = 302
+
+
+class UrlRewrite(Model):
+    hostname: PreciseHostname | None = None
+    path: PathModifier | None = None
+
+
+class CorsFilter(Model):
+    allow_origins: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    allow_credentials: Bool = False
+    allow_methods: Annotated[tuple[str, ...], Field(max_length=9)] = ()
+    allow_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    expose_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    max_age: Annotated[int, Field(strict=True, ge=1)] = 5
+
+    @model_validator(mode="after")
+    def _star_stands_alone(self) -> Self:
+        for name, values in (
+            ("allowOrigins", self.allow_origins),
+            ("allowMethods", self.allow_methods),
+            ("allowHeaders", self.allow_headers),
+        ):
+            if "*" in values and len(values) > 1:
+                raise Refused(f"{name} contains * beside other values", "keep * alone, or remove it")
+        return self
+
+
+class ExternalAuthGrpc(Model):
+    allowed_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+
+
+class ExternalAuthHttp(Model):
+    path: str = ""
+    allowed_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    allowed_response_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+
+
+class ExternalAuthBody(Model):
+    max_size: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
+
+
+class ExternalAuthFilter(Model):
+    protocol: Literal["HTTP", "GRPC"]
+    backend_ref: BackendObjectReference
+    grpc: ExternalAuthGrpc | None = None
+    http: ExternalAuthHttp | None = None
+    forward_body: ExternalAuthBody | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_protocol(self) -> Self:
+        if self.protocol == "GRPC" and self.http is not None:
+            raise Refused("http does not belong to protocol GRPC", "remove http")
+        if self.protocol == "HTTP" and self.grpc is not None:
+            raise Refused("grpc does not belong to protocol HTTP", "remove grpc")
+        return self
+
+
+class _Filter(Model):
+    """A filter holds exactly the block of its own type (a rule of the CRD)."""
+
+    BLOCKS: ClassVar[dict[str, str]]
+
+    @model_validator(mode="after")
+    def _has_its_own_block(self) -> Self:
+        wanted = self.BLOCKS[self.type]  # type: ignore[attr-defined]
+        for field in self.BLOCKS.values():
+            alias = type(self).model_fields[field].alias or field
+            if field == wanted and getattr(self, field) is None:
+                raise Refused(f"a filter of type {self.type} needs {alias}", f"add {alias}")  # type: ignore[attr-defined]
+            if field != wanted and getattr(self, field) is not None:
+                raise Refused(
+                    f"{alias} does not belong to a filter of type {self.type}",  # type: ignore[attr-defined]
+                    f"remove {alias}, or change the type",
+                )
+        return self
+
+
+class HttpFilter(_Filter):
+    BLOCKS: ClassVar[dict[str, str]] = {
+        "RequestHeaderModifier": "request_header_modifier",
+        "ResponseHeaderModifier": "response_header_modifier",
+        "RequestMirror": "request_mirror",
+        "RequestRedirect": "request_redirect",
+        "URLRewrite": "url_rewrite",
+        "ExtensionRef": "extension_ref",
+        "CORS": "cors",
+        "ExternalAuth": "external_auth",
+    }
+
+    type: Literal[
+        "RequestHeaderModifier",
+        "ResponseHeaderModifier",
+        "RequestMirror",
+        "RequestRedirect",
+        "URLRewrite",
+        "ExtensionRef",
+        "CORS",
+        "ExternalAuth",
+    ]
+    request_header_modifier: HeaderModifier | None = None
+    response_header_modifier: HeaderModifier | None = None
+    request_mirror: RequestMirror | None = None
+    request_redirect: RequestRedirect | None = None
+    url_rewrite: UrlRewrite | None = None
+    extension_ref: LocalObjectReference | None = None
+    cors: CorsFilter | None = None
+    external_auth: ExternalAuthFilter | None = None
+
+
+class GrpcFilter(_Filter):
+    BLOCKS: ClassVar[dict[str, str]] = {
+        "RequestHeaderModifier": "request_header_modifier",
+        "ResponseHeaderModifier": "response_header_modifier",
+        "RequestMirror": "request_mirror",
+        "ExtensionRef": "extension_ref",
+    }
+
+    type: Literal["RequestHeaderModifier", "ResponseHeaderModifier", "RequestMirror", "ExtensionRef"]
+    request_header_modifier: HeaderModifier | None = None
+    response_header_modifier: HeaderModifier | None = None
+    request_mirror: RequestMirror | None = None
+    extension_ref: LocalObjectReference | None = None
+
+
+def _once_each(filters: tuple[HttpFilter, ...] | tuple[GrpcFilter, ...]) -> None:
+    """Only RequestMirror and ExtensionRef may be repeated; a redirect and a rewrite exclude each other."""
+    types: list[str] = [entry.type for entry in filters]
+    for kind in types:
+        if types.count(kind) > 1 and kind not in ("RequestMirror", "ExtensionRef"):
+            raise Refused(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
+    if "RequestRedirect" in types and "URLRewrite" in types:
+        raise Refused("RequestRedirect and URLRewrite exclude each other", "remove one of them")
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+class HttpBackendRef(BackendRef):
+    filters: Annotated[tuple[HttpFilter, ...], Field(max_length=16)] = ()
+
+    @field_validator("filters")
+    @classmethod
+    def _filters_once(cls, filters: tuple[HttpFilter, ...]) -> tuple[HttpFilter, ...]:
+        _once_each(filters)
+        return filters
+
+
+class GrpcBackendRef(BackendRef):
+    filters: Annotated[tuple[GrpcFilter, ...], Field(max_length=16)] = ()
+
+    @field_validator("filters")
+    @classmethod
+    def _filters_once(cls, filters: tuple[GrpcFilter, ...]) -> tuple[GrpcFilter, ...]:
+        _once_each(filters)
+        return filters
+
+
+class Timeouts(Model):
+    """0s disables. `backendRequest` is one attempt, `request` all of them."""
+
+    request: Duration | None = None
+    backend_request: Duration | None = None
+
+    @model_validator(mode="after")
+    def _attempt_fits_the_whole(self) -> Self:
+        whole, attempt = self.request, self.backend_request
+        if whole is not None and attempt is not None and whole.seconds and attempt.seconds > whole.seconds:
+            raise Refused(
+                f"backendRequest {attempt} is longer than request {whole}", "make backendRequest at most request"
+            )
+        return self
+
+
+class Retry(Model):
+    codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
+    attempts: Annotated[int, Field(strict=True, ge=0)] | None = None
+    backoff: Duration | None = None
+
+
+class CookieConfig(Model):
+    lifetime_type: Literal["Permanent", "Session"] = "Session"
+
+
+class SessionPersistence(Model):
+    session_name: Annotated[str, Field(max_length=128)] | None = None
+    absolute_timeout: Duration | None = None
+    idle_timeout: Duration | None = None
+    type: Literal["Cookie", "Header"] = "Cookie"
+    cookie_config: CookieConfig | None = None
+
+    @model_validator(mode="after")
+    def _permanent_has_an_end(self) -> Self:
+        if self.cookie_config and self.cookie_config.lifetime_type == "Permanent" and self.absolute_timeout is None:
+            raise Refused("a permanent cookie needs absoluteTimeout", "add absoluteTimeout")
+        return self
+
+
+class HttpRule(Model):
+    """A rule without matches matches PathPrefix `/`."""
+
+    name: Subdomain | None = None
+    matches: Annotated[tuple[HttpMatch, ...], Field(max_length=64)] = (HttpMatch(),)
+    filters: Annotated[tuple[HttpFilter, ...], Field(max_length=16)] = ()
+    backend_refs: Annotated[tuple[HttpBackendRef, ...], Field(max_length=16)] = ()
+    timeouts: Timeouts | None = None
+    retry: Retry | None = None
+    session_persistence: SessionPersistence | None = None
+
+    @field_validator("matches")
+    @classmethod
+    def _empty_matches_all(cls, matches: tuple[HttpMatch, ...]) -> tuple[HttpMatch, ...]:
+        return matches or (HttpMatch(),)
+
+    @field_validator("filters")
+    @classmethod
+    def _filters_once(cls, filters: tuple[HttpFilter, ...]) -> tuple[HttpFilter, ...]:
+        _once_each(filters)
+        return filters
+
+    @model_validator(mode="after")
+    def _filters_fit(self) -> Self:
+        everything = [*self.filters, *(entry for ref in self.backend_refs for entry in ref.filters)]
+        if any(_replaces_prefix(entry) for entry in everything) and not (
+            len(self.matches) == 1 and self.matches[0].path.type is PathMatchType.PREFIX
+        ):
+            raise Refused(
+                "ReplacePrefixMatch needs exactly one match of type PathPrefix",
+                "split the rule, or use ReplaceFullPath",
+            )
+        if self.backend_refs and any(entry.type == "RequestRedirect" for entry in self.filters):
+            raise Refused("a rule that redirects has no backends", "remove backendRefs, or the RequestRedirect filter")
+        return self
+
+
+def _replaces_prefix(entry: HttpFilter) -> bool:
+    block = entry.request_redirect or entry.url_rewrite
+    return block is not None and block.path is not None and block.path.type == "ReplacePrefixMatch"
+
+
+class GrpcRule(Model):
+    name: Subdomain | None = None
+    matches: Annotated[tuple[GrpcMatch, ...], Field(max_length=64)] = ()
+    filters: Annotated[tuple[GrpcFilter, ...], Field(max_length=16)] = ()
+    backend_refs: Annotated[tuple[GrpcBackendRef, ...], Field(max_length=16)] = ()
+    session_persistence: SessionPersistence | None = None
+
+    @field_validator("filters")
+    @classmethod
+    def _filters_once(cls, filters: tuple[GrpcFilter, ...]) -> tuple[GrpcFilter, ...]:
+        _once_each(filters)
+        return filters
+
+
+class StreamRule(Model):
+    """A rule of a TLSRoute or TCPRoute: backends by weight, nothing to match."""
+
+    name: Subdomain | None = None
+    backend_refs: Annotated[tuple[BackendRef, ...], Field(min_length=1, max_length=16)]
+
+
+def _rule_names_are_unique(rules: tuple[Any, ...]) -> None:
+    names = [rule.name for rule in rules if rule.name]
+    for name in names:
+        if names.count(name) > 1:
+            raise Refused(f"rule name {name} stands more than once", "give each rule its own name")
+
+
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+class HttpRouteSpec(CommonRouteSpec):
+    hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
+    rules: Annotated[tuple[HttpRule, ...], Field(min_length=1, max_length=16)] = (HttpRule(),)
+
+    @model_validator(mode="after")
+    def _fits_the_crd(self) -> Self:
+        _rule_names_are_unique(self.rules)
+        if sum(len(rule.matches) for rule in self.rules) > 128:
+            raise Refused("more than 128 matches in all rules together", "split the route")
+        return self
+
+
+class HttpRoute(Resource):
+    """Absolute-form requests, plain HTTP in tunnels, decrypted requests, and reverse-proxied ones."""
+
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    KIND: ClassVar[str] = "HTTPRoute"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1", "v1alpha2")
+
+    spec: HttpRouteSpec
+
+
+class GrpcRouteSpec(CommonRouteSpec):
+    hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
+    rules: Annotated[tuple[GrpcRule, ...], Field(max_length=16)] = ()
+
+    @model_validator(mode="after")
+    def _fits_the_crd(self) -> Self:
+        _rule_names_are_unique(self.rules)
+        return self
+
+
+class GrpcRoute(Resource):
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    KIND: ClassVar[str] = "GRPCRoute"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha2")
+
+    spec: GrpcRouteSpec
+
+
+class TlsRouteSpec(CommonRouteSpec):
+    hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
+    rules: Annotated[tuple[StreamRule, ...], Field(min_length=1, max_length=16)]
+
+    @model_validator(mode="after")
+    def _fits_the_crd(self) -> Self:
+        _rule_names_are_unique(self.rules)
+        return self
+
+
+class TlsRoute(Resource):
+    """TLS passed through by SNI; on a forward-proxy listener, CONNECT tunnels by authority."""
+
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    KIND: ClassVar[str] = "TLSRoute"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha3", "v1alpha2")
+
+    spec: TlsRouteSpec
+
+
+class TcpRouteSpec(CommonRouteSpec):
+    rules: Annotated[tuple[StreamRule, ...], Field(min_length=1, max_length=16)]
+
+    @model_validator(mode="after")
+    def _fits_the_crd(self) -> Self:
+        _rule_names_are_unique(self.rules)
+        return self
+
+
+class TcpRoute(Resource):
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    KIND: ClassVar[str] = "TCPRoute"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha2")
+
+    spec: TcpRouteSpec

@@ -1,0 +1,336 @@
+"""Value types of manifests: durations, hostnames, networks, ports, names.
+
+Each is checked once, where the manifest is read, and is then a plain Python value. A value that is refused says what is
+wrong and what to write instead (`Refused`); nothing is repaired silently.
+Sources: Gateway API v1 (Hostname, PreciseHostname, SectionName), GEP-2257 (Duration), RFC 1123, RFC 9110.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer, PlainValidator
+from pydantic import WithJsonSchema as JsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from egressproxy.model.authority import AuthorityError, IPAddress, parse_host
+from egressproxy.model.fields import TOKEN
+from egressproxy.model.secret import Secret
+
+__all__ = [
+    "Address",
+    "Bool",
+    "Cidr",
+    "DestinationHostname",
+    "Duration",
+    "ExternalHostname",
+    "HeaderName",
+    "Hostname",
+    "Int",
+    "Label",
+    "Name",
+    "Pin",
+    "Port",
+    "PreciseHostname",
+    "QualifiedType",
+    "Refused",
+    "SecretValue",
+    "ServerAddress",
+    "Subdomain",
+    "Timestamp",
+]
+
+
+class Refused(ValueError):
+    """A value that cannot be taken. `remedy` says what to write instead; neither text may hold a secret."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_DURATION = re.compile(r"([0-9]{1,5}(h|m|s|ms)){1,4}")
+_DURATION_PART = re.compile(r"([0-9]+)(ms|h|m|s)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_QUALIFIED_TYPE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9]+:v[0-9a-z]+")
+_PIN = re.compile(r"sha256/[A-Za-z0-9+/]{43}=")
+_MAX_HOSTNAME = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A Gateway API duration (GEP-2257): `1h30m`, `500ms`, `0s`; at most four parts, never negative."""
+
+    text: str
+    seconds: float
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Raises Refused for anything but GEP-2257 text."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and _DURATION.fullmatch(value):
+            return cls(value, sum(int(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(value)))
+        if isinstance(value, str) and value.startswith("-"):
+            raise Refused("a duration cannot be negative", "write 0s to disable it")
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            raise Refused("a duration needs a unit", f"write {value}s for seconds")
+        raise Refused("not a duration", "write it as 500ms, 5s, 1m or 1h30m")
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse,
+            serialization=core_schema.plain_serializer_function_ser_schema(str),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$", "examples": ["5s", "1h30m"]}
+
+
+def _label(value: str) -> str:
+    if not _LABEL.fullmatch(value):
+        raise Refused(
+            "not a DNS label", "use up to 63 lower-case letters, digits and hyphens, not at the ends (RFC 1123)"
+        )
+    return value
+
+
+def _subdomain(value: str) -> str:
+    if len(value) > _MAX_HOSTNAME or not _SUBDOMAIN.fullmatch(value):
+        raise Refused(
+            "not a DNS subdomain name",
+            "use up to 253 lower-case letters, digits, hyphens and dots, not at the ends (RFC 1123)",
+        )
+    return value
+
+
+def _precise_hostname(value: str) -> str:
+    if value.startswith("*"):
+        raise Refused("a wildcard is not possible here", "name one host")
+    return _hostname(value)
+
+
+def _hostname(value: str) -> str:
+    bare = value.removeprefix("*.")
+    if "*" in bare:
+        raise Refused("a wildcard has to be the whole first label", _wildcard_remedy(value))
+    if value != value.lower():
+        raise Refused("a hostname is written in lower case", f"write {value.lower()}")
+    if ":" in value:
+        raise Refused("a hostname has no port", "name the port in its own field")
+    if len(value) > _MAX_HOSTNAME or not _SUBDOMAIN.fullmatch(bare):
+        raise Refused("not a hostname", "write a DNS name such as api.example.com or *.example.com")
+    return value
+
+
+def _destination_hostname(value: str) -> str:
+    """A hostname pattern of an egress policy, normalised to lower case without the trailing dot."""
+    bare = value.removeprefix("*.")
+    if "*" in bare:
+        raise Refused("a wildcard has to be the whole first label of a name", _wildcard_remedy(value))
+    try:
+        name, address = parse_host(bare.encode("ascii"))
+    except UnicodeEncodeError:
+        raise Refused("a hostname is ASCII", "write an international name in its xn-- form") from None
+    except AuthorityError as error:
+        remedy = (
+            "write the address under cidrs"
+            if ":" in bare
+            else "write a DNS name such as api.example.com or *.example.com"
+        )
+        raise Refused(f"not a hostname: {error}", remedy) from None
+    if address is not None:
+        raise Refused("an address is not a hostname", "write the address under cidrs")
+    return "*." + name if bare != value else name
+
+
+def _wildcard_remedy(value: str) -> str:
+    if value == "*":
+        return "name the hosts or suffixes, such as *.example.com; to allow everything set mode: Open"
+    suffix = value.replace("*", "").strip(".") or "example.com"
+    return f"write *.{suffix} for every name below that suffix, or the names in full"
+
+
+def _external_hostname(value: str) -> str:
+    """A name outside the cluster: IP literals and `.cluster.local` are refused (GEP-4488, ExternalHostname)."""
+    lowered = value.lower().removesuffix(".")
+    try:
+        ip_address(lowered.strip("[]"))
+    except ValueError:
+        pass
+    else:
+        raise Refused("an address is not a hostname", "use a destination of type Ip")
+    if lowered == "cluster.local" or lowered.endswith(".cluster.local"):
+        raise Refused("a name of the cluster is not external", "use a destination of type Service")
+    if "*" in lowered:
+        raise Refused("a wildcard is not possible here", "name one host, or use a destination of type Dynamic")
+    return _destination_hostname(value)
+
+
+def _cidr(value: object) -> IPv4Network | IPv6Network:
+    """A network; a bare address is the network of that address alone. Host bits are refused: they are ambiguous."""
+    if isinstance(value, IPv4Network | IPv6Network):
+        return value
+    if not isinstance(value, str):
+        raise Refused("not a network", "write it as text, such as 10.0.0.0/8")
+    try:
+        network = ip_network(value, strict=False)
+    except ValueError:
+        raise Refused("not a network in CIDR notation", "write it as 10.0.0.0/8 or 2001:db8::/32") from None
+    prefix = value.partition("/")[2]
+    if prefix and not prefix.isdecimal():
+        raise Refused("a network mask is written as a prefix length", f"write {network}")
+    if "/" in value and ip_address(value.partition("/")[0]) != network.network_address:
+        raise Refused(
+            "the address has bits set beyond the prefix", f"write {network} for the network, or the address alone"
+        )
+    return network
+
+
+def _address(value: object) -> IPAddress:
+    try:
+        if isinstance(value, str):
+            return ip_address(value.removeprefix("[").removesuffix("]") if value.startswith("[") else value)
+        if not isinstance(value, int):
+            return ip_address(value)  # type: ignore[arg-type]
+    except ValueError:
+        pass
+    raise Refused("not an IP address", "write it as 192.0.2.1 or 2001:db8::1")
+
+
+def _header_name(value: str) -> str:
+    if len(value) > 256 or not TOKEN.fullmatch(value.encode("utf-8")):
+        raise Refused("not a header name", "use letters, digits and !#$%&'*+-.^_`|~ (RFC 9110 section 5.6.2)")
+    return value
+
+
+def _qualified_type(value: str) -> str:
+    if not _QUALIFIED_TYPE.fullmatch(value):
+        raise Refused(
+            "not an extension type", "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1"
+        )
+    return value
+
+
+def _pin(value: str) -> str:
+    if not _PIN.fullmatch(value):
+        raise Refused("not a pin", "write sha256/ and the base64 of the SHA-256 of the public key (SPKI)")
+    return value
+
+
+def _server_address(value: str) -> str:
+    """A DNS server: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`, `https://host/path`."""
+    scheme, separator, rest = value.rpartition("://")
+    if separator and scheme not in ("udp", "tcp", "tls", "https"):
+        raise Refused("unknown DNS transport", "use udp://, tcp://, tls:// or https://, or the address alone")
+    if scheme == "https":
+        if not rest or rest.startswith("/"):
+            raise Refused("the DNS server has no host", "write https://host/dns-query")
+        return value
+    host, _, _name = rest.partition("#")
+    try:
+        if host.startswith("[") or host.count(":") == 1:
+            address, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "53")
+            _address(address)
+            if not port.isdecimal() or not 1 <= int(port) <= 65535:
+                raise Refused("the port of the DNS server is not 1 to 65535", "write it as 192.0.2.1:53")
+        else:
+            _address(host)
+    except Refused as refused:
+        if "port" in refused.message:
+            raise
+        raise Refused(
+            "a DNS server is named by its address", "write it as 192.0.2.1, 192.0.2.1:53 or [2001:db8::1]:53"
+        ) from None
+    return value
+
+
+def _secret(value: object) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str):
+        raise Refused("not base64 text", "encode the value with base64, or write it as text under stringData")
+    try:
+        return Secret(base64.b64decode("".join(value.split()), validate=True))
+    except (binascii.Error, ValueError):
+        raise Refused("not base64", "encode the value with base64, or write it as text under stringData") from None
+
+
+def _secret_text(value: object) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str):
+        raise Refused("not text", "quote the value")
+    return Secret(value.encode("utf-8", "surrogatepass"))
+
+
+def _timestamp(value: str) -> str:
+    """RFC 3339, kept as text: it sorts by age as long as it is UTC, which is how API servers write it."""
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise Refused("not a timestamp", "write it as 2024-01-31T12:00:00Z (RFC 3339)") from None
+    return value
+
+
+def _redacted(_value: Secret) -> str:
+    return base64.b64encode(b"redacted").decode()
+
+
+Bool = Annotated[bool, Field(strict=True)]
+Int = Annotated[int, Field(strict=True)]
+Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
+#: RFC 1123 label: namespaces, ports' and sections' names.
+Label = Annotated[str, AfterValidator(_label)]
+#: RFC 1123 subdomain: objects' names.
+Subdomain = Annotated[str, AfterValidator(_subdomain)]
+#: A name in a reference or of a section: the API admits more here than it does in metadata.
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+Hostname = Annotated[str, AfterValidator(_hostname)]
+PreciseHostname = Annotated[str, AfterValidator(_precise_hostname)]
+DestinationHostname = Annotated[str, AfterValidator(_destination_hostname)]
+ExternalHostname = Annotated[str, AfterValidator(_external_hostname)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+QualifiedType = Annotated[str, AfterValidator(_qualified_type)]
+Pin = Annotated[str, AfterValidator(_pin)]
+ServerAddress = Annotated[str, AfterValidator(_server_address)]
+Timestamp = Annotated[str, AfterValidator(_timestamp)]
+Cidr = Annotated[
+    IPv4Network | IPv6Network,
+    PlainValidator(_cidr),
+    PlainSerializer(str),
+    JsonSchema({"type": "string", "examples": ["10.0.0.0/8", "2001:db8::/32"]}),
+]
+Address = Annotated[
+    IPAddress,
+    PlainValidator(_address),
+    PlainSerializer(str),
+    JsonSchema({"type": "string", "examples": ["192.0.2.1"]}),
+]
+SecretValue = Annotated[
+    Secret,
+    PlainValidator(_secret),
+    PlainSerializer(_redacted),
+    JsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+SecretText = Annotated[
+    Secret,
+    PlainValidator(_secret_text),
+    PlainSerializer(_redacted),
+    JsonSchema({"type": "string"}),
+]
