@@ -283,7 +283,7 @@ class ReferenceGrant(Resource):
 def _told_apart(listeners: tuple[Listener, ...]) -> None:
     """Unique names; and one listener per port, protocol and hostname (rules of the CRD)."""
     _unique([listener.name for listener in listeners], "name", "listeners")
-    seen: dict[tuple[int, str, str], str] = Field(default_factory=dict)
+    seen: dict[tuple[int, str, str], str] = {}
     for listener in listeners:
         place = (listener.port, listener.protocol, listener.hostname or "")
         if place in seen:
