@@ -1,0 +1,284 @@
+"""HttpTable: which rule of which HTTPRoute serves a request.
+
+Precedence, continuing on ties (Gateway API, HTTPRouteSpec.hostnames and HTTPRouteRule.matches): exact hostname,
+wildcard by longest suffix, any host; then exact path, regular expression (implementation-specific: here between the
+two), longest prefix; a method; more header matches; more query matches; the oldest route; namespace/name; the order in
+the route. Hostnames give *precedence*, not isolation: where no rule of the most specific hostname matches, the rules of
+the next one are tried.
+
+What is matched:
+
+* The path as it was received, without query. Only percent-encoded unreserved characters are read as what they stand for
+  (`/%61` is `/a`, RFC 3986 section 6.2.2.2); `%2F` is not a slash, empty elements count, nothing is repaired, and the
+  path that is forwarded is not touched (RFC 9110 section 7.7).
+* Where rules are bound to paths, a path with dot segments (`.` or `..`, plain, encoded once or more often, beside an
+  encoded slash, a backslash or a `;`) is refused: the origin might resolve it to a place outside of the prefix that it
+  matched. Where every rule takes every path, it passes.
+* A header that occurs on several lines is matched as its values joined by "," (RFC 9110 section 5.3).
+* Query names and values are matched decoded (percent-encoding, "+" as space); the first occurrence counts.
+
+The cost does not depend on the number of hosts, routes or paths: look-ups in dicts by host, by path, and by each
+leading part of the path. It grows with the number of rules that differ in nothing but method, headers or query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Generic, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from egressproxy.errors import BadRequest, Reason
+from egressproxy.model.fields import Fields
+from egressproxy.routing.hosts import HostMap
+from egressproxy.routing.patterns import MAX_SUBJECT, PatternError, compile_pattern
+from egressproxy.spec.route import HttpRouteSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
+
+__all__ = ["HttpTable", "RouteError", "has_dot_segment"]
+
+T = TypeVar("T")
+
+#: A slash as some origin may read it.
+_SLASH = rb"(?:/|\\|%(?:25)*(?:2[fF]|5[cC]))"
+_DOT_SEGMENT = re.compile(rb"%s(?:\.|%%(?:25)*2[eE]){1,2}(?:\Z|;|%%(?:25)*3[bB]|(?=%s))" % (_SLASH, _SLASH))
+#: RFC 3986 section 2.3: ALPHA, DIGIT, "-", ".", "_", "~" in percent-encoding.
+_ENCODED_UNRESERVED = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])")
+
+_PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
+
+
+class RouteError(ValueError):
+    """A route cannot be compiled; the message names the route, the rule and the reason."""
+
+
+def has_dot_segment(path: bytes) -> bool:
+    """Whether some origin may read a segment of this path (without query) as `.` or `..`."""
+    if b"/." not in path and b"%" not in path and b"\\" not in path:
+        return False
+    return _DOT_SEGMENT.search(path) is not None
+
+
+class HttpTable(Generic[T]):
+    """Immutable. `T` is the payload of a rule, opaque here: the live route object of the gateway."""
+
+    __slots__ = ("_hosts",)
+
+    def __init__(self, hosts: HostMap[_Bucket[T]]) -> None:
+        self._hosts = hosts
+
+    @classmethod
+    def build(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> HttpTable[T]:
+        """Compile routes, each with one payload per rule. Raises RouteError for an expression that is refused."""
+        hosts: HostMap[_Bucket[T]] = HostMap()
+        for route, payloads in routes:
+            candidates = [
+                _candidate(route, rule_index, match, payload)
+                for rule_index, (rule, payload) in enumerate(zip(route.rules, payloads, strict=True))
+                for match in rule.matches
+            ]
+            for hostname in route.hostnames or ("",):
+                bucket = hosts.exactly(hostname)
+                if bucket is None:
+                    bucket = _Bucket()
+                    hosts.put(hostname, bucket)
+                bucket.candidates += candidates
+        for bucket in hosts.values():
+            bucket.seal()
+        return cls(hosts)
+
+    def match(self, host: str, method: bytes, path: bytes, fields: Fields) -> tuple[T, bytes] | None:
+        """The payload of the rule that serves the request, and the PathPrefix value that matched (b"" for other paths).
+
+        `host` is in lower case without port; `path` is the origin-form target with its query. None: no rule matches
+        (404). Where rules of this host depend on it, raises BadRequest: BAD_TARGET for dot segments, TARGET_TOO_LONG or
+        HEAD_TOO_LARGE for a value that is too long for an expression; the connection need not be closed.
+        """
+        bucket = self._hosts.exact(host)
+        if bucket is not None:
+            found = bucket.always or bucket.match(method, path, fields)
+            if found is not None:
+                return found
+        for bucket in self._hosts.after_exact(host):
+            found = bucket.always or bucket.match(method, path, fields)
+            if found is not None:
+                return found
+        return None
+
+
+class _Candidate(Generic[T]):
+    """One match of one rule. `result` is what `HttpTable.match` gives back for it."""
+
+    __slots__ = ("headers", "method", "path", "path_type", "pattern", "plain", "query", "rank", "result")
+
+    def __init__(self, match: MatchSpec, payload: T, path: bytes, prefix: bytes) -> None:
+        self.path_type = match.path_type
+        self.path = path
+        self.pattern = compile_pattern(match.path) if match.path_type is PathMatchType.REGEX else None
+        self.method = match.method.encode()
+        self.headers = tuple(_ValueTest(header) for header in match.headers)
+        self.query = tuple(_ValueTest(parameter) for parameter in match.query)
+        self.plain = not (self.method or self.headers or self.query)
+        self.result: tuple[T, bytes] = (payload, prefix)
+        self.rank: tuple[object, ...] = ()
+
+    def holds(self, method: bytes, target: bytes, fields: Fields) -> bool:
+        """Whether everything but the path holds."""
+        if self.method and self.method != method:
+            return False
+        for test in self.headers:
+            values = fields.get_all(test.name)
+            if not values or not test.holds(
+                values[0] if len(values) == 1 else b",".join(values), Reason.HEAD_TOO_LARGE
+            ):
+                return False
+        if self.query:
+            parameters = _parameters(target)
+            for test in self.query:
+                value = parameters.get(test.name)
+                if value is None or not test.holds(value, Reason.TARGET_TOO_LONG):
+                    return False
+        return True
+
+
+class _ValueTest:
+    """A header or query parameter that has to be present with this value."""
+
+    __slots__ = ("name", "pattern", "value")
+
+    def __init__(self, match: ValueMatch) -> None:
+        self.name = match.name.encode()
+        self.value = match.value.encode()
+        self.pattern = compile_pattern(match.value) if match.type is MatchType.REGEX else None
+
+    def holds(self, value: bytes, too_long: Reason) -> bool:
+        if self.pattern is None:
+            return value == self.value
+        return self.pattern.fullmatch(_bounded(value, too_long)) is not None
+
+
+class _Bucket(Generic[T]):
+    """The matches of one hostname pattern. Filled with `candidates`, then sealed, then only read.
+
+    `always` is the result where the first match by precedence takes every request. Prefixes are kept without a slash at
+    their end, so that "/" is b"".
+    """
+
+    __slots__ = ("_exact", "_is_bound", "_longest", "_patterns", "_prefixes", "always", "candidates")
+
+    def __init__(self) -> None:
+        self.candidates: list[_Candidate[T]] = []
+        self.always: tuple[T, bytes] | None = None
+        self._exact: dict[bytes, list[_Candidate[T]]] = {}
+        self._patterns: list[_Candidate[T]] = []
+        self._prefixes: dict[bytes, list[_Candidate[T]]] = {}
+        self._longest = 0
+        self._is_bound = False
+
+    def seal(self) -> None:
+        ranked = sorted(self.candidates, key=attrgetter("rank"))
+        self.candidates = []
+        if not ranked:
+            return
+        first = ranked[0]
+        if first.plain and first.path_type is PathMatchType.PREFIX and not first.path:
+            self.always = first.result
+        for candidate in ranked:
+            if candidate.path_type is PathMatchType.EXACT:
+                self._exact.setdefault(candidate.path, []).append(candidate)
+            elif candidate.path_type is PathMatchType.REGEX:
+                self._patterns.append(candidate)
+            else:
+                self._prefixes.setdefault(candidate.path, []).append(candidate)
+        self._longest = max(map(len, self._prefixes), default=0)
+        self._is_bound = bool(self._exact or self._patterns or self._longest)
+
+    def match(self, method: bytes, target: bytes, fields: Fields) -> tuple[T, bytes] | None:
+        if self._is_bound:
+            end = target.find(b"?")
+            path = target if end < 0 else target[:end]
+            if has_dot_segment(path):
+                raise BadRequest(
+                    Reason.BAD_TARGET,
+                    "the path holds dot segments, and rules of this host are bound to paths",
+                    close=False,
+                )
+            if b"%" in path:
+                path = _unreserved(path)
+            for candidate in self._exact.get(path, ()):
+                if candidate.plain or candidate.holds(method, target, fields):
+                    return candidate.result
+            if self._patterns:
+                subject = _bounded(path, Reason.TARGET_TOO_LONG)
+                for candidate in self._patterns:
+                    assert candidate.pattern is not None
+                    if candidate.pattern.fullmatch(subject) and (
+                        candidate.plain or candidate.holds(method, target, fields)
+                    ):
+                        return candidate.result
+            prefixes = self._prefixes
+            # No prefix is longer than `longest`: a path of many slashes costs no more than the longest prefix has.
+            cut = len(path) if len(path) <= self._longest else path.rfind(b"/", 0, self._longest + 1)
+            while cut > 0:
+                for candidate in prefixes.get(path[:cut], ()):
+                    if candidate.plain or candidate.holds(method, target, fields):
+                        return candidate.result
+                cut = path.rfind(b"/", 0, cut)
+        for candidate in self._prefixes.get(b"", ()):
+            if candidate.plain or candidate.holds(method, target, fields):
+                return candidate.result
+        return None
+
+
+def _candidate(route: HttpRouteSpec, rule_index: int, match: MatchSpec, payload: T) -> _Candidate[T]:
+    path = match.path.encode()
+    prefix = b""
+    if match.path_type is not PathMatchType.REGEX:
+        path = _unreserved(path)
+    if match.path_type is PathMatchType.PREFIX:
+        prefix = match.path.encode()
+        path = path.rstrip(b"/")
+    try:
+        made = _Candidate(match, payload, path, prefix)
+    except PatternError as error:
+        raise RouteError(f"{route.kind} {route.name}, rule {rule_index}: {error}") from None
+    made.rank = (
+        _PATH_RANK[match.path_type],
+        0 if match.path_type is PathMatchType.EXACT else -len(path),
+        0 if match.method else 1,
+        -len(match.headers),
+        -len(match.query),
+        route.created,
+        route.name,
+        rule_index,
+    )
+    return made
+
+
+def _unreserved(path: bytes) -> bytes:
+    return _ENCODED_UNRESERVED.sub(lambda found: bytes((int(found.group(1), 16),)), path)
+
+
+def _parameters(target: bytes) -> dict[bytes, bytes]:
+    """The first value of every query parameter, decoded."""
+    found: dict[bytes, bytes] = {}
+    for pair in target.partition(b"?")[2].split(b"&"):
+        name, _, value = pair.partition(b"=")
+        found.setdefault(_decoded(name), _decoded(value))
+    return found
+
+
+def _decoded(text: bytes) -> bytes:
+    return unquote_to_bytes(text.replace(b"+", b" "))
+
+
+def _bounded(value: bytes, too_long: Reason) -> bytes:
+    if len(value) <= MAX_SUBJECT:
+        return value
+    status = 414 if too_long is Reason.TARGET_TOO_LONG else 431
+    raise BadRequest(
+        too_long,
+        f"a value that a route matches by an expression is longer than {MAX_SUBJECT} octets",
+        status=status,
+        close=False,
+    )
