@@ -1,0 +1,238 @@
+"""The admin server: health, metrics and the configuration in service, read-only, on addresses of its own.
+
+It shares the event loop with the traffic and must not be felt there: what takes long runs in a thread, the number of
+connections is bounded, and one that does not ask, or does not read its answer, is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Any, Final
+from weakref import WeakSet
+
+from aiohttp import web
+
+from egressproxy.admin import api
+from egressproxy.admin.state import AdminState
+
+__all__ = ["AdminServer", "Surface"]
+
+MAX_CONNECTIONS: Final = 64
+#: For a connection to ask its first question, and to take its answer.
+FIRST_REQUEST_S: Final = 10.0
+UNREAD_MS: Final = 30_000
+KEEPALIVE_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 1.0
+
+_HEADERS: Final = {
+    "Server": "egressproxy",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+_INDEX: Final = """egressproxy admin: read-only.
+/healthz /livez    the process answers
+/readyz            every listener is bound; 503 says what is missing
+/metrics           Prometheus or OpenMetrics text
+/api /apis         the configuration in service with its status, as Kubernetes shapes it
+/config            all of it in one List
+"""
+
+_Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Surface(Enum):
+    """How much an address shows."""
+
+    FULL = "full"
+    METRICS = "metrics"  # /metrics and health alone: what a scraper may reach
+
+
+class AdminServer:
+    """One address. `start` binds it (OSError where that fails), `stop` closes everything.
+
+    `host` is an IP literal; port 0 lets the system choose, `port` then says which.
+    """
+
+    def __init__(self, state: AdminState, host: str, port: int, surface: Surface = Surface.FULL) -> None:
+        self._state = state
+        self._address = ipaddress.ip_address(host)
+        self._surface = surface
+        self.host = host
+        self.port = port
+        self._web: web.Server | None = None
+        self._listening: asyncio.Server | None = None
+        self._asked: WeakSet[asyncio.Protocol] = WeakSet()
+        self._scrape = asyncio.Lock()
+        full = surface is Surface.FULL
+        self._exact: dict[str, _Handler] = {
+            "/healthz": self._health,
+            "/livez": self._health,
+            "/readyz": self._ready,
+            "/metrics": self._metrics,
+            **({"/": self._index, "/version": self._version, "/config": self._config} if full else {}),
+        }
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        listening = _bound(self._address, self.port)
+        self.port = listening.getsockname()[1]
+        self._web = web.Server(
+            self._handle, access_log=None, keepalive_timeout=KEEPALIVE_S, lingering_time=0, max_line_size=8190
+        )
+        self._listening = await loop.create_server(self._connection, sock=listening)
+
+    async def stop(self) -> None:
+        """Stop listening and close what is open, after at most a second for answers under way."""
+        if self._listening is not None:
+            self._listening.close()
+        if self._web is not None:
+            await self._web.shutdown(STOP_TIMEOUT_S)
+
+    def __repr__(self) -> str:
+        count = len(self._web.connections) if self._web else 0
+        return f"AdminServer({self.host}:{self.port}, {self._surface.value}, {count} connections)"
+
+    # connections
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        assert self._web is not None
+        if len(self._web.connections) >= MAX_CONNECTIONS:
+            return _Refuse()
+        protocol = self._web()
+        asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._close_if_silent, protocol)
+        return protocol
+
+    def _close_if_silent(self, protocol: web.RequestHandler) -> None:
+        if protocol not in self._asked:
+            protocol.force_close()
+            if protocol.transport is not None:
+                protocol.transport.close()
+
+    # requests
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._asked.add(request.protocol)
+        response = await self._answer(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not self._is_our_name(request.headers.get("Host", "")):
+            # A page whose name was rebound to our address asks with its own name (DNS rebinding).
+            return _json(api.failure(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
+        if request.method not in ("GET", "HEAD"):
+            response = _json(api.failure(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD"))
+            response.headers["Allow"] = "GET, HEAD"
+            return response
+        path = request.path
+        handler = self._exact.get(path)
+        if handler is not None:
+            return await handler(request)
+        if self._surface is Surface.FULL and path.split("/", 2)[1] in ("api", "apis"):
+            return await self._api(request)
+        return _json(api.failure(404, "NotFound", f"nothing is served at {path}"))
+
+    def _is_our_name(self, host: str) -> bool:
+        """Bound to loopback, loopback names alone are ours; bound to a network, we cannot know what we are called."""
+        if not self._address.is_loopback or not host:
+            return True
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        if name.lower() in ("localhost", "localhost."):
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+    async def _index(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=_INDEX)
+
+    async def _health(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, _request: web.BaseRequest) -> web.StreamResponse:
+        why_not = self._state.why_not_ready()
+        return web.Response(status=503, text=f"not ready: {why_not}\n") if why_not else web.Response(text="ok\n")
+
+    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        metrics = self._state.metrics
+        async with self._scrape:  # scrapers wait for each other, traffic for none of them
+            body, content_type = await asyncio.to_thread(
+                metrics.render, metrics.gather(), request.headers.get("Accept", "")
+            )
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
+        version = self._state.metrics.version
+        return _json(api.Document(200, {"major": "1", "minor": "0", "gitVersion": f"v{version}", "platform": "python"}))
+
+    async def _config(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return await self._document(api.everything, list(self._state.objects()), self._resource_version())
+
+    async def _api(self, request: web.BaseRequest) -> web.StreamResponse:
+        query: Mapping[str, str] = dict(request.query)
+        return await self._document(
+            api.answer,
+            request.path.rstrip("/"),
+            query,
+            list(self._state.objects()),
+            self._resource_version(),
+            f"{self.host}:{self.port}",
+        )
+
+    def _resource_version(self) -> str:
+        return str(self._state.metrics.config_generation)
+
+    async def _document(self, make: Callable[..., api.Document], *arguments: Any) -> web.Response:
+        """Thousands of objects take long to copy and to encode: a thread does it."""
+
+        def made() -> tuple[int, bytes]:
+            document = make(*arguments)
+            return document.status, _encoded(document.body)
+
+        async with self._scrape:
+            status, body = await asyncio.to_thread(made)
+        return web.Response(status=status, body=body, content_type="application/json")
+
+
+class _Refuse(asyncio.Protocol):
+    """One connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.version == 6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # Inherited by every connection: the kernel ends one whose reader takes nothing for that long.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        listening.bind((str(address), port))
+        listening.listen(MAX_CONNECTIONS)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    # A value that JSON does not know is never shown: it might be one that must not be.
+    return json.dumps(body, indent=1, default=lambda _value: "redacted").encode() + b"\n"
+
+
+def _json(document: api.Document) -> web.Response:
+    return web.Response(status=document.status, body=_encoded(document.body), content_type="application/json")
