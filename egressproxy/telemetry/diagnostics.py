@@ -88,7 +88,7 @@ class _Enqueue(logging.handlers.QueueHandler):
 
 
 class _Formatter(logging.Formatter):
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
