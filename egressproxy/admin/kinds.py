@@ -1,56 +1,58 @@
-"""The kinds that the admin API serves, as Kubernetes names them. Source: the CRDs of Gateway API, core Kubernetes."""
+"""The kinds that the admin API serves: those that the configuration understands, with their names in a URL.
+
+Plural and short names are those of the CRDs of Gateway API and of core Kubernetes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
+from egressproxy.config.resources.kinds import KINDS as UNDERSTOOD
+from egressproxy.config.resources.meta import Resource
+
 __all__ = ["KINDS", "ServedKind", "group_versions", "served"]
 
-_GATEWAY: Final = "gateway.networking.k8s.io"
-_OURS: Final = "egressproxy.io"
+_SHORT_NAMES: Final = {
+    "Namespace": ("ns",),
+    "ConfigMap": ("cm",),
+    "Service": ("svc",),
+    "ServiceAccount": ("sa",),
+    "Pod": ("po",),
+    "GatewayClass": ("gc",),
+    "Gateway": ("gtw",),
+    "ListenerSet": ("lset",),
+    "BackendTLSPolicy": ("btlspolicy",),
+    "ReferenceGrant": ("refgrant",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ServedKind:
-    """`versions`: the preferred one first; the core group is ""."""
+    """The core group is ""; every version of a kind has the same shape."""
 
     group: str
     kind: str
     plural: str
     versions: tuple[str, ...]
-    is_namespaced: bool = True
-    short_names: tuple[str, ...] = ()
+    is_namespaced: bool
+    short_names: tuple[str, ...]
 
     @property
     def singular(self) -> str:
         return self.kind.lower()
 
 
-KINDS: Final = (
-    ServedKind("", "Namespace", "namespaces", ("v1",), is_namespaced=False, short_names=("ns",)),
-    ServedKind("", "Secret", "secrets", ("v1",)),
-    ServedKind("", "ConfigMap", "configmaps", ("v1",), short_names=("cm",)),
-    ServedKind("", "Service", "services", ("v1",), short_names=("svc",)),
-    ServedKind("", "ServiceAccount", "serviceaccounts", ("v1",), short_names=("sa",)),
-    ServedKind("", "Pod", "pods", ("v1",), short_names=("po",)),
-    ServedKind("discovery.k8s.io", "EndpointSlice", "endpointslices", ("v1",)),
-    ServedKind(_GATEWAY, "GatewayClass", "gatewayclasses", ("v1", "v1beta1"), is_namespaced=False, short_names=("gc",)),
-    ServedKind(_GATEWAY, "Gateway", "gateways", ("v1", "v1beta1"), short_names=("gtw",)),
-    ServedKind(_GATEWAY, "ListenerSet", "listenersets", ("v1",), short_names=("lset",)),
-    ServedKind(_GATEWAY, "HTTPRoute", "httproutes", ("v1", "v1beta1")),
-    ServedKind(_GATEWAY, "GRPCRoute", "grpcroutes", ("v1", "v1alpha2")),
-    ServedKind(_GATEWAY, "TLSRoute", "tlsroutes", ("v1", "v1alpha3", "v1alpha2")),
-    ServedKind(_GATEWAY, "TCPRoute", "tcproutes", ("v1", "v1alpha2")),
-    ServedKind(_GATEWAY, "BackendTLSPolicy", "backendtlspolicies", ("v1", "v1alpha3"), short_names=("btlspolicy",)),
-    ServedKind(_GATEWAY, "ReferenceGrant", "referencegrants", ("v1", "v1beta1"), short_names=("refgrant",)),
-    ServedKind(_GATEWAY, "Backend", "backends", ("v1alpha1",)),
-    ServedKind("gateway.networking.x-k8s.io", "XBackend", "xbackends", ("v1alpha1",)),
-    ServedKind("ainetworking.prototype.x-k8s.io", "XBackendDestination", "xbackenddestinations", ("v0alpha0",)),
-    ServedKind(_OURS, "Backend", "backends", ("v1alpha1",)),
-    ServedKind(_OURS, "EgressPolicy", "egresspolicies", ("v1alpha1",)),
-    ServedKind(_OURS, "PayloadProcessingPipeline", "payloadprocessingpipelines", ("v1alpha1",)),
-)
+def _served(kind: type[Resource]) -> ServedKind:
+    singular = kind.KIND.lower()
+    if singular.endswith("y") and singular[-2] not in "aeiou":  # policies, but gateways
+        plural = singular[:-1] + "ies"
+    else:
+        plural = singular + ("es" if singular.endswith("s") else "s")
+    return ServedKind(kind.GROUP, kind.KIND, plural, kind.VERSIONS, kind.NAMESPACED, _SHORT_NAMES.get(kind.KIND, ()))
+
+
+KINDS: Final = tuple(_served(kind) for kind in UNDERSTOOD)
 
 _BY_PLURAL: Final = {(kind.group, version, kind.plural): kind for kind in KINDS for version in kind.versions}
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Any, Final
-from weakref import WeakSet
 
 from aiohttp import web
 
@@ -21,6 +21,8 @@ from egressproxy.admin import api
 from egressproxy.admin.state import AdminState
 
 __all__ = ["AdminServer", "Surface"]
+
+logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 64
 #: For a connection to ask its first question, and to take its answer.
@@ -71,7 +73,7 @@ class AdminServer:
         self.port = port
         self._web: web.Server | None = None
         self._listening: asyncio.Server | None = None
-        self._asked: WeakSet[asyncio.Protocol] = WeakSet()
+        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._scrape = asyncio.Lock()
         full = surface is Surface.FULL
         self._exact: dict[str, _Handler] = {
@@ -97,6 +99,9 @@ class AdminServer:
             self._listening.close()
         if self._web is not None:
             await self._web.shutdown(STOP_TIMEOUT_S)
+        for timer in self._silent.values():
+            timer.cancel()
+        self._silent.clear()
 
     def __repr__(self) -> str:
         count = len(self._web.connections) if self._web else 0
@@ -109,20 +114,24 @@ class AdminServer:
         if len(self._web.connections) >= MAX_CONNECTIONS:
             return _Refuse()
         protocol = self._web()
-        asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._close_if_silent, protocol)
+        self._silent[protocol] = asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._close_silent, protocol)
         return protocol
 
-    def _close_if_silent(self, protocol: web.RequestHandler) -> None:
-        if protocol not in self._asked:
-            protocol.force_close()
-            if protocol.transport is not None:
-                protocol.transport.close()
+    def _close_silent(self, protocol: web.RequestHandler) -> None:
+        del self._silent[protocol]
+        protocol.force_close()
 
     # requests
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._asked.add(request.protocol)
-        response = await self._answer(request)
+        timer = self._silent.pop(request.protocol, None)
+        if timer is not None:
+            timer.cancel()
+        try:
+            response = await self._answer(request)
+        except Exception:
+            logger.exception("admin: %s failed", request.path)
+            response = _json(api.failure(500, "InternalError", "a defect of the admin server; its log says more"))
         response.headers.update(_HEADERS)
         return response
 
