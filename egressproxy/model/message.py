@@ -27,13 +27,14 @@ class RequestHead:
     """A validated request head.
 
     `path` is the origin-form target, query included (`*` for OPTIONS); `target` is the raw target as it came.
-    `scheme` and `host` are those of an absolute-form target, else b"" and the Host field's value (b"" for none in 1.0).
+    `scheme` and `host` are those of an absolute-form target, else b"" and the Host field's value (b"" for none in 1.0);
+    for CONNECT `host` is the target, whatever Host said.
     `fields` has lost the hop-by-hop fields; what they said stands in the attributes.
     """
 
     __slots__ = (
         "body", "connection_close", "expect_continue", "fields", "form", "host", "http_1_0", "max_forwards", "method",
-        "path", "scheme", "target", "te_trailers", "upgrade", "via",
+        "path", "proxy_authorization", "scheme", "target", "te_trailers", "upgrade", "via",
     )
 
     def __init__(self, method: bytes, target: bytes, fields: Fields) -> None:
@@ -51,7 +52,8 @@ class RequestHead:
         self.te_trailers = False
         self.upgrade = b""               # protocols asked for with a Connection: upgrade token, else b""
         self.via = b""                   # received Via values, joined by ", "
-        self.max_forwards = -1
+        self.max_forwards = -1           # of TRACE and OPTIONS; the field itself is gone
+        self.proxy_authorization = b""   # a credential for us: never forwarded, never logged; repeated ones joined by ", "
 
     def __repr__(self) -> str:
         return f"RequestHead({self.method.decode('latin-1')}, {self.form.name}, body={self.body})"

@@ -1,0 +1,193 @@
+"""The chunked transfer coding, taken off: bytes in, pieces of body and trailers out (RFC 9112 section 7.1).
+
+Strict: one to sixteen hexadecimal digits, extensions of valid syntax (dropped, and bounded), CRLF and nothing else,
+trailers checked like header fields. Nothing here repeats the peer's bytes in a message.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+from egressproxy.errors import Reason
+from egressproxy.model.fields import Fields
+from egressproxy.protocols.http1.framing import (
+    BARE_CR_OR_LF,
+    FIELD_LINE,
+    MAX_LENGTH,
+    TCHAR,
+    HeadLimits,
+    Malformed,
+    field_section_fault,
+)
+
+__all__ = ["MAX_CHUNK_LINE", "MAX_EXTENSIONS", "NO_TRAILERS", "ChunkedDecoder", "EndOfMessage"]
+
+#: Octets of a chunk's size, extensions and line end.
+MAX_CHUNK_LINE = 4096
+
+#: Octets of extensions in a whole body, beyond one per octet of data: nobody sends more (CVE-2023-39326 was this).
+MAX_EXTENSIONS = 16384
+
+#: Size, extensions. Blanks may stand around ";" and "=" only.
+_CHUNK_LINE = re.compile(
+    rb"([0-9A-Fa-f]{1,16}+)"
+    rb'((?:[\t ]*+;[\t ]*+%b++(?:[\t ]*+=[\t ]*+(?:%b++|"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"))?)*)\r\n'
+    % (TCHAR, TCHAR)
+)
+
+#: What an unfinished line may look like: enough to refuse endless digits and other rubbish at once.
+_LINE_START = re.compile(rb"[0-9A-Fa-f]{1,16}+(?:\r?\Z|[\t ]*+(?:;|\Z))")
+
+#: A field section, and the empty line behind it.
+_TRAILERS = re.compile(rb"((?:" + FIELD_LINE + rb")*+)\r\n\r\n")
+
+#: Fields that must not come late: framing, routing, authentication, request control, content format (RFC 9110 6.5.1).
+_FORBIDDEN_TRAILERS = frozenset(
+    b"transfer-encoding content-length content-encoding content-type content-range trailer host "
+    b"connection keep-alive proxy-connection te upgrade http2-settings via forwarded x-real-ip "
+    b"authorization proxy-authorization www-authenticate proxy-authenticate proxy-authentication-info "
+    b"cookie set-cookie x-api-key api-key x-goog-api-key "
+    b"cache-control expect max-forwards pragma range if-match if-none-match if-modified-since if-unmodified-since "
+    b"if-range age date expires location retry-after vary".split()
+)
+
+
+class EndOfMessage:
+    """The body is whole. `trailers` holds the fields behind it that may be passed on, or None."""
+
+    __slots__ = ("trailers",)
+
+    def __init__(self, trailers: Fields | None) -> None:
+        self.trailers = trailers
+
+    def __repr__(self) -> str:
+        return f"EndOfMessage({self.trailers!r})"
+
+
+#: The end of nearly every message.
+NO_TRAILERS = EndOfMessage(None)
+
+
+class _Part(IntEnum):
+    SIZE = 0
+    DATA = 1
+    DATA_END = 2
+    TRAILERS = 3
+
+
+class ChunkedDecoder:
+    """Decodes one body. `named` are the fields that the message's Connection field listed: no trailers either."""
+
+    __slots__ = ("_extensions", "_left", "_limits", "_named", "_part", "_scanned", "_total")
+
+    def __init__(self, limits: HeadLimits, named: frozenset[bytes]) -> None:
+        self._limits = limits
+        self._named = named
+        self._part = _Part.SIZE
+        self._left = 0  # octets of the current chunk that are still to come
+        self._total = 0  # octets of data announced so far
+        self._extensions = 0  # octets of extensions so far
+        self._scanned = 0  # octets of the unfinished trailer section known to hold no end
+
+    def decode(self, buffer: bytes | bytearray, at: int) -> tuple[bytes | EndOfMessage | None, int]:
+        """What `buffer` holds from offset `at` on: all its data in one piece, or the end, or None; and the new offset.
+
+        What is not consumed has to be given again, with more behind it. Raises Malformed, but only when the data before
+        the fault has been returned.
+        """
+        pieces: list[bytes] = []
+        size = len(buffer)
+        while at < size:
+            part = self._part
+            if part is _Part.DATA:
+                end = min(at + self._left, size)
+                piece = buffer[at:end]
+                pieces.append(piece if type(piece) is bytes else bytes(piece))
+                self._left -= end - at
+                at = end
+                if not self._left:
+                    self._part = _Part.DATA_END
+            elif part is _Part.DATA_END:
+                if buffer.startswith(b"\r\n", at):
+                    at += 2
+                    self._part = _Part.SIZE
+                elif pieces or (size - at == 1 and buffer.startswith(b"\r", at)):
+                    break
+                else:
+                    raise Malformed(Reason.BAD_FRAMING, "a chunk's data does not end where its size says")
+            elif part is _Part.SIZE:
+                line = _CHUNK_LINE.match(buffer, at)
+                if line is None or line.end() - at > MAX_CHUNK_LINE:
+                    if not pieces:
+                        self._check_unfinished_line(buffer, at)
+                    break
+                if pieces and not self._is_acceptable(line):
+                    break
+                at = self._begin_chunk(line)
+            else:
+                if pieces:
+                    break
+                section = self._trailers(buffer, at)
+                if section is None:
+                    break
+                return self._end(section.group(1)), section.end()
+        if not pieces:
+            return None, at
+        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), at
+
+    def _is_acceptable(self, line: re.Match[bytes]) -> bool:
+        length = int(line.group(1), 16)
+        return length <= MAX_LENGTH and self._extensions + len(line.group(2)) <= MAX_EXTENSIONS + self._total
+
+    def _begin_chunk(self, line: re.Match[bytes]) -> int:
+        """Start on the chunk whose line this is; the offset at which to go on."""
+        length = int(line.group(1), 16)
+        if length > MAX_LENGTH:
+            raise Malformed(Reason.BAD_FRAMING, "a chunk is too large")
+        self._extensions += len(line.group(2))
+        if self._extensions > MAX_EXTENSIONS + self._total:
+            raise Malformed(Reason.BAD_FRAMING, "more chunk extensions than data")
+        if not length:
+            # the trailer section starts with this line's CRLF, so that it looks like every other field section
+            self._part = _Part.TRAILERS
+            return line.end() - 2
+        self._total += length
+        self._left = length
+        self._part = _Part.DATA
+        return line.end()
+
+    def _check_unfinished_line(self, buffer: bytes | bytearray, at: int) -> None:
+        end = buffer.find(b"\n", at, at + MAX_CHUNK_LINE)
+        if end >= 0 or not _LINE_START.match(buffer, at):
+            raise Malformed(Reason.BAD_FRAMING, "malformed chunk size or extension")
+        if len(buffer) - at >= MAX_CHUNK_LINE:
+            raise Malformed(Reason.BAD_FRAMING, f"a chunk's extensions are longer than {MAX_CHUNK_LINE} octets")
+
+    def _trailers(self, buffer: bytes | bytearray, at: int) -> re.Match[bytes] | None:
+        """The trailer section, or None if it is not finished."""
+        limits = self._limits
+        start = at + max(self._scanned - 3, 0)
+        end = buffer.find(b"\r\n\r\n", start)
+        if (len(buffer) if end < 0 else end) - at > limits.max_head_bytes:
+            raise Malformed(Reason.HEAD_TOO_LARGE, f"the trailers are longer than {limits.max_head_bytes} octets", 431)
+        if end < 0:
+            if BARE_CR_OR_LF.search(buffer, start):
+                raise Malformed(Reason.BAD_FIELD, "a trailer's line ends in a bare CR or LF, or holds one")
+            self._scanned = len(buffer) - at
+            return None
+        section = _TRAILERS.match(buffer, at)
+        if section is None or buffer.count(b"\r\n", at, end) > limits.max_fields:
+            raise field_section_fault(bytes(buffer[at:end]), limits.max_fields)
+        return section
+
+    def _end(self, block: bytes) -> EndOfMessage:
+        """The end, with the trailers that may be passed on (RFC 9110 section 6.5.1)."""
+        if not block:
+            return NO_TRAILERS
+        lines = [line for line in block.split(b"\r\n")[1:] if self._may_come_late(line.partition(b":")[0].lower())]
+        return EndOfMessage(Fields(b"\r\n" + b"\r\n".join(lines))) if lines else NO_TRAILERS
+
+    def _may_come_late(self, name: bytes) -> bool:
+        hyphenated = name.replace(b"_", b"-")  # some origins do not tell the two apart
+        return not (hyphenated in _FORBIDDEN_TRAILERS or hyphenated.startswith(b"x-forwarded-") or name in self._named)

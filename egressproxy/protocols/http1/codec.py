@@ -1,0 +1,424 @@
+"""The HTTP/1.1 codec: bytes in, events out. One strict reading of requests and of responses.
+
+No asyncio, no sockets, no clock. A reader is fed what came, and asked for the next event until it needs more. Events
+are a head, pieces of body (chunked coding taken off), and the end of a message; a head whose `body` is 0 is the whole
+message, and no end follows it. The same bytes give the same events however they were cut into segments, with the
+pieces of a body joined; the work is linear in the bytes fed. When a reader has refused something it stays broken.
+
+What is checked here and in the modules beside this one, on raw bytes, before anything is acted on:
+
+* request line: method a token of at most 32 octets (its case kept), single spaces, target of visible ASCII without
+  "#" and backslash, version HTTP/1.1 or HTTP/1.0; up to four empty lines before it are skipped;
+* status line: HTTP/1.1 or HTTP/1.0, three digits, phrase without control octets; the space behind the code may miss;
+* field lines: CRLF alone ends a line, names are tokens with the colon at once behind them, no folding, no control
+  octets but HTAB in values, bounds on octets and on the number of lines;
+* Host: exactly one (HTTP/1.0: at most one), in the grammar of `model.authority`; beside CONNECT the target's host;
+* framing: at most one Content-Length, 1*DIGIT up to 2^53; at most one Transfer-Encoding, `chunked` and nothing else;
+  never both, no coding in HTTP/1.0, no content in CONNECT;
+* target: origin-form; absolute-form with http or https, a host, no userinfo; authority-form for CONNECT and only there;
+  `*` for OPTIONS and only there;
+* chunks: see `chunked`.
+
+llhttp is not on this path: it takes two Transfer-Encoding lines, a missing or second Host, HTTP/0.9 and HTTP/2.0,
+double spaces, and a bare LF behind a request line, and it refuses methods that it does not know. The tests prove that
+nothing is accepted here which it refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength, RequestHead, ResponseHead
+from egressproxy.protocols.http1 import request_head, response_head
+from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, EndOfMessage
+from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HeadLimits, Malformed
+
+__all__ = ["NO_TRAILERS", "EndOfMessage", "HeadLimits", "RequestReader", "ResponseReader"]
+
+#: Empty lines that are skipped before a request line (RFC 9112 section 2.2).
+MAX_EMPTY_LINES = 4
+
+#: Interim responses to one request; nobody needs more, and without a bound an upstream could send them for ever.
+MAX_INTERIM = 16
+
+#: Method, version and spaces of a request line, on top of its target.
+_LINE_OVERHEAD = 64
+
+_TCHARS = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+
+_STATUS_LINE_START = b"HTTP/1."
+
+
+class _State(IntEnum):
+    HEAD = 0
+    LENGTH = 1
+    CHUNKED = 2
+    UNTIL_CLOSE = 3
+    IDLE = 4  # responses: none is expected; also behind a 101 or a tunnel's 2xx
+    BROKEN = 5
+
+
+class _Reader:
+    """What both readers share: the buffer, and bodies.
+
+    The buffer is the segment that came last, as it came. Only where a segment begins before the one before it was used
+    up (an unfinished head or chunk line, pipelined requests) are they joined, in a bytearray, which grows in place.
+    """
+
+    __slots__ = ("_at", "_buffer", "_chunks", "_left", "_limits", "_match", "_scanned", "_state")
+
+    _state: _State
+
+    def __init__(self, limits: HeadLimits, head: re.Pattern[bytes]) -> None:
+        self._limits = limits
+        self._match = head.match
+        self._buffer: bytes | bytearray = b""
+        self._at = 0  # everything before this offset is used up
+        self._scanned = 0  # no head ends before this offset
+        self._left = 0  # octets of body still to come
+        self._chunks: ChunkedDecoder | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Octets fed and not yet turned into events."""
+        return len(self._buffer) - self._at
+
+    def feed(self, data: bytes) -> None:
+        """Take what came from the peer."""
+        buffer = self._buffer
+        at = self._at
+        if at == len(buffer):
+            self._buffer = data
+            self._at = 0
+            self._scanned = 0
+            return
+        if type(buffer) is not bytearray:
+            self._buffer = buffer = bytearray(buffer)
+        if at:
+            del buffer[:at]
+            self._scanned = max(self._scanned - at, 0)
+            self._at = 0
+        buffer += data
+
+    def take_rest(self) -> bytes:
+        """The octets behind a head that started a tunnel or an upgraded connection. The reader is empty afterwards."""
+        rest = bytes(self._buffer[self._at :])
+        self._release()
+        return rest
+
+    def _release(self) -> None:
+        """Let go of a used-up segment: idle connections hold no buffers."""
+        self._buffer = b""
+        self._at = 0
+        self._scanned = 0
+
+    def _begin_body(self, length: BodyLength, named: frozenset[bytes], end: _State) -> None:
+        """What follows the head just read; `end` is the state behind a message without body."""
+        if length == 0:
+            self._state = end
+        elif length > 0:
+            self._left = length
+            self._state = _State.LENGTH
+        elif length == CHUNKED:
+            self._chunks = ChunkedDecoder(self._limits, named)
+            self._state = _State.CHUNKED
+        else:
+            self._state = _State.UNTIL_CLOSE
+
+    def _next_of_body(self, end: _State) -> bytes | EndOfMessage | None:
+        """The next event of a body whose length is known, or that is chunked."""
+        if self._state is _State.LENGTH:
+            if not self._left:
+                self._state = end
+                return NO_TRAILERS
+            return self._take(self._left)
+        assert self._chunks is not None
+        event, self._at = self._chunks.decode(self._buffer, self._at)
+        if type(event) is EndOfMessage:
+            self._chunks = None
+            self._state = end
+            self._scanned = 0
+        if self._at == len(self._buffer):
+            self._release()
+        return event
+
+    def _take(self, limit: int) -> bytes | None:
+        """At most so many octets of what is buffered; the segment itself if it is all that."""
+        buffer, at = self._buffer, self._at
+        size = len(buffer) - at
+        if not size:
+            return None
+        if size <= limit:
+            piece = bytes(buffer) if not at else bytes(buffer[at:])
+            self._release()
+        else:
+            piece = bytes(buffer[at : at + limit])
+            size = limit
+            self._at = at + limit
+        self._left -= size
+        return piece
+
+    def _find_head(self) -> re.Match[bytes] | None:
+        """The head in the buffer; None if there is none, or if it is not finished or is refused: `_refuse` knows."""
+        buffer, at = self._buffer, self._at
+        if type(buffer) is bytearray:
+            if buffer.find(b"\r\n\r\n", max(self._scanned, at)) < 0:
+                return None
+            self._buffer = buffer = bytes(buffer)
+        return self._match(buffer, at)
+
+    def _look_for_end(self) -> int:
+        """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""
+        end = self._buffer.find(b"\r\n\r\n", max(self._scanned, self._at))
+        limit = self._limits.max_head_bytes
+        if (end if end >= 0 else len(self._buffer)) - self._at > limit:
+            raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limit} octets", 431)
+        return end
+
+
+class RequestReader(_Reader):
+    """Reads the requests of one client connection, one at a time and in order.
+
+    >>> reader = RequestReader(HeadLimits())
+    >>> reader.feed(b"GET /a HTTP/1.1\\r\\nHost: a.example\\r\\n\\r\\n")
+    >>> reader.next()
+    RequestHead(GET, ORIGIN, body=0)
+
+    Behind a CONNECT or an upgrade the caller decides before it asks for the next event: `take_rest` if the tunnel is
+    made; if it is refused while something is `buffered`, the connection has to be closed: those octets are no request.
+    """
+
+    __slots__ = ("_empty_lines", "_fault", "_is_line_checked")
+
+    def __init__(self, limits: HeadLimits) -> None:
+        super().__init__(limits, request_head.request_pattern(limits.max_fields))
+        self._state = _State.HEAD
+        self._empty_lines = 0
+        self._is_line_checked = False
+        self._fault: tuple[Reason, str, int] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Between messages, and nothing is buffered."""
+        return self._state is _State.HEAD and self._at == len(self._buffer)
+
+    @property
+    def has_partial_head(self) -> bool:
+        """Octets of a head are here that `next` has not returned."""
+        return self._state is _State.HEAD and self._at < len(self._buffer)
+
+    def next(self) -> RequestHead | bytes | EndOfMessage | None:
+        """The next event, or None: feed more.
+
+        Raises BadRequest, or LimitExceeded (413, 414, 431), both with `close` set; and again on every further call.
+        """
+        try:
+            if self._state is _State.HEAD:
+                return self._next_head()
+            if self._state is not _State.BROKEN:
+                return self._next_of_body(_State.HEAD)
+        except Malformed as fault:
+            self._fault = fault.reason, fault.message, fault.status
+            self._state = _State.BROKEN
+        raise self._error()
+
+    def _next_head(self) -> RequestHead | None:
+        if self._at == len(self._buffer):
+            return None
+        match = self._find_head()
+        if match is None:
+            if not self._skip_empty_lines():
+                self._refuse_or_wait()
+                return None
+            match = self._find_head()
+            if match is None:
+                self._refuse_or_wait()
+                return None
+        end = match.end()
+        if end - self._at - 4 > self._limits.max_head_bytes:
+            self._look_for_end()
+        head, named = request_head.read_request_head(match, self._limits)
+        if end == len(self._buffer):
+            self._release()
+        else:
+            self._at = self._scanned = end
+        self._empty_lines = 0
+        self._is_line_checked = False
+        if head.body:
+            self._begin_body(head.body, named, _State.HEAD)
+        return head
+
+    def _skip_empty_lines(self) -> bool:
+        """Whether there were some, and something is behind them."""
+        at = self._at
+        while self._empty_lines < MAX_EMPTY_LINES and self._buffer.startswith(b"\r\n", at):
+            at += 2
+            self._empty_lines += 1
+        if at == self._at:
+            return False
+        if at == len(self._buffer):
+            self._release()
+            return False
+        self._at = at
+        return True
+
+    def _refuse_or_wait(self) -> None:
+        """Raise Malformed if what is buffered can be no head, however it goes on."""
+        buffer, at = self._buffer, self._at
+        if at == len(buffer):
+            return
+        end = self._look_for_end()
+        if end >= 0:
+            raise request_head.head_fault(bytes(buffer[at : end + 4]), self._limits)
+        if not self._is_line_checked:
+            line_end = buffer.find(b"\n", max(self._scanned, at))
+            if line_end >= 0:
+                line = bytes(buffer[at : line_end + 1])
+                if not request_head.REQUEST_LINE.fullmatch(line):
+                    raise request_head.request_line_fault(line, self._limits)
+                self._is_line_checked = True
+            elif len(buffer) - at > self._limits.max_target_bytes + _LINE_OVERHEAD:
+                limit = self._limits.max_target_bytes
+                raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limit} octets", 414)
+            elif buffer[at] not in _TCHARS and buffer[at] != 0x0D:
+                raise Malformed(Reason.BAD_REQUEST_LINE, "the connection does not speak HTTP/1")
+        if BARE_CR_OR_LF.search(buffer, max(self._scanned, at)):
+            reason = Reason.BAD_FIELD if self._is_line_checked else Reason.BAD_REQUEST_LINE
+            raise Malformed(reason, "a line ends in a bare CR or LF, or holds one")
+        self._scanned = max(at, len(buffer) - 3)
+
+    def _error(self) -> GatewayError:
+        assert self._fault is not None
+        reason, message, status = self._fault
+        if status in (413, 414, 431):
+            return LimitExceeded(reason, message, status=status, close=True)
+        return BadRequest(reason, message, status=status)
+
+    def __repr__(self) -> str:
+        return f"RequestReader({self._state.name}, buffered={self.buffered})"
+
+
+class ResponseReader(_Reader):
+    """Reads the responses on one upstream connection, each announced by `expect`.
+
+    Interim heads (1xx but 101) are events of their own; the final head follows. Behind a 101, and a 2xx to CONNECT,
+    nothing is read any more: `take_rest`. A connection may be used again only if the message ended, its head has no
+    `connection_close`, and `has_surplus` is false.
+    """
+
+    __slots__ = ("_eof", "_fault", "_interim", "_is_started", "_method")
+
+    def __init__(self, limits: HeadLimits) -> None:
+        super().__init__(limits, response_head.response_pattern(limits.max_fields))
+        self._state = _State.IDLE
+        self._method = b""
+        self._interim = 0
+        self._is_started = False  # something of this response has come
+        self._eof: bool | None = None  # how the upstream ended: cleanly, or not
+        self._fault: tuple[Reason, str, Retry] | None = None
+
+    @property
+    def has_surplus(self) -> bool:
+        """Octets came that belong to no response: the connection must not be used again (RFC 9112 section 6.3)."""
+        return self._state is _State.IDLE and self._at < len(self._buffer)
+
+    def expect(self, method: bytes) -> None:
+        """Announce the response to a request with this method; it decides about the body. Before anything is fed."""
+        if self._state is _State.BROKEN:
+            return
+        if self._at < len(self._buffer) or self._state is not _State.IDLE:
+            self._break(Reason.BAD_RESPONSE, "the upstream spoke before it was asked", Retry.IF_REUSED)
+            return
+        self._method = method
+        self._interim = 0
+        self._is_started = False
+        self._state = _State.HEAD
+
+    def feed_eof(self, clean: bool) -> None:
+        """The upstream sends no more; `clean` is false after a reset, or an end of TLS without its close_notify."""
+        if self._eof is None:
+            self._eof = clean
+
+    def next(self) -> ResponseHead | bytes | EndOfMessage | None:
+        """The next event, or None: feed more (or the message is over).
+
+        Raises UpstreamFault, and again on every further call: BAD_RESPONSE for what breaks a rule, UPSTREAM_INCOMPLETE
+        for an end in the middle, UPSTREAM_CLOSED (retry: if reused) for an end before anything came.
+        """
+        event: ResponseHead | bytes | EndOfMessage | None = None
+        try:
+            if self._state is _State.HEAD:
+                event = self._next_head()
+            elif self._state is _State.UNTIL_CLOSE:
+                event = self._take(len(self._buffer))
+                if event is None and self._eof:
+                    self._state = _State.IDLE
+                    return NO_TRAILERS
+            elif self._state is not _State.BROKEN:
+                if self._state is _State.IDLE:
+                    return None
+                event = self._next_of_body(_State.IDLE)
+        except Malformed as fault:
+            self._break(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}")
+        if event is None and self._eof is not None and self._state is not _State.BROKEN:
+            self._break_off()
+        if self._fault is not None:
+            reason, message, retry = self._fault
+            raise UpstreamFault(reason, message, retry=retry)
+        return event
+
+    def _next_head(self) -> ResponseHead | None:
+        if self._at == len(self._buffer):
+            return None
+        self._is_started = True
+        match = self._find_head()
+        if match is None:
+            self._refuse_or_wait()
+            return None
+        end = match.end()
+        if end - self._at - 4 > self._limits.max_head_bytes:
+            self._look_for_end()
+        head, named = response_head.read_response_head(match, self._method)
+        if end == len(self._buffer):
+            self._release()
+        else:
+            self._at = self._scanned = end
+        if head.is_interim:
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                raise Malformed(Reason.BAD_RESPONSE, f"more than {MAX_INTERIM} interim responses")
+        else:
+            self._begin_body(head.body, named, _State.IDLE)
+        return head
+
+    def _refuse_or_wait(self) -> None:
+        """Raise Malformed if what is buffered can be no head, however it goes on."""
+        buffer, at = self._buffer, self._at
+        end = self._look_for_end()
+        if end >= 0:
+            raise response_head.head_fault(bytes(buffer[at : end + 4]), self._limits)
+        start = bytes(buffer[at : at + len(_STATUS_LINE_START)])
+        if not _STATUS_LINE_START.startswith(start):
+            raise Malformed(Reason.BAD_RESPONSE, "the upstream does not speak HTTP/1")
+        if BARE_CR_OR_LF.search(buffer, max(self._scanned, at)):
+            raise Malformed(Reason.BAD_FIELD, "a line ends in a bare CR or LF, or holds one")
+        self._scanned = max(at, len(buffer) - 3)
+
+    def _break_off(self) -> None:
+        """The upstream has ended in the middle (RFC 9112 section 8)."""
+        if self._state is _State.HEAD and not self._is_started:
+            self._break(Reason.UPSTREAM_CLOSED, "the upstream closed its connection without an answer", Retry.IF_REUSED)
+        else:
+            self._break(Reason.UPSTREAM_INCOMPLETE, "the upstream's response broke off")
+
+    def _break(self, reason: Reason, message: str, retry: Retry = Retry.NEVER) -> None:
+        self._fault = reason, message, retry
+        self._state = _State.BROKEN
+
+    def __repr__(self) -> str:
+        return f"ResponseReader({self._state.name}, buffered={self.buffered})"
+
+
+assert CHUNKED < 0 > UNTIL_CLOSE  # `if head.body` asks whether a body follows, whatever its framing

@@ -1,0 +1,138 @@
+"""What both directions of HTTP/1.1 share: limits, the grammar of a field section, Connection options, body lengths.
+
+Everything here is a pure function or a value, and must never repeat the peer's bytes in a message.
+Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from egressproxy.errors import Reason
+from egressproxy.model.fields import TOKEN
+from egressproxy.model.message import CHUNKED
+
+__all__ = [
+    "BARE_CR_OR_LF",
+    "FIELD_LINE",
+    "MAX_LENGTH",
+    "TCHAR",
+    "HeadLimits",
+    "Malformed",
+    "connection_options",
+    "field_section_fault",
+    "read_content_length",
+    "read_transfer_encoding",
+    "without_fields",
+]
+
+#: Lengths above this cannot be told apart by peers that count in doubles; nobody sends 8 PiB.
+MAX_LENGTH = 2**53
+
+#: One octet of a token, RFC 9110 section 5.6.2 (source text of a pattern).
+TCHAR = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+
+#: One field line *preceded* by its CRLF: a token, the colon at once, then no control octet but HTAB (source text).
+#: Possessive throughout, so a mismatch costs one pass and never backtracks.
+FIELD_LINE = rb"\r\n" + TCHAR + rb"++:[\t\x20-\x7e\x80-\xff]*+"
+
+#: A CR that is not followed by LF, or the reverse; a CR at the very end may still get its LF.
+BARE_CR_OR_LF = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
+
+_VALUE_OCTETS = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """Bounds of one head, and of one trailer section: octets in all, field lines, octets of the request target."""
+
+    max_head_bytes: int = 65536
+    max_fields: int = 128
+    max_target_bytes: int = 8192
+
+
+class Malformed(Exception):
+    """A message breaks a rule. The readers turn it into BadRequest, LimitExceeded or UpstreamFault.
+
+    `status` is what a client would be answered; the message is fixed text.
+    """
+
+    def __init__(self, reason: Reason, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.status = status
+
+
+def connection_options(value: bytes) -> set[bytes]:
+    """The lower-case options of a Connection value (several lines joined by commas); empty elements are skipped.
+
+    Raises Malformed if an element is no token. Source: RFC 9110 sections 5.6.1 and 7.6.1.
+    """
+    options = {option.strip(b" \t") for option in value.lower().split(b",")}
+    options.discard(b"")
+    for option in options:
+        if not TOKEN.fullmatch(option):
+            raise Malformed(Reason.BAD_FIELD, "an option of Connection is not a token")
+    return options
+
+
+def without_fields(block: bytes, names: Collection[bytes]) -> bytes:
+    """The block without the lines of these (lower-case) names.
+
+    For names that a peer chose: taken apart line by line, because a compiled pattern per request would let a client
+    buy CPU and cache space.
+    """
+    lines = block.split(b"\r\n")
+    return b"\r\n".join([line for line in lines if line.partition(b":")[0].lower() not in names])
+
+
+def read_content_length(value: bytes) -> int:
+    """The length that a Content-Length value states.
+
+    Raises Malformed unless it is 1*DIGIT and at most MAX_LENGTH. Source: RFC 9110 section 8.6, RFC 9112 section 6.3.
+    """
+    # bytes.isdigit is ASCII only, unlike str.isdigit; the length check keeps int() from chewing on 60 KB of digits
+    if not value.isdigit():
+        raise Malformed(Reason.BAD_FRAMING, "Content-Length is not a number")
+    if len(value) > 20 or int(value) > MAX_LENGTH:
+        raise Malformed(Reason.BAD_FRAMING, "Content-Length is too large")
+    return int(value)
+
+
+def read_transfer_encoding(value: bytes) -> int:
+    """CHUNKED, the one coding that is understood.
+
+    Raises Malformed, 501 for another coding, 400 for anything that is no list of codings.
+    Source: RFC 9112 section 6.1.
+    """
+    if value.lower() == b"chunked":
+        return CHUNKED
+    codings = [coding.strip(b" \t") for coding in value.split(b",")]
+    if all(TOKEN.fullmatch(coding) for coding in codings) and b"chunked" not in [c.lower() for c in codings[:-1]]:
+        raise Malformed(Reason.UNKNOWN_CODING, "the only transfer coding understood is chunked", 501)
+    raise Malformed(Reason.BAD_FRAMING, "malformed Transfer-Encoding")
+
+
+def field_section_fault(section: bytes, max_fields: int) -> Malformed:
+    """Why a field section (every line preceded by CRLF, none behind) is refused. Runs only for those that are."""
+    if BARE_CR_OR_LF.search(section) or section.endswith(b"\r"):
+        return Malformed(Reason.BAD_FIELD, "a line ends in a bare CR or LF, or holds one")
+    lines = section.split(b"\r\n")[1:]
+    if len(lines) > max_fields:
+        return Malformed(Reason.HEAD_TOO_LARGE, f"more than {max_fields} fields", 431)
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if line[:1] in (b" ", b"\t"):
+            return Malformed(Reason.BAD_FIELD, "folded field lines are refused")
+        if not colon:
+            return Malformed(Reason.BAD_FIELD, "a field line has no colon")
+        if name[-1:] in (b" ", b"\t"):
+            return Malformed(Reason.BAD_FIELD, "a blank stands between a field's name and its colon")
+        if not TOKEN.fullmatch(name):
+            return Malformed(Reason.BAD_FIELD, "a field's name is not a token")
+        if not _VALUE_OCTETS.fullmatch(value):
+            return Malformed(Reason.BAD_FIELD, "a field's value holds a control character")
+    return Malformed(Reason.BAD_FIELD, "malformed field section")

@@ -1,0 +1,132 @@
+"""Reads one complete response head: bytes in, ResponseHead out.
+
+As for requests: one expression checks the whole head, one split takes out what concerns this hop or the framing.
+Where RFC 9112 lets a proxy repair a response (folding, a blank before the colon, both framing fields) it is refused.
+
+Sources: RFC 9112 sections 4 and 6.3, RFC 9110 sections 7.6.1, 7.8, 8.6 and 11.7.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from egressproxy.errors import Reason
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import UNTIL_CLOSE, ResponseHead
+from egressproxy.protocols.http1.framing import (
+    FIELD_LINE,
+    HeadLimits,
+    Malformed,
+    connection_options,
+    field_section_fault,
+    read_content_length,
+    read_transfer_encoding,
+    without_fields,
+)
+
+__all__ = ["STATUS_LINE", "head_fault", "read_response_head", "response_pattern"]
+
+#: Source text: minor version, status, phrase. The space behind the status may be missing (we send it, section 4).
+_LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
+
+STATUS_LINE = re.compile(_LINE + rb"\r\n")
+
+
+def _any_case(names: str) -> bytes:
+    return "|".join(
+        "".join(f"[{c}{c.upper()}]" if c.isalpha() else re.escape(c) for c in name) for name in names.split()
+    ).encode()
+
+
+#: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us.
+_HOP = re.compile(
+    rb"\r\n(?=[ckptuvCKPTUV])("
+    + _any_case(
+        "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
+        "proxy-authentication-info"
+    )
+    + rb"):([^\r]*)"
+)
+
+_KNOWN_OPTIONS = frozenset(b"close keep-alive upgrade te content-length transfer-encoding proxy-connection via".split())
+
+_NOTHING: frozenset[bytes] = frozenset()
+
+
+@lru_cache(maxsize=16)
+def response_pattern(max_fields: int) -> re.Pattern[bytes]:
+    """The whole grammar of a head: minor version, status, phrase, field block (groups 1 to 4), and its end."""
+    return re.compile(_LINE + rb"((?:" + FIELD_LINE + rb"){0,%d}+)\r\n\r\n" % max_fields)
+
+
+def read_response_head(match: re.Match[bytes], method: bytes) -> tuple[ResponseHead, frozenset[bytes]]:
+    """The head that `response_pattern` matched, answering this method; and the names that its Connection field listed.
+
+    Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304). Raises Malformed.
+    """
+    minor, code, phrase, block = match.groups()
+    status = int(code)
+    parts = _HOP.split(block)
+    head = ResponseHead(status, phrase or b"", Fields(b"".join(parts[::3])))
+    is_1_0 = minor == b"0"
+    length: bytes | None = None
+    coding: bytes | None = None
+    is_framing_repeated = False
+    connection = upgrade = b""
+    for name, value in zip(parts[1::3], parts[2::3], strict=True):
+        name, value = name.lower(), value.strip(b" \t")
+        if name == b"content-length":
+            is_framing_repeated = is_framing_repeated or length is not None
+            length = value
+        elif name == b"transfer-encoding":
+            is_framing_repeated = is_framing_repeated or coding is not None
+            coding = value
+        elif name == b"connection":
+            connection = connection + b"," + value if connection else value
+        elif name == b"via":
+            head.via = head.via + b", " + value if head.via else value
+        elif name == b"upgrade":
+            upgrade = upgrade + b", " + value if upgrade else value
+
+    named = _NOTHING
+    is_kept = not is_1_0
+    if connection:
+        options = connection_options(connection)
+        if b"close" in options:
+            is_kept = False
+        elif is_1_0:
+            is_kept = b"keep-alive" in options
+        if b"upgrade" in options and not is_1_0:
+            head.upgrade = upgrade
+        named = frozenset(options - _KNOWN_OPTIONS)
+        if named:
+            head.fields.block = without_fields(head.fields.block, named)
+    head.http_1_0 = is_1_0
+
+    if status < 200 or status == 204 or (method == b"CONNECT" and status < 300):
+        pass  # no body, and what the framing fields say is void
+    elif is_framing_repeated:
+        raise Malformed(Reason.BAD_FRAMING, "a framing field is repeated")
+    elif method == b"HEAD" or status == 304:
+        if length is not None and coding is None:
+            head.fields.block += b"\r\nContent-Length: %d" % read_content_length(length)
+    elif coding is not None:
+        if length is not None or is_1_0:
+            raise Malformed(Reason.BAD_FRAMING, "Transfer-Encoding beside Content-Length, or in HTTP/1.0")
+        head.body = read_transfer_encoding(coding)
+    elif length is not None:
+        head.body = read_content_length(length)
+    else:
+        head.body = UNTIL_CLOSE
+        is_kept = False
+    head.connection_close = not is_kept
+    return head, named
+
+
+def head_fault(head: bytes, limits: HeadLimits) -> Malformed:
+    """Why a complete head does not match `response_pattern`. Runs only for those that do not."""
+    end = head.find(b"\n") + 1
+    if not STATUS_LINE.fullmatch(head[:end]):
+        return Malformed(Reason.BAD_RESPONSE, "malformed status line")
+    return field_section_fault(head[end - 2 : -4], limits.max_fields)
