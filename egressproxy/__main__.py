@@ -1,0 +1,6 @@
+"""`python -m egressproxy` is the same command."""
+
+from egressproxy.cli import main
+
+if __name__ == "__main__":
+    main()

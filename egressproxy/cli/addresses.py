@@ -1,0 +1,32 @@
+"""Addresses on the command line: IP literals only; a name can change its mind between the check and the bind."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import click
+
+__all__ = ["address", "address_and_port"]
+
+
+def address(value: str) -> str:
+    """An IP address, IPv6 with or without brackets, as its canonical text. Raises click.BadParameter."""
+    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    try:
+        return str(ip_address(bare))
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is not an IP address; give one such as 127.0.0.1, 0.0.0.0 or ::1"
+        ) from None
+
+
+def address_and_port(value: str) -> tuple[str, int] | None:
+    """`HOST:PORT` or `[HOST6]:PORT`; `off` is None. Raises click.BadParameter."""
+    if value == "off":
+        return None
+    host, colon, port = value.rpartition(":")
+    if not colon or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise click.BadParameter(f"{value!r} is not HOST:PORT; give one such as 127.0.0.1:15000 or [::1]:15000, or off")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise click.BadParameter(f"{port!r} is not a port; give a number from 0 to 65535 (0 lets the system choose)")
+    return address(host), int(port)

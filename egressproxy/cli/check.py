@@ -1,0 +1,126 @@
+"""`egressproxy check`: everything that `run` would say about a configuration, without opening a socket."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from egressproxy.cli.addresses import address
+from egressproxy.cli.problems import show_problems, show_warnings
+
+if TYPE_CHECKING:
+    from egressproxy.config.compile.contract import Compiled
+    from egressproxy.config.load import ResourceSet
+
+__all__ = ["command"]
+
+#: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
+_GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
+
+
+@click.command("check", short_help="Say everything that is wrong with a configuration.")
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="PATH…")
+@click.option(
+    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
+    help="The same as PATH, for those who type it as in `run`.",
+)  # fmt: skip
+@click.option(
+    "--bind", "bind", multiple=True, type=address, default=("127.0.0.1",), show_default=True, metavar="ADDR",
+    help="As in `run`.",
+)  # fmt: skip
+@click.option("--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option("--strict", is_flag=True, help="Warnings fail, too.")
+def command(
+    paths: tuple[Path, ...], config: tuple[Path, ...], bind: tuple[str, ...], output: str, strict: bool
+) -> None:
+    """Read files and folders as `run` would, and print every problem at once with its place.
+
+    What a manifest may not say is a problem. What it may say and what cannot be served (a Secret that is not there,
+    a route without a listener) is a warning: that part would not be served, the rest would.
+
+    \b
+    Examples:
+      egressproxy check policies/
+      egressproxy check gateway.yaml secrets/ --strict
+      egressproxy check policies/ --output json | jq '.problems[].message'
+
+    Exit status: 0 good, 1 problems (with --strict: or warnings), 2 wrong usage.
+    """
+    if not paths + config:
+        raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
+    from egressproxy import app
+    from egressproxy.config.load import load
+    from egressproxy.config.problems import ConfigError
+
+    try:
+        resources = load(paths + config)
+        compiled = app.compiled(resources, bind)
+    except ConfigError as error:
+        if output == "json":
+            problems = [problem.as_dict() for problem in error.problems]
+            _print_json({"ok": False, "problems": problems, "warnings": []})
+        else:
+            show_problems(error.problems, sys.stdout)
+            count = len(error.problems)
+            click.echo(f"{count} problem{'s' if count > 1 else ''}: this configuration would be refused as a whole.")
+        sys.exit(1)
+    warnings = [*compiled.warnings, *_status_warnings(resources, compiled)]
+    is_good = not (strict and warnings)
+    if output == "json":
+        report = {"ok": is_good, "problems": [], "warnings": warnings, "objects": len(resources)}
+        _print_json({**report, "listeners": [dict(listener) for listener in _listeners(compiled)]})
+    else:
+        show_warnings(warnings, sys.stdout)
+        for listener in _listeners(compiled):
+            places = ", ".join(listener["addresses"])
+            click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {places}")
+        click.echo(f"{len(resources)} objects, {len(warnings)} warning{'' if len(warnings) == 1 else 's'}.")
+    sys.exit(0 if is_good else 1)
+
+
+def _print_json(report: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(report, indent=2))
+
+
+def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
+    for listener in compiled.spec.listeners:
+        places = [f"[{ip}]:{listener.port}" if ":" in ip else f"{ip}:{listener.port}" for ip in listener.addresses]
+        yield {
+            "gateway": listener.gateway,
+            "name": listener.name,
+            "protocol": listener.protocol.value,
+            "addresses": places,
+        }
+
+
+def _status_warnings(resources: ResourceSet, compiled: Compiled) -> Iterator[str]:
+    """One sentence for every condition that is not as one would wish, in the order of the files."""
+    for resource in resources.objects:
+        status = compiled.statuses.get(resource.key)
+        if status is None:
+            continue
+        for where, condition in _conditions(status):
+            if (condition["status"] == "True") == (condition["type"] in _GOOD):
+                continue
+            said = f"{condition['type']} is {condition['status']} ({condition['reason']})"
+            place = f"{resource.origin}: " if resource.origin.file else ""
+            message = f": {condition['message']}" if condition.get("message") else ""
+            yield f"{place}{resource}{where}: {said}{message}"
+
+
+def _conditions(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Conditions of the object, its listeners, parents and ancestors; each with words for the place."""
+    for condition in status.get("conditions", ()):
+        yield "", condition
+    for listener in status.get("listeners", ()):
+        for condition in listener.get("conditions", ()):
+            yield f" listener {listener['name']}", condition
+    for section, key, word in (("parents", "parentRef", "parent"), ("ancestors", "ancestorRef", "target")):
+        for part in status.get(section, ()):
+            for condition in part.get("conditions", ()):
+                yield f" {word} {part[key].get('name', '?')}", condition

@@ -1,0 +1,89 @@
+"""`egressproxy run`: reads the options, and hands them to the composition root."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from egressproxy.cli.addresses import address, address_and_port
+from egressproxy.cli.problems import show_problems
+
+__all__ = ["command"]
+
+
+@click.command("run", short_help="Serve traffic.")
+@click.option(
+    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
+    help="A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.",
+)  # fmt: skip
+@click.option(
+    "--bind", "bind", multiple=True, type=address, default=("127.0.0.1",), show_default=True, metavar="ADDR",
+    help="Where Gateways without addresses of their own listen; may be given again. An address of the network lets the"
+    " network in: allow only what you mean to.",
+)  # fmt: skip
+@click.option(
+    "--admin", type=address_and_port, default="127.0.0.1:15000", show_default=True, metavar="HOST:PORT",
+    help="Health, metrics and the configuration in service, read-only. `off` for none.",
+)  # fmt: skip
+@click.option(
+    "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
+    help="A second address that answers /metrics, /healthz and /readyz alone, for scrapers of the network.",
+)  # fmt: skip
+@click.option(
+    "--access-log", metavar="PATH", default=None,
+    help="Where one JSON line for every exchange goes: a file, `-` for standard output (the default), `off` for"
+    " nowhere. SIGHUP opens a file again.",
+)  # fmt: skip
+@click.option(
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
+    help="Of the diagnostics on standard error.",
+)  # fmt: skip
+def command(
+    config: tuple[Path, ...],
+    bind: tuple[str, ...],
+    admin: tuple[str, int] | None,
+    metrics: tuple[str, int] | None,
+    access_log: str | None,
+    log_level: str,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
+
+    Without --config it is an open forward proxy on 127.0.0.1:3128: good for a first look, reachable from this machine
+    alone. With a configuration nothing leaves that it does not allow.
+
+    \b
+    Examples:
+      egressproxy run
+      egressproxy run --config policies/
+      egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
+      egressproxy run --config policies/ --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
+
+    Exit status: 0 after a drain, 1 if the configuration or a listener is bad at the start, 2 for wrong usage.
+    """
+    from egressproxy import app
+    from egressproxy.config.problems import ConfigError
+
+    if not config:
+        click.echo(
+            "No --config: an OPEN forward proxy on 127.0.0.1:3128, without any policy, for this machine alone.\n"
+            "Try it:\n"
+            "  curl -x http://127.0.0.1:3128 https://example.com/\n"
+            "To say what may leave, see `egressproxy schema` and `egressproxy run --help`.",
+            err=True,
+        )
+    options = app.RunOptions(
+        config=config,
+        bind=tuple(dict.fromkeys(bind)),
+        admin=admin,
+        metrics=metrics,
+        access_log=None if access_log == "-" else access_log,
+        log_level=log_level,
+    )
+    try:
+        status = app.run(options)
+    except ConfigError as error:
+        show_problems(error.problems, sys.stderr)
+        status = 1
+    sys.exit(status)
