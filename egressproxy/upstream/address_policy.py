@@ -1,7 +1,7 @@
 """Which addresses may be dialled: public unicast, and what an operator has allowed. Pure.
 
-Every address that comes from a name or from a client passes through `AddressPolicy.check` directly before it is dialled,
-and that very address object is dialled. The table is our own, made from the IANA special-purpose registries (RFC 6890
+Every address that comes from a name or from a client passes through `AddressPolicy.check` directly before the dial, and
+that very address object is dialled. The table is our own, made from the IANA special-purpose registries (RFC 6890
 and its successors); `ipaddress.is_global` is never asked, since it calls NAT64, 6to4, IPv4-compatible and multicast
 addresses global. For IPv6 everything outside 2000::/3 is special, and so is every prefix that carries an IPv4 address.
 """
@@ -162,7 +162,7 @@ class AddressPolicy:
         return left
 
     def check_operator(self, address: IPAddress, port: int) -> None:
-        """An address that an operator wrote (Ip and Service endpoints, parents) is dialled as written, but for two kinds.
+        """What an operator wrote (Ip and Service endpoints, parents) is dialled as written, but for two kinds.
 
         Raises Denied for the gateway's own listeners and for cloud metadata, unless an allowance names the address.
         """

@@ -1,49 +1,63 @@
-"""Certificates for tests: one authority, leaf certificates for any names, and TLS contexts made of them."""
+"""A certificate authority for tests, and two TLS ends in memory."""
 
 from __future__ import annotations
 
-import ssl
-from dataclasses import dataclass
-from pathlib import Path
+import base64
+import datetime
+import hashlib
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-__all__ = ["Leaf", "Pki"]
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A certificate chain and its key, PEM."""
-
-    chain_pem: str
-    key_pem: str
+from egressproxy.model.secret import Secret
+from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
 
 
 class Pki:
-    """An authority that nobody trusts but the test. With a folder, its certificate also lies there as `ca.crt`."""
+    """One root. `certificate` issues a server certificate as a CertificateSpec."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._ca = trustme.CA()
-        self.ca_pem: str = self._ca.cert_pem.bytes().decode()
-        self.ca_file: Path | None = None
-        if folder is not None:
-            self.ca_file = folder / "ca.crt"
-            self.ca_file.write_text(self.ca_pem, encoding="ascii")
+    def __init__(self) -> None:
+        self.ca = trustme.CA(key_type=trustme.KeyType.ECDSA)
+        self.ca_pem = self.ca.cert_pem.bytes().decode()
 
-    def issue(self, *names: str) -> Leaf:
-        """A leaf for these DNS names or addresses."""
-        made = self._ca.issue_cert(*names)
-        chain = "".join(blob.bytes().decode() for blob in made.cert_chain_pems)
-        return Leaf(chain, made.private_key_pem.bytes().decode())
+    def issue(self, *names: str, cn: str | None = None, expired: bool = False) -> trustme.LeafCert:
+        now = datetime.datetime.now(datetime.UTC)
+        days = datetime.timedelta(days=1)
+        span = {"not_before": now - 9 * days, "not_after": now - days} if expired else {}
+        return self.ca.issue_cert(*names, common_name=cn, key_type=trustme.KeyType.ECDSA, **span)
 
-    def server_context(self, *names: str, alpn: tuple[str, ...] = ()) -> ssl.SSLContext:
-        """A context for a server that shows a leaf for these names."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._ca.issue_cert(*names).configure_cert(context)
-        if alpn:
-            context.set_alpn_protocols(list(alpn))
-        return context
+    def certificate(self, *names: str, cn: str | None = None, expired: bool = False) -> CertificateSpec:
+        leaf = self.issue(*names, cn=cn, expired=expired)
+        return CertificateSpec(
+            "tests/cert", chain(leaf), Secret(leaf.private_key_pem.bytes()), tuple(n for n in names if "://" not in n)
+        )
 
-    def client_context(self) -> ssl.SSLContext:
-        """A context that trusts this authority and no other."""
-        return ssl.create_default_context(cadata=self.ca_pem)
+    def listener(self, *names: str, expired: bool = False) -> ListenerTlsSpec:
+        return ListenerTlsSpec(certificates=(self.certificate(*names, expired=expired),))
+
+    def crl(self, *revoked_pem: str, expired: bool = False) -> str:
+        """A revocation list of the root."""
+        now = datetime.datetime.now(datetime.UTC)
+        days = datetime.timedelta(days=1)
+        root = x509.load_pem_x509_certificate(self.ca.cert_pem.bytes())
+        builder = x509.CertificateRevocationListBuilder().issuer_name(root.subject)
+        builder = builder.last_update(now - 9 * days).next_update(now - days if expired else now + 9 * days)
+        for pem in revoked_pem:
+            serial = x509.load_pem_x509_certificate(pem.encode()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now - days).build()
+            builder = builder.add_revoked_certificate(entry)
+        key = load_pem_private_key(self.ca.private_key_pem.bytes(), None)
+        return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()  # type: ignore[arg-type]
+
+
+def chain(leaf: trustme.LeafCert) -> str:
+    return b"".join(blob.bytes() for blob in leaf.cert_chain_pems).decode()
+
+
+def pin(chain_pem: str) -> str:
+    """The SPKI pin of the first certificate."""
+    key = x509.load_pem_x509_certificate(chain_pem.encode()).public_key()
+    spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return "sha256/" + base64.b64encode(hashlib.sha256(spki).digest()).decode()

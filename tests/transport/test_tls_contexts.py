@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import replace
+
+import pytest
+
+from egressproxy.model.secret import Secret
+from egressproxy.spec.backend import BackendTlsSpec
+from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
+from egressproxy.transport.tls_contexts import client_context, client_tls, server_context
+from tests.support.pki import Pki, chain, pin
+
+PKI = Pki()
+TRUST = BackendTlsSpec(ca_pem=PKI.ca_pem)
+
+
+class Ends:
+    """What a handshake in memory gave."""
+
+    def __init__(self, server: ssl.SSLContext, spec: BackendTlsSpec, host: str, alpn: tuple[str, ...] = ("http/1.1",)):
+        tls = client_tls(spec, host, alpn)
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.sni: str | None = "not seen"
+        self.client = tls.context.wrap_bio(down, up, server_hostname=tls.server_hostname)
+        self.server = server.wrap_bio(up, down, server_side=True)
+        waiting = [self.client, self.server]
+        for _ in range(10):
+            for end in list(waiting):
+                try:
+                    end.do_handshake()
+                    waiting.remove(end)
+                except ssl.SSLWantReadError:
+                    pass
+        assert not waiting
+        if tls.verify:
+            tls.verify(self.client)
+
+    @property
+    def certificate_names(self) -> list[str]:
+        return [value for _kind, value in self.client.getpeercert()["subjectAltName"]]  # type: ignore[index,misc]
+
+
+def handshake(spec: BackendTlsSpec, host: str, *names: str, **server: object) -> Ends:
+    return Ends(server_context(PKI.listener(*names, **server)), spec, host)  # type: ignore[arg-type]
+
+
+def refused(spec: BackendTlsSpec, host: str, *names: str, **server: object) -> int:
+    """The verify code of the refusal."""
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        handshake(spec, host, *names, **server)
+    return caught.value.verify_code
+
+
+def test_a_good_certificate_is_accepted_with_http_1_1_by_alpn():
+    ends = handshake(TRUST, "a.test", "a.test")
+    assert ends.client.selected_alpn_protocol() == "http/1.1"
+    assert ends.client.version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [
+        ("a.test", ["b.test"]),
+        ("a.b.test.example", ["*.test.example"]),
+        ("127.0.0.1", ["a.test"]),
+        ("a.test", ["127.0.0.1"]),
+    ],
+)
+def test_another_name_is_refused(host: str, names: list[str]):
+    assert refused(TRUST, host, *names) in (62, 64)
+
+
+def test_the_common_name_never_counts():
+    server = server_context(ListenerTlsSpec(certificates=(PKI.certificate("other.test", cn="a.test"),)))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Ends(server, TRUST, "a.test")
+
+
+def test_an_expired_certificate_is_refused():
+    assert refused(TRUST, "a.test", "a.test", expired=True) == 10
+
+
+def test_a_foreign_root_is_refused():
+    assert refused(BackendTlsSpec(ca_pem=Pki().ca_pem), "a.test", "a.test") in (18, 19, 20)
+
+
+def test_own_roots_replace_those_of_the_system_and_no_roots_mean_the_systems():
+    assert len(client_context(TRUST).get_ca_certs()) == 1
+    assert refused(BackendTlsSpec(), "a.test", "a.test") in (18, 19, 20)
+
+
+def test_an_address_is_verified_and_not_sent_as_sni():
+    server = server_context(PKI.listener("127.0.0.1"))
+    seen: list[str | None] = []
+    server.sni_callback = lambda _peer, name, _context: seen.append(name)
+    Ends(server, TRUST, "127.0.0.1")
+    assert seen == [None]
+
+
+def test_the_sni_of_the_spec_is_sent_and_verified_instead_of_the_host():
+    server = server_context(PKI.listener("real.test"))
+    seen: list[str | None] = []
+    server.sni_callback = lambda _peer, name, _context: seen.append(name)
+    Ends(server, replace(TRUST, sni="real.test"), "front.test")
+    assert seen == ["real.test"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "presented"),
+    [
+        (("b.test", "a.test"), ["a.test"]),
+        (("B.TEST.",), ["b.test"]),
+        (("x.b.test",), ["*.b.test"]),
+        (("10.0.0.1",), ["10.0.0.1"]),
+        (("2001:DB8::1",), ["2001:db8::1"]),
+    ],
+)
+def test_any_of_the_names_suffices(wanted: tuple[str, ...], presented: list[str]):
+    handshake(replace(TRUST, names=wanted), "host.test", *presented)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "presented"),
+    [
+        (("a.test",), ["b.test"]),
+        (("x.y.b.test",), ["*.b.test"]),
+        (("b.test",), ["*.b.test"]),
+        (("x.test",), ["*.test"]),
+        (("*.b.test",), ["*.b.test"]),
+        (("10.0.0.1",), ["10.0.0.2"]),
+        (("spiffe://x/y",), ["a.test"]),
+    ],
+)
+def test_none_of_the_names_is_refused(wanted: tuple[str, ...], presented: list[str]):
+    assert refused(replace(TRUST, names=wanted), "a.test", *presented) == 62
+
+
+def test_names_do_not_lift_the_check_of_the_chain():
+    assert refused(BackendTlsSpec(ca_pem=Pki().ca_pem, names=("a.test",)), "a.test", "a.test") in (18, 19, 20)
+
+
+def test_a_pin_has_to_match_even_where_the_chain_is_not_verified():
+    certificate = PKI.certificate("a.test")
+    server = server_context(ListenerTlsSpec(certificates=(certificate,)))
+    good, bad = pin(certificate.chain_pem), pin(PKI.certificate("a.test").chain_pem)
+    Ends(server, replace(TRUST, pins=(bad, good)), "a.test")
+    for spec in (replace(TRUST, pins=(bad,)), BackendTlsSpec(insecure_skip_verify=True, pins=(bad,))):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            Ends(server, spec, "a.test")
+
+
+def test_skip_verify_takes_any_certificate():
+    handshake(BackendTlsSpec(insecure_skip_verify=True), "a.test", "b.test", expired=True)
+
+
+def test_a_revoked_certificate_is_refused_and_others_are_not():
+    revoked, good = PKI.certificate("a.test"), PKI.certificate("a.test")
+    spec = replace(TRUST, crl_pem=PKI.crl(revoked.chain_pem))
+    Ends(server_context(ListenerTlsSpec(certificates=(good,))), spec, "a.test")
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        Ends(server_context(ListenerTlsSpec(certificates=(revoked,))), spec, "a.test")
+    assert caught.value.verify_code == 23
+
+
+def test_a_revocation_list_that_is_old_or_of_another_issuer_fails_closed():
+    assert refused(replace(TRUST, crl_pem=PKI.crl(expired=True)), "a.test", "a.test") == 12
+    assert refused(replace(TRUST, crl_pem=Pki().crl()), "a.test", "a.test") == 3
+
+
+def test_a_client_certificate_is_shown_to_who_asks():
+    leaf = PKI.issue("gateway.test")
+    key = Secret(leaf.private_key_pem.bytes())
+    spec = replace(TRUST, client_certificate=chain(leaf), client_key=key)
+    server = server_context(PKI.listener("127.0.0.1"))
+    PKI.ca.configure_trust(server)
+    server.verify_mode = ssl.CERT_REQUIRED
+    ends = Ends(server, spec, "127.0.0.1")
+    assert ("DNS", "gateway.test") in ends.server.getpeercert()["subjectAltName"]  # type: ignore[index,operator]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_old_peer_is_refused():
+    server = server_context(PKI.listener("a.test"))
+    server.minimum_version = ssl.TLSVersion.TLSv1
+    server.maximum_version = ssl.TLSVersion.TLSv1_1
+    server.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises(ssl.SSLError):
+        Ends(server, TRUST, "a.test")
+    newer = server_context(PKI.listener("a.test"))
+    newer.maximum_version = ssl.TLSVersion.TLSv1_2
+    Ends(newer, TRUST, "a.test")
+    with pytest.raises(ssl.SSLError):
+        Ends(newer, replace(TRUST, min_version="1.3"), "a.test")
+
+
+def test_every_cipher_has_forward_secrecy():
+    for context in (client_context(TRUST), server_context(PKI.listener("a.test"))):
+        for cipher in context.get_ciphers():
+            assert cipher["protocol"] == "TLSv1.3" or cipher["name"].startswith(("ECDHE-", "DHE-"))
+
+
+def test_backends_with_the_same_trust_share_a_context():
+    first = client_context(replace(TRUST, sni="a.test", pins=("sha256/x",)))
+    assert client_context(replace(TRUST, sni="b.test")) is first
+    assert client_context(replace(TRUST, min_version="1.3")) is not first
+    assert client_context(TRUST, ("h2",)) is not first
+
+
+def test_the_server_chooses_by_exact_name_then_wildcard_then_the_first():
+    first, exact, wild = PKI.certificate("first.test"), PKI.certificate("x.wild.test"), PKI.certificate("*.wild.test")
+    server = server_context(ListenerTlsSpec(certificates=(first, wild, exact)))
+    trusting = BackendTlsSpec(ca_pem=PKI.ca_pem, names=("first.test", "x.wild.test", "y.wild.test"))
+    assert Ends(server, trusting, "x.wild.test").certificate_names == ["x.wild.test"]
+    assert Ends(server, trusting, "y.wild.test").certificate_names == ["*.wild.test"]
+    assert Ends(server, trusting, "unknown.test").certificate_names == ["first.test"]
+    assert Ends(server, trusting, "127.0.0.1").certificate_names == ["first.test"]
+    assert Ends(server, trusting, "x.wild.test").server.selected_alpn_protocol() == "http/1.1"
+
+
+def test_what_cannot_be_read_is_refused_and_no_descriptor_stays_open():
+    good = PKI.certificate("a.test")
+    other = PKI.certificate("a.test")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ssl.SSLError):
+        server_context(ListenerTlsSpec(certificates=(CertificateSpec("x", good.chain_pem, other.key_pem),)))
+    with pytest.raises(ssl.SSLError):
+        client_context(BackendTlsSpec(ca_pem="no certificate"))
+    with pytest.raises(ssl.SSLError):
+        client_context(replace(TRUST, crl_pem="no list"))
+    with pytest.raises(ValueError, match="needs a certificate"):
+        server_context(ListenerTlsSpec())
+    with pytest.raises(ValueError, match="minVersion"):
+        client_context(replace(TRUST, min_version="1.0"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_encrypted_key_is_refused_without_asking_for_its_passphrase():
+    from cryptography.hazmat.primitives import serialization as s
+
+    leaf = PKI.issue("a.test")
+    key = s.load_pem_private_key(leaf.private_key_pem.bytes(), None)
+    locked = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"secret"))
+    with pytest.raises(ValueError, match="passphrase"):
+        server_context(ListenerTlsSpec(certificates=(CertificateSpec("x", chain(leaf), Secret(locked)),)))
+
+
+def test_the_strict_profile_applies_to_the_systems_roots_only():
+    assert client_context(BackendTlsSpec()).verify_flags & ssl.VERIFY_X509_STRICT
+    assert not client_context(TRUST).verify_flags & ssl.VERIFY_X509_STRICT
