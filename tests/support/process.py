@@ -1,0 +1,181 @@
+"""GatewayProcess: the real program, started as a user starts it, with manifests in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support import manifests
+from tests.support.net import free_port
+
+__all__ = ["GatewayProcess"]
+
+START_S = 30.0  # a busy machine with two cores; a failure shows at once, because the process ends
+STOP_S = 40.0
+
+
+class GatewayProcess:
+    """`egressproxy run --config … --admin …`, its diagnostics and its access log in files below `folder`.
+
+    With `objects` None it starts without any configuration. `start` returns when /readyz says so, and raises RuntimeError
+    with the process's diagnostics when it does not. It is stopped by its own process id, with SIGTERM; what does not end
+    is killed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        objects: Iterable[manifests.Manifest] | None,
+        *,
+        arguments: Iterable[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.config = folder / "config"
+        self.access_log_path = folder / "access.log"
+        self.stderr_path = folder / "stderr.log"
+        self.admin_port = free_port()
+        self.config.mkdir(parents=True)
+        self._arguments = [*arguments]
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read_to = 0
+        self._records: list[dict[str, Any]] = []
+        self._has_configuration = objects is not None
+        if objects is not None:
+            self.replace(objects)
+
+    # --- its life -----------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> GatewayProcess:
+        command = [str(Path(sys.executable).with_name("egressproxy")), "run", "--admin", f"127.0.0.1:{self.admin_port}"]
+        if self._has_configuration:
+            command += ["--config", str(self.config)]
+        # No proxy variable of the machine may lead the gateway or its checks elsewhere.
+        inherited = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+        with open(self.access_log_path, "ab") as log, open(self.stderr_path, "ab") as errors:
+            self._process = subprocess.Popen(
+                [*command, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=errors,
+                env={**inherited, **self._environment},
+            )
+        self._wait_until_ready()
+        return self
+
+    def stop(self) -> int:
+        """Ask it to drain and end; returns its exit status."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def __enter__(self) -> GatewayProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- its configuration --------------------------------------------------------------------------------------
+
+    def replace(self, objects: Iterable[manifests.Manifest]) -> None:
+        """Put another set of manifests in place, by one rename."""
+        manifests.write(self.config / "manifests.yaml", objects)
+
+    def replace_text(self, text: str) -> None:
+        """Put any text in place of the manifests: a broken configuration, for one."""
+        fresh = self.config / ".manifests.yaml.new"
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(self.config / "manifests.yaml")
+
+    # --- what it says -------------------------------------------------------------------------------------------
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_path.read_text(encoding="utf-8", errors="replace")
+
+    def admin(self, path: str) -> tuple[int, str]:
+        """GET a path of the admin API: status and body."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refusal:
+            return refusal.code, refusal.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels; 0 where there is none."""
+        total = 0.0
+        for family in text_string_to_metric_families(self.admin("/metrics")[1]):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    total += sample.value
+        return total
+
+    def wait_for_metric(self, name: str, value: float, *, within_s: float = 10.0) -> None:
+        """Return when the metric has the value; raise AssertionError if it does not come to it."""
+        deadline = time.monotonic() + within_s
+        while (found := self.metric(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {found}, not {value}\n{self.stderr[-2000:]}"
+            time.sleep(0.02)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The access log so far, one dictionary per line."""
+        with open(self.access_log_path, "rb") as file:
+            file.seek(self._read_to)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
+        self._read_to += len(whole)
+        self._records += [json.loads(line) for line in whole.splitlines()]
+        return self._records
+
+    def wait_for_record(self, *, since: int = 0, within_s: float = 5.0, **wanted: Any) -> dict[str, Any]:
+        """The first access-log record from number `since` on with these fields; raises AssertionError if none comes."""
+        deadline = time.monotonic() + within_s
+        while True:
+            records = self.records[since:]
+            for record in records:
+                if wanted.items() <= record.items():
+                    return record
+            assert time.monotonic() < deadline, f"no record with {wanted} among {records}"
+            time.sleep(0.01)
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the gateway ended with status {self._process.returncode}:\n{self.stderr}")
+            try:
+                if self.admin("/readyz")[0] == 200:
+                    return
+            except OSError:
+                pass  # it does not listen yet
+            time.sleep(0.02)
+        self.stop()
+        raise RuntimeError(f"the gateway was not ready after {START_S:.0f} s:\n{self.stderr}")
