@@ -1,1 +1,9 @@
-"""Filters: one file each, behind one interface (`base`), compiled into flat chains (`chain`)."""
+"""Filters: one file each, behind one interface (`base`), compiled into flat chains (`chain`).
+
+The names below are what a filter of one's own is written with.
+"""
+
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, Phase, Rejected
+from egressproxy.model.exchange import Answer, Exchange
+
+__all__ = ["Answer", "BodyMode", "Exchange", "Filter", "FilterContext", "Phase", "Rejected"]

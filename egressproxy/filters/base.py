@@ -39,15 +39,20 @@ class Phase(str, Enum):
 class BodyMode(Enum):
     """How a body filter takes the body."""
 
-    STREAM = "stream"            # piece by piece, as it comes; each call returns what goes on instead
-    BUFFER = "buffer"            # once, whole, up to `max_buffer_bytes` (413 for a request, 502 for a response beyond)
+    STREAM = "stream"  # piece by piece, as it comes; each call returns what goes on instead
+    BUFFER = "buffer"  # once, whole, up to `max_buffer_bytes` (413 for a request, 502 for a response beyond)
 
 
 class Rejected(GatewayError):
     """A filter refuses the request. `message` is shown to the client and stands in the status phrase."""
 
     def __init__(
-        self, message: str, *, status: int = 403, reason: Reason = Reason.FILTER_REJECTED, remedy: str = "",
+        self,
+        message: str,
+        *,
+        status: int = 403,
+        reason: Reason = Reason.FILTER_REJECTED,
+        remedy: str = "",
         retry_after_s: int = 0,
     ) -> None:
         super().__init__(reason, message, status=status, remedy=remedy, retry_after_s=retry_after_s)
@@ -56,25 +61,30 @@ class Rejected(GatewayError):
 class Filter:
     """Base of every filter. Override the methods of the phases that the type declares; each may be `async`.
 
-    One instance serves every exchange of the places that share its spec: keep no state of one exchange in `self` (there is
-    `x.note`). `complete` runs exactly once for every exchange for which any other method of this filter ran.
+    One instance serves every exchange of the places that share its spec: keep no state of one exchange in `self`
+    (there is `x.note`). `complete` runs exactly once for every exchange for which any other method of this filter ran.
+
+    `runs_in` narrows the phases that the type gives this instance (None: all of them). `keeps_length` promises that
+    the body methods give back as many octets as they took, so that Content-Length stays true.
     """
 
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
     max_buffer_bytes: int = 1024 * 1024
+    keeps_length: ClassVar[bool] = False
+    runs_in: frozenset[Phase] | None = None
 
     def request_headers(self, x: Exchange) -> HeaderResult:
         """`x.request` may be changed. Tunnels come here too: `x.is_tunnel`, and a request without meaningful fields."""
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
-        """STREAM: a piece, and whether it is the last (data may then be empty). BUFFER: the whole body, once, last=True."""
+        """STREAM: a piece, and whether it is the last (then maybe empty). BUFFER: the whole body, once, last=True."""
         return data
 
     def connect(self, x: Exchange) -> HeaderResult:
-        """Before a socket is opened: `x.authority`, `x.addresses` (checked already), `x.identity`. Must not change the head."""
+        """Before a socket is opened: `x.authority`, `x.addresses` (checked), `x.identity`. Must not change the head."""
 
     def backend_request(self, x: Exchange) -> HeaderResult:
-        """Once per attempt: `x.request.fields` are a copy for this backend alone; `x.backend`, `x.backend_is_secure` are set."""
+        """Once per attempt: `x.request.fields` are a copy for this backend; `x.backend` and its `_is_secure` are set."""
 
     def backend_response(self, x: Exchange) -> HeaderResult:
         """Once per attempt, with `x.response`."""
@@ -111,8 +121,9 @@ class FilterContext:
 class FilterType:
     """A declared type; `name` is `domain/Kind:version`.
 
-    `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of `also`
-    (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a config refers to.
+    `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of
+    `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a config
+    refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
     """
 
     name: str
@@ -122,3 +133,4 @@ class FilterType:
     also: frozenset[Phase] = frozenset()
     secret_refs: Callable[[BaseModel], tuple[tuple[str, str], ...]] = lambda _config: ()
     summary: str = ""
+    revision: Callable[[FilterContext], str] = lambda _context: ""

@@ -1,0 +1,145 @@
+"""Body chains: STREAM and BUFFER filters in one order, fed with pieces of a body.
+
+A STREAM filter sees every piece as it comes; a BUFFER filter holds pieces back until the last one, up to its bound, and
+is called once. What the filters before have given goes into the next, so a BUFFER filter after a STREAM filter buffers
+what that one made. Nothing is copied for a chain of STREAM filters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from egressproxy.errors import GatewayError, LimitExceeded, Reason, UpstreamFault
+from egressproxy.filters.base import BodyMode, Filter, Phase
+from egressproxy.filters.steps import FilterStats, Step, settle, start, wait
+from egressproxy.model.exchange import Exchange
+from egressproxy.spec.policy import ExtensionSpec
+
+__all__ = ["BodyChain", "BodyPlan", "BodyStep"]
+
+
+class BodyStep(Step):
+    """One filter in one body phase. `max_buffer_bytes` is -1 for a STREAM filter."""
+
+    __slots__ = ("keeps_length", "max_buffer_bytes")
+
+    def __init__(
+        self, call: Callable[..., object], spec: ExtensionSpec, stats: FilterStats, mark: str, instance: Filter
+    ) -> None:
+        super().__init__(call, spec, stats, mark)
+        self.max_buffer_bytes = instance.max_buffer_bytes if instance.body_mode is BodyMode.BUFFER else -1
+        self.keeps_length = instance.keeps_length
+
+
+class BodyPlan:
+    """The body filters of one place and one direction. `keeps_length`: Content-Length stays true through all."""
+
+    __slots__ = ("keeps_length", "phase", "steps")
+
+    def __init__(self, steps: tuple[BodyStep, ...], phase: Phase) -> None:
+        self.steps = steps
+        self.phase = phase
+        self.keeps_length = all(step.keeps_length for step in steps)
+
+    def begin(self, x: Exchange) -> BodyChain:
+        """A chain for the body of one exchange."""
+        for step in self.steps:
+            if step.mark:
+                x.note(step.mark, True)
+        return BodyChain(self)
+
+    def __repr__(self) -> str:
+        return f"BodyPlan({self.phase.value}: {', '.join(step.name for step in self.steps)})"
+
+
+class _Flow:
+    """One step with what it holds for this body. `is_off`: it failed open. `has_changed`: it no longer can."""
+
+    __slots__ = ("buffer", "has_changed", "is_off", "step")
+
+    def __init__(self, step: BodyStep) -> None:
+        self.step = step
+        self.buffer = bytearray() if step.max_buffer_bytes >= 0 else None
+        self.is_off = False
+        self.has_changed = False
+
+
+class BodyChain:
+    """The body filters of one exchange. After an error it must not be fed again."""
+
+    __slots__ = ("_flows", "_phase")
+
+    def __init__(self, plan: BodyPlan) -> None:
+        self._phase = plan.phase
+        self._flows = [_Flow(step) for step in plan.steps]
+
+    def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
+        """Take a piece of the body (`last` true once, data may then be empty) and give back what goes on now.
+
+        An empty result before the last piece means that nothing is to be sent yet. A task has to be done before the
+        next piece is fed; cancelling it cancels the filter. Raises LimitExceeded(BODY_TOO_LARGE, 413) or
+        UpstreamFault(BAD_RESPONSE, 502) beyond a buffer's bound, a filter's refusal, GatewayFault(FILTER_FAILED).
+        """
+        return self._feed_from(0, x, data, last)
+
+    def _feed_from(self, index: int, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
+        for position in range(index, len(self._flows)):
+            flow = self._flows[position]
+            if flow.is_off:
+                continue
+            if flow.buffer is not None:
+                self._collect(flow, flow.buffer, data)
+                if not last:
+                    return b""
+                data = bytes(flow.buffer)
+                flow.buffer = bytearray()
+            elif not data and not last:
+                return b""
+            step = flow.step
+            step.stats.runs += 1
+            try:
+                result = step.call(x, data, last)
+                if isinstance(result, Awaitable):
+                    return start(self._go_on(position, result, x, data, last), result)
+                data = _given(flow, data, result)
+            except Exception as error:
+                _settle(flow, error)
+        return data
+
+    async def _go_on(self, position: int, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool) -> bytes:
+        flow = self._flows[position]
+        try:
+            data = _given(flow, data, await wait(awaitable, flow.step.timeout_s))
+        except Exception as error:
+            _settle(flow, error)
+        outcome = self._feed_from(position + 1, x, data, last)
+        return outcome if isinstance(outcome, bytes) else await outcome
+
+    def _collect(self, flow: _Flow, buffer: bytearray, data: bytes) -> None:
+        bound = flow.step.max_buffer_bytes
+        if len(buffer) + len(data) <= bound:
+            buffer += data
+            return
+        flow.step.stats.rejected += 1
+        message = f"the body is longer than the {bound} octets that filter {flow.step.name} takes"
+        error: GatewayError
+        if self._phase is Phase.REQUEST_BODY:
+            error = LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=flow.step.source, close=True)
+        else:
+            error = UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=flow.step.source)
+        raise error
+
+
+def _given(flow: _Flow, data: bytes, result: object) -> bytes:
+    if not isinstance(result, bytes):
+        raise TypeError
+    if flow.step.fail_open and not flow.has_changed:
+        flow.has_changed = result != data
+    return result
+
+
+def _settle(flow: _Flow, error: Exception) -> None:
+    """Failing open is possible only while everything that came has gone on as it came."""
+    settle(flow.step, error, may_fail_open=flow.step.fail_open and not flow.has_changed)
+    flow.is_off = True

@@ -1,0 +1,190 @@
+"""Chains: the filters of one place, compiled into one flat tuple of steps per phase.
+
+A phase without filters is None and costs nothing. Steps that do not wait are plain calls in a loop; the first one that
+waits turns the rest of the phase into a task, whose deadline per step is inside it, so that whoever drives the exchange
+need not be a task itself, and cancelling the task cancels the filter.
+
+Order: `preAuth` first, then priority, level (Gateway, Route, Backend), then the order in which the specs are given
+(age, name). A filter that fails closes: the exchange ends with 502 and the filter's name. What it raised is not
+repeated, since it may hold a secret; the log gets the type of the exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from egressproxy.filters.base import Filter, FilterType, Phase
+from egressproxy.filters.body import BodyPlan, BodyStep
+from egressproxy.filters.steps import FilterStats, Step, settle, start, wait
+from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.spec.policy import ExtensionSpec
+
+__all__ = [
+    "Chain",
+    "Completion",
+    "FilterStats",
+    "HeaderStep",
+    "PlacedFilter",
+    "Steps",
+    "compile_chain",
+    "finish",
+    "run",
+]
+
+_METHODS = {phase: phase.value.replace("-", "_") for phase in Phase}
+_BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedFilter:
+    """A live filter with the spec it was built from. `stats` gets one entry per phase in which it runs."""
+
+    spec: ExtensionSpec
+    type: FilterType
+    filter: Filter
+    stats: dict[Phase, FilterStats] = field(default_factory=dict)
+    mark: str = ""
+
+    def phases(self) -> frozenset[Phase]:
+        """Where it runs: its declared phase and its type's `also`, as far as the filter has something to do there."""
+        phases = {Phase(self.spec.phase)} | self.type.also
+        if self.filter.runs_in is not None:
+            phases &= self.filter.runs_in
+        return frozenset(phase for phase in phases if _overrides(self.filter, _METHODS[phase]))
+
+    def in_phase(self, phase: Phase) -> tuple[Callable[..., object], ExtensionSpec, FilterStats, str]:
+        """What a step of this phase is made from."""
+        return getattr(self.filter, _METHODS[phase]), self.spec, self.stats_in(phase), self.mark
+
+    def stats_in(self, phase: Phase) -> FilterStats:
+        if phase not in self.stats:
+            self.stats[phase] = FilterStats(self.spec.name, self.spec.type, phase.value, self.spec.scope)
+        return self.stats[phase]
+
+
+class HeaderStep(Step):
+    """One filter in one header phase. `rest` are the steps after it."""
+
+    __slots__ = ("rest",)
+
+    def __init__(
+        self, call: Callable[..., object], spec: ExtensionSpec, stats: FilterStats, mark: str, rest: Steps
+    ) -> None:
+        super().__init__(call, spec, stats, mark)
+        self.rest = rest
+
+
+Steps = tuple[HeaderStep, ...]
+
+
+class Completion:
+    """`complete` of one filter, for exchanges that it has seen."""
+
+    __slots__ = ("call", "mark", "stats")
+
+    def __init__(self, placed: PlacedFilter) -> None:
+        self.call = placed.filter.complete
+        self.mark = placed.mark
+        self.stats = placed.stats_in(Phase(placed.spec.phase))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Every phase of one place: a tuple of steps for `run`, a BodyPlan to `begin`, or None where there is nothing."""
+
+    request_headers: Steps | None = None
+    request_body: BodyPlan | None = None
+    connect: Steps | None = None
+    backend_request: Steps | None = None
+    backend_response: Steps | None = None
+    response_headers: Steps | None = None
+    response_body: BodyPlan | None = None
+    complete: tuple[Completion, ...] | None = None
+
+
+def compile_chain(specs: Iterable[ExtensionSpec], make: Callable[[ExtensionSpec], PlacedFilter]) -> Chain:
+    """Sort, build (through `make`, usually `FilterInstances.place`) and flatten. Raises what `make` raises."""
+    ordered = sorted(specs, key=lambda spec: (not spec.pre_auth, spec.priority, spec.level))
+    filters = [make(spec) for spec in ordered]
+    phases: dict[str, Any] = {}
+    for phase, method in _METHODS.items():
+        running = [placed for placed in filters if phase in placed.phases()]
+        if not running:
+            continue
+        if phase in _BODY_PHASES:
+            phases[method] = BodyPlan(
+                tuple(BodyStep(*placed.in_phase(phase), placed.filter) for placed in running), phase
+            )
+            continue
+        steps: Steps = ()
+        for placed in reversed(running):
+            steps = (HeaderStep(*placed.in_phase(phase), steps), *steps)
+        phases[method] = steps
+    # Each instance once, though the same spec may stand in the chain twice.
+    completing = {id(placed): placed for placed in filters if placed.mark}
+    if completing:
+        phases["complete"] = tuple(Completion(placed) for placed in completing.values())
+    return Chain(**phases)
+
+
+def run(steps: Steps, x: Exchange) -> Answer | asyncio.Task[Answer | None] | None:
+    """Run one header phase. The result is an Answer, None, or a task that gives one of these.
+
+    Raises what a filter refuses with (Rejected and every other GatewayError), GatewayFault(FILTER_FAILED) where one fails.
+    """
+    for step in steps:
+        if step.mark:
+            x.note(step.mark, True)
+        step.stats.runs += 1
+        try:
+            result = step.call(x)
+            if result is None:
+                continue
+            if isinstance(result, Answer):
+                return _answered(step, x, result)
+            if isinstance(result, Awaitable):
+                return start(_go_on(step, result, x), result)
+            raise TypeError
+        except Exception as error:
+            settle(step, error, may_fail_open=step.fail_open)
+    return None
+
+
+def finish(completions: Sequence[Completion], x: Exchange) -> None:
+    """Run `complete` of every filter of this chain that ran in this exchange; a second call does nothing more."""
+    notes = x.notes
+    if notes is None:
+        return
+    for completion in completions:
+        if notes.pop(completion.mark, None):
+            try:
+                completion.call(x)
+            except Exception:
+                completion.stats.failed += 1
+
+
+async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) -> Answer | None:
+    """The rest of a phase, from the result of a step that waits."""
+    try:
+        result = await wait(awaitable, step.timeout_s)
+        if isinstance(result, Answer):
+            return _answered(step, x, result)
+        if result is not None:
+            raise TypeError
+    except Exception as error:
+        settle(step, error, may_fail_open=step.fail_open)
+    outcome = run(step.rest, x)
+    return await outcome if isinstance(outcome, asyncio.Task) else outcome
+
+
+def _answered(step: HeaderStep, x: Exchange, answer: Answer) -> Answer:
+    step.stats.answered += 1
+    x.answered_by = step.name
+    return answer
+
+
+def _overrides(instance: Filter, method: str) -> bool:
+    return getattr(type(instance), method) is not getattr(Filter, method)

@@ -1,0 +1,187 @@
+"""CredentialInjector: puts the gateway's own credential into the request, once per attempt, for this backend alone.
+
+What the client sent in the fields where credentials travel is removed first, in every spelling that an origin may take
+for the same field (`X_Api_Key`). The value is bound to the backend: where that is not reached over TLS, nothing is sent.
+A secret that is missing fails closed. With `scrubResponses` the value is masked in what the upstream sends back; that
+needs a body which can be read, so `Accept-Encoding: identity` is asked for, ranges are not, and a response that is
+encoded or upgraded nevertheless ends with 502.
+This is a configured role of the origin side (RFC 9110 section 11.6.2 forbids proxies to change Authorization by themselves).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+from urllib.parse import quote, unquote_to_bytes
+
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+from egressproxy.errors import Denied, GatewayFault, Reason, UpstreamFault
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
+from egressproxy.filters.masking import Mask
+from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, SecretRef
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import VALUE, cutter
+from egressproxy.model.secret import Secret
+
+__all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfig"]
+
+#: Where clients of the APIs that are used through an egress gateway put their keys.
+CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+
+_SCRUB_FIELDS = cutter(frozenset((b"accept-encoding", b"range", b"if-range")))
+_SCRUB_BLOCK = b"\r\naccept-encoding: identity"
+_HELD = "credential held "
+
+
+def _template(text: str) -> str:
+    if text.count("{}") != 1:
+        raise ValueError(f"{text!r} has to hold {{}} exactly once: the secret's place")
+    return text
+
+
+class CredentialInjectorConfig(FilterConfig):
+    """Exactly one of `header` and `query` says where the value goes; `{}` in `template` is the secret's place."""
+
+    secret_ref: SecretRef
+    header: FieldName | Literal[""] = ""
+    query: Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
+    template: Annotated[FieldValue, AfterValidator(_template)] = "{}"
+    allow_plaintext: bool = False
+    keep_client_credentials: bool = False
+    scrub_responses: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> CredentialInjectorConfig:
+        if bool(self.header) == bool(self.query):
+            raise ValueError("exactly one of `header` and `query` has to be set")
+        name = self.header.lower()
+        if name in PROTECTED or name.startswith(PROTECTED_PREFIX):
+            raise ValueError(f"{name} is written by the gateway itself and cannot carry a credential")
+        return self
+
+
+class CredentialInjector(Filter):
+    """Raises ValueError when it is built from a secret that a field cannot carry; a missing one fails each request."""
+
+    keeps_length = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config = context.config
+        assert isinstance(config, CredentialInjectorConfig)
+        self._name = context.name
+        self._source = context.source
+        self._secret_name = f"{config.secret_ref.name}/{config.secret_ref.key}"
+        self._allow_plaintext = config.allow_plaintext
+        self._query = config.query.encode()
+        self._held = _HELD + context.name
+        names = (() if config.keep_client_credentials else CREDENTIAL_FIELDS) + (
+            (config.header,) if config.header else ()
+        )
+        self._cut = _spellings(names) if names else None
+        self._value: Secret | None = None
+        self._mask: Mask | None = None
+        self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
+        # A Secret that was written with an editor ends with a newline.
+        raw = context.secrets.get(self._secret_name, Secret(b"")).reveal().rstrip(b" \t\r\n")
+        if not raw:
+            return
+        rendered = config.template.encode().replace(b"{}", raw)
+        if not VALUE.fullmatch(rendered):
+            raise ValueError(
+                f"the secret {self._secret_name} holds an octet that a field cannot carry (such as CR or LF)"
+            )
+        if config.header:
+            self._value = Secret(b"\r\n%s: %s" % (config.header.encode(), rendered))
+        else:
+            self._value = Secret(self._query + b"=" + quote(rendered, safe="").encode())
+        if config.scrub_responses:
+            try:
+                self._mask = Mask(Secret(raw))
+            except ValueError as error:
+                raise ValueError(f"scrubResponses cannot work with the secret {self._secret_name}: {error}") from None
+            self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY))
+
+    def backend_request(self, x: Exchange) -> None:
+        """Raises GatewayFault(CREDENTIAL_MISSING, 503) and Denied(PLAINTEXT_CREDENTIAL)."""
+        if self._value is None:
+            raise GatewayFault(
+                Reason.CREDENTIAL_MISSING,
+                f"the credential of {x.backend} is not available",
+                status=503,
+                rule=self._source,
+                remedy=f"create the Secret key {self._secret_name}",
+            )
+        if not (x.backend_is_secure or self._allow_plaintext):
+            raise Denied(
+                Reason.PLAINTEXT_CREDENTIAL,
+                f"backend {x.backend} is not reached over TLS, and filter {self._name} sends no credential in plain text",
+                rule=self._source,
+                remedy="add `tls` to the Backend, or `allowPlaintext: true` to the filter's config",
+            )
+        fields = x.request.fields
+        if self._cut is not None:
+            fields.cut(self._cut)
+        if self._query:
+            x.request.path = _with_parameter(x.request.path, self._query, self._value.reveal())
+        else:
+            fields.block += self._value.reveal()
+        if self._mask is not None:
+            fields.cut(_SCRUB_FIELDS)
+            fields.block += _SCRUB_BLOCK
+
+    def backend_response(self, x: Exchange) -> None:
+        """Masks the head. Raises UpstreamFault(BAD_RESPONSE) where the body could not be masked."""
+        assert self._mask is not None
+        response = x.response
+        coding = response.fields.get(b"content-encoding")
+        if response.status == 101 or (response.body != 0 and coding is not None and coding.lower() != b"identity"):
+            raise UpstreamFault(
+                Reason.BAD_RESPONSE,
+                f"backend {x.backend} sent a body in which filter {self._name} cannot look for its credential",
+                rule=self._source,
+                remedy="switch `scrubResponses` off for this backend, or have it send bodies without content coding",
+            )
+        response.fields.block = self._mask.apply(response.fields.block)
+        response.phrase = self._mask.apply(response.phrase)
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        assert self._mask is not None
+        held = b"" if x.notes is None else x.notes.get(self._held, b"")
+        data, keep = self._mask.feed(held, data, last)
+        if keep or held:
+            x.note(self._held, keep)
+        return data
+
+    def __repr__(self) -> str:
+        return f"CredentialInjector({self._name}, {'ready' if self._value else 'secret missing'})"
+
+
+def _spellings(names: tuple[str, ...]) -> re.Pattern[bytes]:
+    """For `Fields.cut`: these fields in every case, with "_" for "-", and with underscores around (CVE-2025-64484)."""
+    forms = sorted({re.escape(name.lower()).replace(r"\-", "[-_]").replace("_", "[-_]") for name in names})
+    return re.compile(rb"\r\n_*(?:%s)_*:[^\r]*" % "|".join(forms).encode(), re.IGNORECASE)
+
+
+def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
+    """The target with this (encoded) parameter in place of every one of the name, in whatever encoding it came."""
+    path, _, query = target.partition(b"?")
+    kept = [pair for pair in query.split(b"&") if pair and unquote_to_bytes(pair.partition(b"=")[0]) != name]
+    return path + b"?" + b"&".join([*kept, parameter])
+
+
+def _secret_refs(config: BaseModel) -> tuple[tuple[str, str], ...]:
+    assert isinstance(config, CredentialInjectorConfig)
+    return ((config.secret_ref.name, config.secret_ref.key),)
+
+
+CREDENTIAL_INJECTOR = FilterType(
+    name="egressproxy.io/CredentialInjector:v1",
+    phases=frozenset((Phase.BACKEND_REQUEST,)),
+    config_model=CredentialInjectorConfig,
+    build=CredentialInjector,
+    also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
+    secret_refs=_secret_refs,
+    summary="Puts a credential into the request to a backend, over TLS only.",
+)

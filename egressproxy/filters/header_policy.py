@@ -1,0 +1,123 @@
+"""HeaderPolicy: set, add and remove fields of requests and responses.
+
+Compiled to one pattern that cuts and one block of bytes that is appended, whatever the number of edits.
+Source: Gateway API HTTPHeaderFilter (RequestHeaderModifier, ResponseHeaderModifier). `add` appends a line of its own,
+which means the same as joining by a comma (RFC 9110 section 5.3) and is right for fields that are not lists, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from pydantic import model_validator
+
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields, cutter
+
+__all__ = ["HEADER_POLICY", "HeaderEdits", "HeaderPolicy", "HeaderPolicyConfig"]
+
+#: Fields that the gateway itself writes or consumes: framing, routing and hop-by-hop (RFC 9110 section 7.6.1).
+PROTECTED = frozenset(
+    "host content-length transfer-encoding connection upgrade te trailer via keep-alive expect max-forwards".split()
+)
+PROTECTED_PREFIX = "proxy-"
+
+_REQUEST_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
+#: Where the response part of a filter runs that was placed in a request phase.
+_ANSWERING = {Phase.REQUEST_HEADERS: Phase.RESPONSE_HEADERS, Phase.BACKEND_REQUEST: Phase.BACKEND_RESPONSE}
+
+
+class HeaderValue(FilterConfig):
+    name: FieldName
+    value: FieldValue
+
+
+class HeaderEdits(FilterConfig):
+    """HTTPHeaderFilter. A name may stand in one place only."""
+
+    set: tuple[HeaderValue, ...] = ()
+    add: tuple[HeaderValue, ...] = ()
+    remove: tuple[FieldName, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> HeaderEdits:
+        names = [name.lower() for name in (*(v.name for v in self.set), *(v.name for v in self.add), *self.remove)]
+        for name, count in Counter(names).items():
+            if name in PROTECTED or name.startswith(PROTECTED_PREFIX):
+                raise ValueError(f"{name} is written by the gateway itself and cannot be edited")
+            if count > 1:
+                raise ValueError(f"{name} is edited {count} times; one action per field is allowed")
+        return self
+
+
+class HeaderPolicyConfig(FilterConfig):
+    request: HeaderEdits = HeaderEdits()
+    response: HeaderEdits = HeaderEdits()
+
+
+class HeaderPolicy(Filter):
+    """Request edits run in the request phase where it is placed, response edits in the response phase that answers it."""
+
+    def __init__(self, context: FilterContext) -> None:
+        config = context.config
+        assert isinstance(config, HeaderPolicyConfig)
+        self._request = _Editor(config.request)
+        self._response = _Editor(config.response)
+        phases = set()
+        if context.phase in _REQUEST_PHASES:
+            if self._request:
+                phases.add(context.phase)
+            if self._response:
+                phases.add(_ANSWERING[context.phase])
+        else:
+            if self._request:
+                raise ValueError(
+                    f"`request` edits cannot run in phase {context.phase.value}; place it in a request phase"
+                )
+            if self._response:
+                phases.add(context.phase)
+        self.runs_in = frozenset(phases)
+
+    def request_headers(self, x: Exchange) -> None:
+        self._request.apply(x.request.fields)
+
+    def backend_request(self, x: Exchange) -> None:
+        self._request.apply(x.request.fields)
+
+    def backend_response(self, x: Exchange) -> None:
+        self._response.apply(x.response.fields)
+
+    def response_headers(self, x: Exchange) -> None:
+        self._response.apply(x.response.fields)
+
+
+class _Editor:
+    """Edits, compiled. False where there is nothing to do."""
+
+    __slots__ = ("_block", "_cut")
+
+    def __init__(self, edits: HeaderEdits) -> None:
+        names = frozenset(name.lower().encode() for name in (*(v.name for v in edits.set), *edits.remove))
+        self._cut: re.Pattern[bytes] | None = cutter(names) if names else None
+        self._block = Fields.of((v.name.encode(), v.value.encode()) for v in (*edits.set, *edits.add)).block
+
+    def __bool__(self) -> bool:
+        return self._cut is not None or bool(self._block)
+
+    def apply(self, fields: Fields) -> None:
+        if self._cut is not None:
+            fields.cut(self._cut)
+        fields.block += self._block
+
+
+HEADER_POLICY = FilterType(
+    name="egressproxy.io/HeaderPolicy:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS)),
+    config_model=HeaderPolicyConfig,
+    build=HeaderPolicy,
+    also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS)),
+    summary="Sets, adds and removes fields of requests and responses.",
+)

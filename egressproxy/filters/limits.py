@@ -1,0 +1,168 @@
+"""The built-in limits: requests per time, exchanges at once, octets of a request body.
+
+State lives in the filter instance, which is shared by every place with an equal spec (`scope` is part of it) and lives
+on across reloads. Nothing is scheduled: a bucket is filled when it is asked.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Annotated
+
+from pydantic import Field
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.settings import FilterConfig
+from egressproxy.model.exchange import Exchange
+
+__all__ = [
+    "BODY_LIMIT",
+    "CONCURRENCY_LIMIT",
+    "REQUEST_RATE_LIMIT",
+    "BodyLimit",
+    "BodyLimitConfig",
+    "ConcurrencyLimit",
+    "ConcurrencyLimitConfig",
+    "RequestRateLimit",
+    "RequestRateLimitConfig",
+]
+
+_instances = count()
+
+
+class RequestRateLimitConfig(FilterConfig):
+    """`limit` requests per `window` seconds; `burst` at once (0: as many as `limit`)."""
+
+    limit: Annotated[int, Field(ge=1)]
+    window: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    burst: Annotated[int, Field(ge=0)] = 0
+
+
+class RequestRateLimit(Filter):
+    """A token bucket on monotonic time. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next token."""
+
+    def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
+        config = context.config
+        assert isinstance(config, RequestRateLimitConfig)
+        self._source = context.source
+        self._clock = clock
+        self._rate = config.limit / config.window
+        self._burst = float(config.burst or config.limit)
+        self._tokens = self._burst
+        self._filled_at = clock()
+        self._message = f"more than {config.limit} requests in {config.window:g} s"
+
+    def request_headers(self, x: Exchange) -> None:
+        now = self._clock()
+        tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        if tokens < 1.0:
+            self._tokens = tokens
+            raise LimitExceeded(
+                Reason.REQUEST_RATE,
+                self._message,
+                rule=self._source,
+                retry_after_s=max(1, math.ceil((1.0 - tokens) / self._rate)),
+            )
+        self._tokens = tokens - 1.0
+
+    def backend_request(self, x: Exchange) -> None:
+        self.request_headers(x)
+
+    def __repr__(self) -> str:
+        return f"RequestRateLimit({self._tokens:.1f} of {self._burst:g} left)"
+
+
+class ConcurrencyLimitConfig(FilterConfig):
+    limit: Annotated[int, Field(ge=1)]
+
+
+class ConcurrencyLimit(Filter):
+    """Counts exchanges in progress, each once however often it is retried. Raises LimitExceeded(CONCURRENCY, 503)."""
+
+    def __init__(self, context: FilterContext) -> None:
+        config = context.config
+        assert isinstance(config, ConcurrencyLimitConfig)
+        self._source = context.source
+        self._limit = config.limit
+        self._held = f"concurrency {next(_instances)}"
+        self.in_progress = 0
+
+    def request_headers(self, x: Exchange) -> None:
+        if x.notes is not None and self._held in x.notes:
+            return
+        if self.in_progress >= self._limit:
+            raise LimitExceeded(
+                Reason.CONCURRENCY,
+                f"more than {self._limit} requests at once",
+                status=503,
+                rule=self._source,
+                retry_after_s=1,
+            )
+        self.in_progress += 1
+        x.note(self._held, True)
+
+    def backend_request(self, x: Exchange) -> None:
+        self.request_headers(x)
+
+    def complete(self, x: Exchange) -> None:
+        if x.notes is not None and x.notes.pop(self._held, None):
+            self.in_progress -= 1
+
+    def __repr__(self) -> str:
+        return f"ConcurrencyLimit({self.in_progress} of {self._limit})"
+
+
+class BodyLimitConfig(FilterConfig):
+    max_bytes: Annotated[int, Field(ge=0)]
+
+
+class BodyLimit(Filter):
+    """Refuses a declared length beyond the limit at once; a chunked body is counted where it is relayed."""
+
+    def __init__(self, context: FilterContext) -> None:
+        config = context.config
+        assert isinstance(config, BodyLimitConfig)
+        self._source = context.source
+        self._max_bytes = config.max_bytes
+
+    def request_headers(self, x: Exchange) -> None:
+        if x.request.body > self._max_bytes:
+            raise LimitExceeded(
+                Reason.BODY_TOO_LARGE,
+                f"the body is longer than {self._max_bytes} octets",
+                status=413,
+                rule=self._source,
+                close=True,
+            )
+        if x.max_body_bytes < 0 or x.max_body_bytes > self._max_bytes:
+            x.max_body_bytes = self._max_bytes
+
+
+REQUEST_RATE_LIMIT = FilterType(
+    name="egressproxy.io/RequestRateLimit:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    config_model=RequestRateLimitConfig,
+    build=RequestRateLimit,
+    summary="At most so many requests in a time: 429 beyond.",
+)
+
+CONCURRENCY_LIMIT = FilterType(
+    name="egressproxy.io/ConcurrencyLimit:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    config_model=ConcurrencyLimitConfig,
+    build=ConcurrencyLimit,
+    summary="At most so many requests in progress: 503 beyond.",
+)
+
+BODY_LIMIT = FilterType(
+    name="egressproxy.io/BodyLimit:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=BodyLimitConfig,
+    build=BodyLimit,
+    summary="Request bodies of at most so many octets: 413 beyond.",
+)

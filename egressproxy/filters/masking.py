@@ -1,0 +1,91 @@
+"""Masking: finds a secret in text, in the forms in which an upstream may echo it, and overwrites it with asterisks.
+
+The length never changes, so that framing stays true. Besides the octets themselves these forms are found: percent-encoded
+(in both cases of the digits, "+" or "%20"), escaped for JSON, hexadecimal, and base64 in both alphabets at every
+alignment, so that a base64 of something *around* the secret is found, too.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from urllib.parse import quote, quote_plus
+
+from egressproxy.model.secret import Secret
+
+__all__ = ["MIN_SECRET", "Mask"]
+
+#: A shorter secret would be found in innocent text.
+MIN_SECRET = 8
+
+
+class Mask:
+    """Everything that gives one secret away. Raises ValueError for a secret that is too short to be told from text."""
+
+    __slots__ = ("_forms", "_longest")
+
+    def __init__(self, secret: Secret) -> None:
+        if len(secret) < MIN_SECRET:
+            raise ValueError(f"a secret of fewer than {MIN_SECRET} octets cannot be told from other text in a response")
+        # The longest first: where one form holds another, the whole of it is masked.
+        self._forms = sorted(_forms(secret.reveal()), key=len, reverse=True)
+        self._longest = len(self._forms[0])
+
+    def apply(self, data: bytes) -> bytes:
+        """The same octets with every form overwritten; the very object where there is none."""
+        for form in self._forms:
+            if form in data:
+                data = data.replace(form, b"*" * len(form))
+        return data
+
+    def feed(self, held: bytes, data: bytes, last: bool) -> tuple[bytes, bytes]:
+        """One piece of a stream, after what was held back before: what may go on, and what has to wait.
+
+        Only an end that may be the beginning of a form is held back, so that a stream of events is not delayed.
+        """
+        data = self.apply(held + data if held else data)
+        if last:
+            return data, b""
+        keep = self._open_end(data)
+        return (data[:-keep], data[-keep:]) if keep else (data, b"")
+
+    def _open_end(self, data: bytes) -> int:
+        """How many octets at the end are the beginning of some form."""
+        tail = data[-(self._longest - 1) :]
+        keep = 0
+        for form in self._forms:
+            first = form[:1]
+            at = tail.find(first, max(0, len(tail) - len(form) + 1))
+            while at >= 0 and len(tail) - at > keep:
+                if form.startswith(tail[at:]):
+                    keep = len(tail) - at
+                    break
+                at = tail.find(first, at + 1)
+        return keep
+
+    def __repr__(self) -> str:
+        return "Mask(…)"
+
+
+def _forms(value: bytes) -> set[bytes]:
+    found = {value, value.hex().encode(), value.hex().upper().encode()}
+    for encode in (quote, quote_plus):
+        for safe in ("", "/"):
+            encoded = encode(value, safe=safe).encode()
+            found |= {encoded, _lower_escapes(encoded)}
+    text = value.decode("latin-1")
+    escaped = json.dumps(text)[1:-1].encode()
+    found |= {escaped, escaped.replace(b"/", b"\\/")}
+    for before in range(3):
+        whole = b64encode(b"\0" * before + value).rstrip(b"=")
+        # Only digits that depend on the secret alone: the ones at both ends mix in its neighbours.
+        first = (before * 8 + 5) // 6
+        last = (before + len(value)) * 8 // 6
+        core = whole[first:last]
+        found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
+    return found
+
+
+def _lower_escapes(encoded: bytes) -> bytes:
+    parts = encoded.split(b"%")
+    return b"%".join([parts[0], *(part[:2].lower() + part[2:] for part in parts[1:])])

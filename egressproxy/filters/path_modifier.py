@@ -1,0 +1,50 @@
+"""HTTPPathModifier: replaces the whole path, or the prefix that matched. The query is kept.
+
+Source: Gateway API HTTPPathModifier, and its table of slashes for ReplacePrefixMatch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import field_validator
+
+from egressproxy.filters.settings import FilterConfig
+
+__all__ = ["PathModifier", "modify_path"]
+
+#: RFC 3986 section 3.3 (path); neither query nor fragment.
+_PATH = re.compile(r"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")
+
+
+class PathModifier(FilterConfig):
+    type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
+    value: str = ""
+
+    @field_validator("value")
+    @classmethod
+    def _check(cls, value: str) -> str:
+        if not _PATH.fullmatch(value):
+            raise ValueError(f"{value!r} is not a path: it begins with / and holds neither query, fragment nor blanks")
+        return value
+
+
+def modify_path(modifier: PathModifier, path: bytes, prefix: bytes) -> bytes:
+    """The new origin-form target for `path` (with its query), of which `prefix` matched.
+
+    What is cut are as many path elements as the prefix has, so that an element that was matched in another spelling
+    (`%61` for `a`) is cut whole. Where no prefix matched, ReplacePrefixMatch changes nothing.
+    """
+    value = modifier.value.encode()
+    query_at = path.find(b"?")
+    query = b"" if query_at < 0 else path[query_at:]
+    if modifier.type == "ReplaceFullPath":
+        return (value or b"/") + query
+    if not prefix or not path.startswith(b"/"):
+        return path
+    rest = path if query_at < 0 else path[:query_at]
+    for _ in range(prefix.rstrip(b"/").count(b"/")):
+        slash = rest.find(b"/", 1)
+        rest = rest[slash:] if slash > 0 else b""
+    return (value.rstrip(b"/") + rest if rest else value or b"/") + query

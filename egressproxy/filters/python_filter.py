@@ -1,0 +1,162 @@
+"""Python: a filter of the user's own, in one file beside the manifest that names it.
+
+The file is imported under a private name, so that it neither shadows a module nor is shadowed. It is trusted like the
+configuration itself: it runs in the gateway's process. What fails while it is loaded is told with file and line; what
+fails while requests are served is told by the type of the exception alone, since it may hold anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.settings import FilterConfig, SecretRef
+
+__all__ = ["PYTHON", "PythonConfig", "load_filter"]
+
+
+class PythonConfig(FilterConfig):
+    """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model.
+
+    `secrets` are given to the filter in its context, by "name/key".
+    """
+
+    path: str
+    config: dict[str, Any] = {}
+    secrets: tuple[SecretRef, ...] = ()
+
+
+def load_filter(context: FilterContext) -> Filter:
+    """Import the file and build its filter. Raises ValueError with the file, the line and what to do."""
+    config = context.config
+    assert isinstance(config, PythonConfig)
+    path = _locate(context.folder, config.path)
+    module = _import(path)
+    cls = _filter_class(module, path)
+    inner = FilterContext(
+        _read_config(module, config.config, path), context.secrets, context.name, context.scope, context.source,
+        context.folder, context.phase,
+    )  # fmt: skip
+    if cls.runs_in is None:
+        method = context.phase.value.replace("-", "_")
+        if getattr(cls, method) is getattr(Filter, method):
+            raise ValueError(
+                f"{path}: class {cls.__name__} is placed in phase {context.phase.value} but has no `{method}`"
+            )
+    try:
+        made = cls(inner) if "__init__" in _own_names(cls) else cls()  # type: ignore[call-arg]
+    except Exception as error:
+        # The constructor has seen secrets: the text of what it raised is not repeated.
+        line = _line_in(error, path)
+        raise ValueError(f"{path}:{line}: {type(error).__name__} while {cls.__name__} was built") from None
+    if made.runs_in is None:
+        made.runs_in = frozenset((context.phase,))
+    return made
+
+
+def _locate(folder: str, relative: str) -> Path:
+    if not folder:
+        raise ValueError(
+            f"{relative}: a Python filter needs a manifest in a folder; this object did not come from a file"
+        )
+    root = Path(folder).resolve()
+    path = (root / relative).resolve()
+    if Path(relative).is_absolute() or not path.is_relative_to(root):
+        raise ValueError(f"{relative}: the path has to stay inside the folder of the manifest")
+    if not path.is_file():
+        raise ValueError(f"{relative}: there is no such file in {root}")
+    return path
+
+
+def _import(path: Path) -> ModuleType:
+    """Run the file as a module of its own. A version that fails leaves the one before registered."""
+    name = "_egressproxy_filter_" + hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    before = sys.modules.get(name)
+    sys.modules[name] = module  # pydantic and dataclasses look their module up while classes are made
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - the user's own filter
+    except BaseException as error:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, path)
+        raise ValueError(f"{path}:{line}: {type(error).__name__}: {error}") from None
+    return module
+
+
+def _filter_class(module: ModuleType, path: Path) -> type[Filter]:
+    named = getattr(module, "filter_class", None)
+    if named is not None:
+        if not (isinstance(named, type) and issubclass(named, Filter)):
+            raise ValueError(f"{path}: `filter_class` is not a subclass of egressproxy.filters.Filter")
+        return named
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Filter) and value.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        names = ", ".join(sorted(cls.__name__ for cls in found)) or "none"
+        raise ValueError(f"{path}: one subclass of egressproxy.filters.Filter is expected (found: {names}); "
+                         "name it with `filter_class = …`")  # fmt: skip
+    return found[0]
+
+
+def _read_config(module: ModuleType, raw: dict[str, Any], path: Path) -> BaseModel:
+    model = getattr(module, "Config", None)
+    if model is None:
+        if raw:
+            raise ValueError(f"{path}: a config is given, but the file has no `Config` model")
+        return FilterConfig()
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise ValueError(f"{path}: `Config` is not a pydantic model")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        problems = "; ".join(f"config.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"{path}: {problems}") from None
+
+
+def _own_names(cls: type[Filter]) -> set[str]:
+    return {name for base in cls.__mro__ if issubclass(base, Filter) and base is not Filter for name in vars(base)}
+
+
+def _line_in(error: BaseException, path: Path) -> int | str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines and lines[-1] is not None else "?"
+
+
+def _revision(context: FilterContext) -> str:
+    """The file's content: a changed file is a new instance, though the spec is the same."""
+    config = context.config
+    assert isinstance(config, PythonConfig)
+    return hashlib.sha256(_locate(context.folder, config.path).read_bytes()).hexdigest()
+
+
+def _secret_refs(config: BaseModel) -> tuple[tuple[str, str], ...]:
+    assert isinstance(config, PythonConfig)
+    return tuple((ref.name, ref.key) for ref in config.secrets)
+
+
+PYTHON = FilterType(
+    name="egressproxy.io/Python:v1",
+    phases=frozenset(Phase),
+    config_model=PythonConfig,
+    build=load_filter,
+    also=frozenset(Phase),
+    secret_refs=_secret_refs,
+    revision=_revision,
+    summary="A filter of your own: one Python file beside the manifest.",
+)

@@ -1,0 +1,69 @@
+"""RequestRedirect: answers with a Location instead of asking a backend.
+
+Source: Gateway API HTTPRequestRedirectFilter. The port: the one given; else the well-known one of a scheme that is
+given; else the listener's. The default port of the scheme is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.path_modifier import PathModifier, modify_path
+from egressproxy.filters.settings import FilterConfig, Hostname
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import Answer, Exchange
+
+__all__ = ["REQUEST_REDIRECT", "RequestRedirect", "RequestRedirectConfig"]
+
+_WELL_KNOWN = {"http": 80, "https": 443}
+_Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class RequestRedirectConfig(FilterConfig):
+    """Empty and 0 mean: as in the request, or by the rules of the port. `listener…` is where the request came in."""
+
+    scheme: Literal["", "http", "https"] = ""
+    hostname: Hostname | Literal[""] = ""
+    path: PathModifier | None = None
+    port: _Port = 0
+    status_code: Literal[301, 302, 303, 307, 308] = 302
+    listener_port: _Port = 0
+    listener_scheme: Literal["", "http", "https"] = ""
+
+
+class RequestRedirect(Filter):
+    def __init__(self, context: FilterContext) -> None:
+        config = context.config
+        assert isinstance(config, RequestRedirectConfig)
+        self._config = config
+
+    def request_headers(self, x: Exchange) -> Answer:
+        config = self._config
+        path = x.request.path
+        if config.path is not None:
+            path = modify_path(config.path, path, x.path_prefix)
+        scheme = config.scheme or config.listener_scheme or x.scheme.decode()
+        host = config.hostname or (x.authority.host if x.authority else "")
+        if not host:
+            # HTTP/1.0 without Host: the path is all that is known; "//x" would name a host.
+            return Answer(config.status_code, ((b"location", b"/" + path.lstrip(b"/")),))
+        port = config.port or (_WELL_KNOWN[config.scheme] if config.scheme else config.listener_port)
+        if not port:
+            port = x.authority.port if x.authority else _WELL_KNOWN[scheme]
+        authority = Authority(host, port).host_field(_WELL_KNOWN[scheme])
+        return Answer(config.status_code, ((b"location", b"%s://%s%s" % (scheme.encode(), authority, path)),))
+
+    def backend_request(self, x: Exchange) -> Answer:
+        return self.request_headers(x)
+
+
+REQUEST_REDIRECT = FilterType(
+    name="egressproxy.io/RequestRedirect:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    config_model=RequestRedirectConfig,
+    build=RequestRedirect,
+    summary="Answers with a redirection (Gateway API RequestRedirect).",
+)

@@ -1,0 +1,119 @@
+"""Steps: what header chains and body chains have in common: counters, deadlines, and what a failure becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import iscoroutine
+from typing import Any, TypeVar
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.spec.policy import ExtensionSpec
+
+__all__ = ["DeadlinePassed", "FilterCancelled", "FilterStats", "Step", "settle", "start", "wait"]
+
+R = TypeVar("R")
+
+
+class FilterStats:
+    """Plain counters of one filter in one phase; read by the metrics collector.
+
+    `rejected` counts refusals (Rejected, LimitExceeded, Denied …), `failed` everything that went wrong, deadlines
+    included, which `timed_out` counts once more. A body filter's `runs` are its calls.
+    """
+
+    __slots__ = ("answered", "failed", "name", "phase", "rejected", "runs", "scope", "timed_out", "type")
+
+    def __init__(self, name: str, type_name: str, phase: str, scope: str) -> None:
+        self.name = name
+        self.type = type_name
+        self.phase = phase
+        self.scope = scope
+        self.runs = 0
+        self.rejected = 0
+        self.answered = 0
+        self.failed = 0
+        self.timed_out = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"FilterStats({self.name}, {self.phase}: {self.runs} runs, {self.rejected} rejected, "
+            f"{self.answered} answered, {self.failed} failed)"
+        )
+
+
+class Step:
+    """One filter in one phase. `mark` is the note that asks for its `complete` ("" where it has none)."""
+
+    __slots__ = ("call", "fail_open", "mark", "name", "source", "stats", "timeout_s")
+
+    def __init__(self, call: Callable[..., object], spec: ExtensionSpec, stats: FilterStats, mark: str) -> None:
+        self.call = call
+        self.name = spec.name
+        self.source = spec.source
+        self.fail_open = spec.fail_open
+        self.timeout_s = spec.timeout_s or None
+        self.stats = stats
+        self.mark = mark
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {self.stats.phase})"
+
+
+class DeadlinePassed(Exception):
+    """The filter's `timeout` is over."""
+
+
+class FilterCancelled(Exception):
+    """Something inside the filter was cancelled, and the filter let it through."""
+
+
+def settle(step: Step, error: Exception, *, may_fail_open: bool) -> None:
+    """Count what a step raised; give it on, or swallow it where it may fail open.
+
+    A refusal (any GatewayError) always goes on, with the declaring object as its rule where it names none.
+    """
+    if isinstance(error, GatewayError):
+        step.stats.rejected += 1
+        if error.rule == "-":
+            error.rule = step.source
+        raise error
+    step.stats.failed += 1
+    timed_out = isinstance(error, DeadlinePassed)
+    if timed_out:
+        step.stats.timed_out += 1
+    if may_fail_open:
+        return
+    happened = "did not answer in time" if timed_out else "failed"
+    raise GatewayFault(
+        Reason.FILTER_FAILED,
+        f"filter {step.name} {happened}",
+        status=502,
+        rule=step.source,
+        detail=f"filter {step.name}: {type(error).__name__}",
+    ) from None
+
+
+async def wait(awaitable: Awaitable[R], timeout_s: float | None) -> R:
+    """Await a filter's result under its deadline. Raises DeadlinePassed, and what the filter raises."""
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            return await awaitable
+    except TimeoutError:
+        if deadline.expired():
+            raise DeadlinePassed from None
+        raise
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise FilterCancelled from None  # the filter cancelled itself: a failure, not a client that left
+
+
+def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:
+    """A task of the running loop; a coroutine that it never reached is closed rather than warned about."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    if iscoroutine(waiting):
+        task.add_done_callback(lambda _task: waiting.close())
+    return task

@@ -1,0 +1,48 @@
+"""UrlRewrite: another Host field and another path towards the backend.
+
+Source: Gateway API HTTPURLRewriteFilter.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.path_modifier import PathModifier, modify_path
+from egressproxy.filters.settings import FilterConfig, Hostname
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["URL_REWRITE", "UrlRewrite", "UrlRewriteConfig"]
+
+
+class UrlRewriteConfig(FilterConfig):
+    hostname: Hostname | Literal[""] = ""
+    path: PathModifier | None = None
+
+
+class UrlRewrite(Filter):
+    """Sets `x.upstream_host` and the path of `x.request`; what is logged stays the path that the client asked for."""
+
+    def __init__(self, context: FilterContext) -> None:
+        config = context.config
+        assert isinstance(config, UrlRewriteConfig)
+        self._hostname = config.hostname.encode()
+        self._path = config.path
+
+    def request_headers(self, x: Exchange) -> None:
+        if self._hostname:
+            x.upstream_host = self._hostname
+        if self._path is not None:
+            x.request.path = modify_path(self._path, x.request.path, x.path_prefix)
+
+    def backend_request(self, x: Exchange) -> None:
+        self.request_headers(x)
+
+
+URL_REWRITE = FilterType(
+    name="egressproxy.io/UrlRewrite:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    config_model=UrlRewriteConfig,
+    build=UrlRewrite,
+    summary="Another Host and another path towards the backend (Gateway API URLRewrite).",
+)
