@@ -30,8 +30,8 @@ class GatewayProcess:
     """`egressproxy run --config … --admin …`, its diagnostics and its access log in files below `folder`.
 
     With `objects` None it starts without any configuration. `start` returns when /readyz says so, and raises
-    RuntimeError with the process's diagnostics when it does not. It is stopped by its own process id, with SIGTERM; what
-    does not end is killed.
+    RuntimeError with the process's diagnostics when it does not. It is stopped by its own process id, with SIGTERM; a
+    process that does not end is killed.
     """
 
     def __init__(

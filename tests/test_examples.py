@@ -1,0 +1,51 @@
+"""The examples in config/ and in the README are what `egressproxy check` calls good, without a warning."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from egressproxy.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
+
+
+def check(path: Path) -> str:
+    """The output of `egressproxy check --strict`; fails the test where it is not good."""
+    done = CliRunner().invoke(main, ["check", "--strict", str(path)])
+    assert done.exit_code == 0, done.output or repr(done.exception)
+    return done.output
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_good(path: Path):
+    assert "listener" in check(path)
+
+
+def test_all_four_examples_are_there():
+    assert {path.name for path in EXAMPLES} >= {
+        "minimal.yaml",
+        "sidecar.yaml",
+        "ai-providers.yaml",
+        "reverse-proxy.yaml",
+    }
+
+
+def yaml_blocks() -> list[tuple[str, str]]:
+    """Every block of YAML in the documentation that is a whole manifest."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        found += [(f"{page.name}-{number}", block) for number, block in enumerate(blocks) if "kind: Gateway\n" in block]
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), yaml_blocks(), ids=[name for name, _ in yaml_blocks()])
+def test_every_whole_configuration_in_the_documentation_is_good(name: str, text: str, tmp_path: Path):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    check(path)
