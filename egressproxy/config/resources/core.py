@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from egressproxy.config.resources.meta import OpenModel, Resource
+from egressproxy.config.resources.meta import LAST_APPLIED, OpenModel, Resource
 from egressproxy.config.resources.values import Bool, Name, Port, SecretText, SecretValue
 from egressproxy.model.secret import Secret as SecretBytes
 
@@ -76,9 +76,7 @@ class Secret(_Core):
         kept = {name: value for name, value in raw.items() if name in ("apiVersion", "kind", "type", "immutable")}
         metadata = dict(raw.get("metadata") or {})
         annotations = dict(metadata.get("annotations") or {})
-        annotations.pop(
-            "kubectl.kubernetes.io/last-applied-configuration", None
-        )  # kubectl keeps a copy of the data there
+        annotations.pop(LAST_APPLIED, None)
         if annotations or "annotations" in metadata:
             metadata["annotations"] = annotations
         return {**kept, "metadata": metadata, "data": dict.fromkeys(self.keys, REDACTED)}

@@ -38,6 +38,8 @@ __all__ = [
 GATEWAY_GROUP = "gateway.networking.k8s.io"
 OUR_GROUP = "egressproxy.io"
 
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
 #: (group, kind, namespace, name); the namespace of a cluster-scoped object is "".
 Key = tuple[str, str, str, str]
 
@@ -51,8 +53,6 @@ class Model(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         hide_input_in_errors=True,
-        validate_default=False,
-        use_attribute_docstrings=True,
     )
 
 
@@ -73,6 +73,9 @@ class Origin:
         return f"{self.file}:{self.line}" if self.file else "-"
 
 
+NOWHERE = Origin()
+
+
 class ObjectMeta(OpenModel):
     """The part of Kubernetes' ObjectMeta that is read; the rest is ignored."""
 
@@ -90,6 +93,12 @@ class ObjectMeta(OpenModel):
     def _null_is_empty(cls, value: object) -> object:
         return {} if value is None else value
 
+    @field_validator("annotations")
+    @classmethod
+    def _without_copies(cls, value: dict[str, str]) -> dict[str, str]:
+        """kubectl keeps a copy of the whole manifest there, a Secret's values included."""
+        return {name: text for name, text in value.items() if name != LAST_APPLIED}
+
 
 class Resource(Model):
     """Base of every kind. `GROUP`, `KIND`, `VERSIONS` and `NAMESPACED` are set by the subclass."""
@@ -104,7 +113,7 @@ class Resource(Model):
     metadata: ObjectMeta
     status: Any = Field(default=None, exclude=True, repr=False)
 
-    _origin: Origin = PrivateAttr(default=Origin())
+    _origin: Origin = PrivateAttr(default_factory=lambda: NOWHERE)
     _raw: dict[str, Any] | None = PrivateAttr(default=None)
 
     @field_validator("metadata", mode="before")

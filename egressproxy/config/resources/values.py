@@ -160,9 +160,9 @@ def _destination_hostname(value: str) -> str:
 
 
 def _wildcard_remedy(value: str) -> str:
-    if value == "*":
+    if value in ("*", "*."):
         return "name the hosts or suffixes, such as *.example.com; to allow everything set mode: Open"
-    suffix = value.replace("*", "").strip(".") or "example.com"
+    suffix = value.rpartition("*")[2].strip(".") or "example.com"
     return f"write *.{suffix} for every name below that suffix, or the names in full"
 
 

@@ -1,0 +1,53 @@
+"""JSON Schema of every kind, for editors: one `oneOf` over apiVersion and kind. Made from the models, so it cannot lag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from egressproxy.config.resources.kinds import KINDS
+from egressproxy.config.resources.meta import Resource
+
+__all__ = ["json_schema"]
+
+
+def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
+    """A JSON Schema (2020-12) that an object of any of these kinds satisfies.
+
+    It holds the shapes and the descriptions; rules between fields are checked when a manifest is loaded.
+    """
+    references, definitions = models_json_schema([(kind, "validation") for kind in kinds], by_alias=True)
+    parts: dict[str, Any] = definitions["$defs"]
+    branches = []
+    for kind in kinds:
+        reference = references[(kind, "validation")]
+        _pin(parts[str(reference["$ref"]).rpartition("/")[2]], kind)
+        branches.append(reference)
+    for part in parts.values():
+        _without_titles(part)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "egressproxy manifests",
+        "oneOf": branches,
+        "$defs": parts,
+    }
+
+
+def _pin(part: dict[str, Any], kind: type[Resource]) -> None:
+    """Fix apiVersion and kind, which tell the branches apart."""
+    prefix = f"{kind.GROUP}/" if kind.GROUP else ""
+    part["properties"]["apiVersion"] = {"enum": [prefix + version for version in kind.VERSIONS]}
+    part["properties"]["kind"] = {"const": kind.KIND}
+
+
+def _without_titles(part: Any) -> None:
+    """The generated titles repeat the field names, and hide the descriptions in editors."""
+    if isinstance(part, dict):
+        if isinstance(part.get("title"), str):
+            del part["title"]
+        for value in part.values():
+            _without_titles(value)
+    elif isinstance(part, list):
+        for value in part:
+            _without_titles(value)
