@@ -84,7 +84,7 @@ class Filter:
         """Before a socket is opened: `x.authority`, `x.addresses` (checked), `x.identity`. Must not change the head."""
 
     def backend_request(self, x: Exchange) -> HeaderResult:
-        """Once per attempt: `x.request.fields` are a copy for this backend; `x.backend` and its `_is_secure` are set."""
+        """Once per attempt, with `x.backend` and `x.backend_is_secure`; `x.request.fields` are a copy for it alone."""
 
     def backend_response(self, x: Exchange) -> HeaderResult:
         """Once per attempt, with `x.response`."""
@@ -122,8 +122,8 @@ class FilterType:
     """A declared type; `name` is `domain/Kind:version`.
 
     `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of
-    `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a config
-    refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
+    `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a
+    config refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
     """
 
     name: str

@@ -133,7 +133,7 @@ def compile_chain(specs: Iterable[ExtensionSpec], make: Callable[[ExtensionSpec]
 def run(steps: Steps, x: Exchange) -> Answer | asyncio.Task[Answer | None] | None:
     """Run one header phase. The result is an Answer, None, or a task that gives one of these.
 
-    Raises what a filter refuses with (Rejected and every other GatewayError), GatewayFault(FILTER_FAILED) where one fails.
+    Raises what a filter refuses with (Rejected and every other GatewayError), GatewayFault(FILTER_FAILED) if one fails.
     """
     for step in steps:
         if step.mark:

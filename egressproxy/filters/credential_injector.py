@@ -1,16 +1,18 @@
 """CredentialInjector: puts the gateway's own credential into the request, once per attempt, for this backend alone.
 
 What the client sent in the fields where credentials travel is removed first, in every spelling that an origin may take
-for the same field (`X_Api_Key`). The value is bound to the backend: where that is not reached over TLS, nothing is sent.
-A secret that is missing fails closed. With `scrubResponses` the value is masked in what the upstream sends back; that
-needs a body which can be read, so `Accept-Encoding: identity` is asked for, ranges are not, and a response that is
+for the same field (`X_Api_Key`). The value is bound to the backend: where that is not reached over TLS, nothing is
+sent. A secret that is missing fails closed. With `scrubResponses` the value is masked in what the upstream sends back;
+that needs a body which can be read, so `Accept-Encoding: identity` is asked for, ranges are not, and a response that is
 encoded or upgraded nevertheless ends with 502.
-This is a configured role of the origin side (RFC 9110 section 11.6.2 forbids proxies to change Authorization by themselves).
+
+This is a configured role of the origin side: a proxy must not change Authorization by itself (RFC 9110 section 11.6.2).
 """
 
 from __future__ import annotations
 
 import re
+from itertools import count
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote_to_bytes
 
@@ -32,7 +34,7 @@ CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
 _SCRUB_FIELDS = cutter(frozenset((b"accept-encoding", b"range", b"if-range")))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"
-_HELD = "credential held "
+_instances = count()
 
 
 def _template(text: str) -> str:
@@ -75,7 +77,7 @@ class CredentialInjector(Filter):
         self._secret_name = f"{config.secret_ref.name}/{config.secret_ref.key}"
         self._allow_plaintext = config.allow_plaintext
         self._query = config.query.encode()
-        self._held = _HELD + context.name
+        self._held = f"credential {next(_instances)}"
         names = (() if config.keep_client_credentials else CREDENTIAL_FIELDS) + (
             (config.header,) if config.header else ()
         )
@@ -89,9 +91,7 @@ class CredentialInjector(Filter):
             return
         rendered = config.template.encode().replace(b"{}", raw)
         if not VALUE.fullmatch(rendered):
-            raise ValueError(
-                f"the secret {self._secret_name} holds an octet that a field cannot carry (such as CR or LF)"
-            )
+            raise ValueError(f"the secret {self._secret_name} cannot stand in a field: it holds CR, LF or the like")
         if config.header:
             self._value = Secret(b"\r\n%s: %s" % (config.header.encode(), rendered))
         else:
@@ -159,9 +159,9 @@ class CredentialInjector(Filter):
 
 
 def _spellings(names: tuple[str, ...]) -> re.Pattern[bytes]:
-    """For `Fields.cut`: these fields in every case, with "_" for "-", and with underscores around (CVE-2025-64484)."""
-    forms = sorted({re.escape(name.lower()).replace(r"\-", "[-_]").replace("_", "[-_]") for name in names})
-    return re.compile(rb"\r\n_*(?:%s)_*:[^\r]*" % "|".join(forms).encode(), re.IGNORECASE)
+    """For `Fields.cut`: these fields in every case, with "_" for "-", and with either around (CVE-2025-64484)."""
+    forms = ("".join("[-_]" if letter in "-_" else re.escape(letter) for letter in name.lower()) for name in names)
+    return re.compile(rb"\r\n[-_]*(?:%s)[-_]*:[^\r]*" % "|".join(sorted(set(forms))).encode(), re.IGNORECASE)
 
 
 def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:

@@ -20,9 +20,10 @@ from egressproxy.model.fields import Fields, cutter
 __all__ = ["HEADER_POLICY", "HeaderEdits", "HeaderPolicy", "HeaderPolicyConfig"]
 
 #: Fields that the gateway itself writes or consumes: framing, routing and hop-by-hop (RFC 9110 section 7.6.1).
-PROTECTED = frozenset(
-    "host content-length transfer-encoding connection upgrade te trailer via keep-alive expect max-forwards".split()
-)
+PROTECTED = frozenset((
+    "connection", "content-length", "expect", "host", "keep-alive", "max-forwards", "te", "trailer",
+    "transfer-encoding", "upgrade", "via",
+))  # fmt: skip
 PROTECTED_PREFIX = "proxy-"
 
 _REQUEST_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
@@ -59,7 +60,7 @@ class HeaderPolicyConfig(FilterConfig):
 
 
 class HeaderPolicy(Filter):
-    """Request edits run in the request phase where it is placed, response edits in the response phase that answers it."""
+    """Request edits run in the request phase where it is placed, response edits in the phase that answers it."""
 
     def __init__(self, context: FilterContext) -> None:
         config = context.config

@@ -1,8 +1,8 @@
 """Masking: finds a secret in text, in the forms in which an upstream may echo it, and overwrites it with asterisks.
 
-The length never changes, so that framing stays true. Besides the octets themselves these forms are found: percent-encoded
-(in both cases of the digits, "+" or "%20"), escaped for JSON, hexadecimal, and base64 in both alphabets at every
-alignment, so that a base64 of something *around* the secret is found, too.
+The length never changes, so that framing stays true. Besides the octets themselves these forms are found:
+percent-encoded (in both cases of the digits, "+" or "%20"), escaped for JSON, hexadecimal, and base64 in both alphabets
+at every alignment, so that a base64 of something *around* the secret is found, too.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig, SecretRef
@@ -29,7 +29,7 @@ class PythonConfig(FilterConfig):
     """
 
     path: str
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field(default_factory=dict)
     secrets: tuple[SecretRef, ...] = ()
 
 
