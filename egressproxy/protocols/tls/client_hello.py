@@ -1,0 +1,219 @@
+"""ClientHello: reads the first handshake message of a TLS connection without taking part in it. Pure.
+
+It never decrypts, answers or changes anything: the caller forwards the octets as they came. Where a hello can be read
+in two ways it is refused, since the server behind might read the other one.
+Sources: RFC 8446 sections 4.1.2, 4.2 and 5.1, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from egressproxy.model.authority import AuthorityError, parse_host
+
+__all__ = ["BadClientHello", "ClientHello", "ClientHelloReader", "NotTls"]
+
+#: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
+MAX_BYTES = 40_960
+
+_HANDSHAKE = 22  # content type
+_CLIENT_HELLO = 1  # handshake type
+_MAX_RECORD = 16384  # plaintext octets of a record
+_RECORD_HEAD = 5
+_SERVER_NAME, _ALPN, _SUPPORTED_VERSIONS, _ECH = 0, 16, 43, 0xFE0D
+_HOST_NAME = 0  # the only type of server name that was ever defined
+
+
+class NotTls(ValueError):
+    """The first octets cannot be those of a TLS handshake."""
+
+
+class BadClientHello(ValueError):
+    """It starts as TLS, but is no ClientHello that can be read in one way only. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHello:
+    """What the client offers: `sni` in lower case without trailing dot (None: it named nothing), `versions` as numbers.
+
+    With `has_ech` the server name may be another than `sni` says (it may also be GREASE; the two look alike).
+    """
+
+    sni: str | None
+    alpn: tuple[bytes, ...]
+    versions: tuple[int, ...]
+    has_ech: bool
+
+
+class ClientHelloReader:
+    """Feed it what the client sends until it gives a ClientHello or raises.
+
+    `data` holds every octet that was fed, for forwarding; what follows the hello's last record is in it too.
+    """
+
+    __slots__ = ("_at", "_max_bytes", "_message", "data")
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.data = bytearray()
+        self._message = bytearray()  # handshake octets, without record headers
+        self._at = 0  # start of the first record that is not read yet
+        self._max_bytes = max_bytes
+
+    def feed(self, data: bytes) -> ClientHello | None:
+        """The hello, or None while it is incomplete.
+
+        Raises NotTls as soon as the octets cannot be TLS, BadClientHello for a malformed, ambiguous or too large hello.
+        """
+        self.data += data
+        while self._take_record():
+            found = self._complete_message()
+            if found is not None:
+                return _parse(found)
+        if len(self.data) > self._max_bytes:
+            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} octets")
+        return None
+
+    def _take_record(self) -> bool:
+        """Move the next whole record's octets to the message; False if it is not here yet."""
+        head = self.data[self._at : self._at + _RECORD_HEAD]
+        wrong = NotTls if self._at == 0 else BadClientHello
+        if head and head[0] != _HANDSHAKE:
+            raise wrong("not a TLS handshake record")
+        if len(head) > 1 and head[1] != 3:
+            raise wrong("not a TLS version")
+        if len(head) < _RECORD_HEAD:
+            return False
+        size = int.from_bytes(head[3:5], "big")
+        if not 0 < size <= _MAX_RECORD:
+            raise wrong("not the size of a handshake record")
+        start = self._at + _RECORD_HEAD
+        if len(self.data) < start + size:
+            if self._at == 0 and len(self.data) > start and self.data[start] != _CLIENT_HELLO:
+                raise BadClientHello("the handshake does not start with a ClientHello")
+            return False
+        self._message += self.data[start : start + size]
+        self._at = start + size
+        return True
+
+    def _complete_message(self) -> bytes | None:
+        message = self._message
+        if message[0] != _CLIENT_HELLO:
+            raise BadClientHello("the handshake does not start with a ClientHello")
+        if len(message) < 4:
+            return None
+        end = 4 + int.from_bytes(message[1:4], "big")
+        if end > self._max_bytes:
+            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} octets")
+        if len(message) < end:
+            return None
+        if len(message) > end:
+            raise BadClientHello("another handshake message follows in the ClientHello's record")
+        return bytes(message[4:])
+
+    def __repr__(self) -> str:
+        return f"ClientHelloReader({len(self.data)} octets)"
+
+
+class _Cursor:
+    """Reads vectors; whatever goes beyond the end is a BadClientHello."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    @property
+    def has_more(self) -> bool:
+        return self.at < len(self.data)
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.data):
+            raise BadClientHello("a length in the ClientHello goes beyond its end")
+        taken, self.at = self.data[self.at : end], end
+        return taken
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def vector(self, length_size: int) -> bytes:
+        return self.take(self.number(length_size))
+
+
+def _parse(body: bytes) -> ClientHello:
+    hello = _Cursor(body)
+    legacy_version = hello.number(2)
+    if legacy_version >> 8 != 3:
+        raise BadClientHello("not a TLS version in the ClientHello")
+    hello.take(32)  # random
+    if len(hello.vector(1)) > 32:
+        raise BadClientHello("the session id is too long")
+    suites = hello.vector(2)
+    if not suites or len(suites) % 2:
+        raise BadClientHello("malformed cipher suites")
+    if not hello.vector(1):
+        raise BadClientHello("no compression method")
+    extensions = _extensions(hello.vector(2)) if hello.has_more else {}
+    if hello.has_more:
+        raise BadClientHello("octets after the extensions")
+    versions = extensions.get(_SUPPORTED_VERSIONS)
+    return ClientHello(
+        sni=_server_name(extensions[_SERVER_NAME]) if _SERVER_NAME in extensions else None,
+        alpn=_alpn(extensions[_ALPN]) if _ALPN in extensions else (),
+        versions=(legacy_version,) if versions is None else _versions(versions),
+        has_ech=_ECH in extensions,
+    )
+
+
+def _extensions(block: bytes) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    cursor = _Cursor(block)
+    while cursor.has_more:
+        number = cursor.number(2)
+        if number in found:
+            raise BadClientHello("an extension occurs twice")
+        found[number] = cursor.vector(2)
+    return found
+
+
+def _whole(data: bytes, length_size: int, what: str) -> _Cursor:
+    """The one vector of which an extension consists; it is never empty."""
+    outer = _Cursor(data)
+    inner = outer.vector(length_size)
+    if outer.has_more or not inner:
+        raise BadClientHello(f"malformed {what}")
+    return _Cursor(inner)
+
+
+def _server_name(data: bytes) -> str:
+    entries = _whole(data, 2, "server name")
+    if entries.number(1) != _HOST_NAME:
+        raise BadClientHello("unknown type of server name")
+    raw = entries.vector(2)
+    if entries.has_more:
+        raise BadClientHello("more than one server name")
+    try:
+        name, address = parse_host(raw)
+    except AuthorityError:
+        raise BadClientHello("the server name is not a host name") from None
+    if address is not None:
+        raise BadClientHello("the server name is an address")
+    return name
+
+
+def _alpn(data: bytes) -> tuple[bytes, ...]:
+    entries = _whole(data, 2, "ALPN")
+    names = []
+    while entries.has_more:
+        names.append(entries.vector(1))
+        if not names[-1]:
+            raise BadClientHello("an empty name in ALPN")
+    return tuple(names)
+
+
+def _versions(data: bytes) -> tuple[int, ...]:
+    entries = _whole(data, 1, "supported versions")
+    if len(entries.data) % 2:
+        raise BadClientHello("malformed supported versions")
+    return tuple(int.from_bytes(entries.take(2), "big") for _ in range(len(entries.data) // 2))

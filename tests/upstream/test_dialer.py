@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Address, ip_address
+from typing import Any
+
+import pytest
+import uvloop
+
+from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.upstream.dialer import Dialer, abandon
+
+LOCAL = IPv4Address("127.0.0.1")
+
+
+class Origin(asyncio.Protocol):
+    """Counts the connections to one listening socket."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.lost = 0
+
+    def __call__(self) -> Origin:
+        return self
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.opened += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost += 1
+
+
+@contextmanager
+def deaf(address: str = "127.0.0.1") -> Iterator[tuple[Any, int]]:
+    """An endpoint that never answers a SYN: its backlog is full."""
+    listener = socket.socket()
+    listener.bind((address, 0))
+    listener.listen(0)
+    port = listener.getsockname()[1]
+    fillers = []
+    for _ in range(3):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex((address, port))
+        fillers.append(filler)
+    try:
+        yield ip_address(address), port
+    finally:
+        for sock in (*fillers, listener):
+            sock.close()
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Any:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def runs(main: Any) -> Any:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(asyncio.wait_for(main, 10))
+
+    return runs
+
+
+async def serve(origin: Origin, host: str = "127.0.0.1") -> int:
+    server = await asyncio.get_running_loop().create_server(origin, host, 0)
+    return int(server.sockets[0].getsockname()[1])
+
+
+async def settle(condition: Any) -> None:
+    """Let the loop run until this holds."""
+    while not condition():  # noqa: ASYNC110   what is waited for is the kernel's
+        await asyncio.sleep(0.001)
+
+
+def fault_of(caught: Any) -> UpstreamFault:
+    fault = caught.value
+    assert isinstance(fault, UpstreamFault)
+    assert fault.retry is Retry.SAFE
+    assert "127.0.0" not in fault.message
+    return fault
+
+
+def test_a_connection_is_made_with_its_options_set(run: Any):
+    async def main() -> None:
+        port = await serve(Origin())
+        transport, protocol, endpoint = await Dialer().dial([(LOCAL, port)], asyncio.Protocol, timeout_s=5)
+        assert endpoint == (LOCAL, port)
+        assert transport.get_protocol() is protocol
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        transport.abort()
+
+    run(main())
+
+
+def test_ipv6_is_dialled_too(run: Any):
+    async def main() -> None:
+        port = await serve(Origin(), "::1")
+        transport, _, _ = await Dialer().dial([(ip_address("::1"), port)], asyncio.Protocol, timeout_s=5)
+        transport.abort()
+
+    run(main())
+
+
+def test_a_refusal_says_so_and_is_safe_to_retry(run: Any):
+    async def main() -> None:
+        with pytest.raises(UpstreamFault) as caught:
+            await Dialer().dial([(LOCAL, closed_port())], asyncio.Protocol, timeout_s=5)
+        fault = fault_of(caught)
+        assert (fault.reason, fault.status) == (Reason.CONNECT_REFUSED, 503)
+        assert "127.0.0.1" in fault.detail
+
+    run(main())
+
+
+def test_no_answer_is_a_timeout_within_one_budget_for_all(run: Any):
+    async def main() -> None:
+        with deaf() as one, deaf() as two, deaf() as three:
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            with pytest.raises(UpstreamFault) as caught:
+                await Dialer(stagger_s=0.01).dial([one, two, three], asyncio.Protocol, timeout_s=0.2)
+            assert 0.15 < loop.time() - started < 1
+            fault = fault_of(caught)
+            assert (fault.reason, fault.status) == (Reason.CONNECT_TIMEOUT, 504)
+
+    run(main())
+
+
+def test_the_next_address_is_tried_at_once_after_a_failure(run: Any):
+    async def main() -> None:
+        port = await serve(Origin())
+        dialer = Dialer(stagger_s=60)
+        transport, _, endpoint = await dialer.dial(
+            [(LOCAL, closed_port()), (LOCAL, port)], asyncio.Protocol, timeout_s=5
+        )
+        assert endpoint == (LOCAL, port)
+        transport.abort()
+
+    run(main())
+
+
+def test_the_next_address_is_tried_while_the_first_is_silent(run: Any):
+    async def main() -> None:
+        port = await serve(Origin())
+        with deaf() as silent:
+            dialer = Dialer(stagger_s=0.02)
+            transport, _, endpoint = await dialer.dial([silent, (LOCAL, port)], asyncio.Protocol, timeout_s=5)
+        assert endpoint == (LOCAL, port)
+        transport.abort()
+
+    run(main())
+
+
+def test_the_first_address_wins_without_touching_the_second(run: Any):
+    async def main() -> None:
+        first, second = Origin(), Origin()
+        ports = [await serve(first), await serve(second)]
+        transport, _, endpoint = await Dialer().dial([(LOCAL, p) for p in ports], asyncio.Protocol, timeout_s=5)
+        assert endpoint == (LOCAL, ports[0])
+        await settle(lambda: first.opened == 1)
+        assert second.opened == 0
+        transport.abort()
+
+    run(main())
+
+
+def test_no_address_and_an_unreachable_one_fail(run: Any):
+    async def main() -> None:
+        for endpoints in ([], [(IPv4Address("255.255.255.255"), 80)]):
+            with pytest.raises(UpstreamFault) as caught:
+                await Dialer().dial(endpoints, asyncio.Protocol, timeout_s=5)
+            fault = fault_of(caught)
+            assert (fault.reason, fault.status) == (Reason.CONNECT_FAILED, 503)
+
+    run(main())
+
+
+def test_cancelling_closes_every_attempt(run: Any):
+    async def main() -> None:
+        import os
+
+        with deaf() as one, deaf() as two:
+            before = len(os.listdir("/proc/self/fd"))
+            dial = Dialer(stagger_s=0.001).dial([one, two], asyncio.Protocol, timeout_s=5)
+            await settle(lambda: len(os.listdir("/proc/self/fd")) == before + 2)
+            dial.cancel()
+            await settle(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+    run(main())
+
+
+def test_cancelling_at_any_moment_leaves_no_connection_open(run: Any):
+    async def main() -> None:
+        for turns in range(6):
+            origin = Origin()
+            port = await serve(origin)
+            dial = Dialer().dial([(LOCAL, port)], asyncio.Protocol, timeout_s=5)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            abandon(dial)
+            await asyncio.sleep(0.01)
+            assert origin.opened == origin.lost
+
+    run(main())
+
+
+def test_a_failing_protocol_factory_fails_the_dial(run: Any):
+    def broken() -> asyncio.Protocol:
+        raise ValueError("no")
+
+    async def main() -> None:
+        port = await serve(Origin())
+        with pytest.raises(UpstreamFault):
+            await Dialer().dial([(LOCAL, port)], broken, timeout_s=5)
+
+    run(main())
+
+
+def test_a_socket_may_be_taken_without_a_transport(run: Any):
+    async def main() -> None:
+        port = await serve(Origin())
+        sock, endpoint = await Dialer().dial_socket([(LOCAL, port)], timeout_s=0)
+        assert endpoint == (LOCAL, port)
+        assert sock.getpeername() == ("127.0.0.1", port)
+        assert sock.getblocking() is False
+        sock.close()
+
+    run(main())
+
+
+def test_a_coroutine_that_is_no_task_may_wait_for_a_dial(run: Any):
+    async def main() -> None:
+        port = await serve(Origin())
+        dialer, got = Dialer(), []
+
+        async def life() -> None:
+            transport, _, _ = await dialer.dial([(LOCAL, port)], asyncio.Protocol, timeout_s=5)
+            got.append(transport)
+
+        coroutine = life()
+        future: Any = coroutine.send(None)
+        future._asyncio_future_blocking = False
+
+        def resume(_done: object) -> None:
+            with pytest.raises(StopIteration):
+                coroutine.send(None)
+
+        future.add_done_callback(resume)
+        await settle(lambda: got)
+        got[0].abort()
+
+    run(main())
