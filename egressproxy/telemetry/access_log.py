@@ -195,6 +195,7 @@ class AccessLog:
             and "\\" not in line
             and "?" not in path
             and path.isprintable()
+            and method.isprintable()
             and request_id.isprintable()
             and (identity is ANONYMOUS or (identity.namespace + identity.service_account).isprintable())
             and len(path) <= MAX_TEXT

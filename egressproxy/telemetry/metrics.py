@@ -72,7 +72,10 @@ _T = TypeVar("_T")
 
 
 class FilterCounts(Protocol):
-    """What a filter's counters look like. `runs` counts every run, the other four how some of them ended."""
+    """What a filter's counters look like: of all `runs`, some were `rejected`, `answered` or `failed`.
+
+    `failed` includes those that `timed_out`.
+    """
 
     name: str
     type: str
@@ -395,11 +398,11 @@ def _sources(readings: Readings) -> Iterator[Metric]:
 
 
 def _filter_results(counts: FilterCounts) -> Iterator[tuple[str, int]]:
-    special = counts.rejected + counts.answered + counts.failed + counts.timed_out
-    yield "passed", max(0, counts.runs - special)
+    """Each run under one result, so that the sum over results is the number of runs."""
+    yield "passed", max(0, counts.runs - counts.rejected - counts.answered - counts.failed)
     yield "rejected", counts.rejected
     yield "answered", counts.answered
-    yield "failed", counts.failed
+    yield "failed", counts.failed - counts.timed_out
     yield "timed_out", counts.timed_out
 
 

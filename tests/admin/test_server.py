@@ -1,0 +1,238 @@
+"""The admin server over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+
+from egressproxy.admin import server
+from egressproxy.admin.server import AdminServer, Surface
+from egressproxy.admin.state import Published
+from egressproxy.config.load import load_text
+from egressproxy.telemetry.metrics import Metrics
+
+SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {token: CANARY}}"
+
+
+class State:
+    def __init__(self) -> None:
+        self.metrics = Metrics("1.2.3")
+        self.why = ""
+        self.resources = load_text(SECRET).objects
+
+    def why_not_ready(self) -> str:
+        return self.why
+
+    def objects(self) -> Iterable[Published]:
+        return [(resource, 1, None) for resource in self.resources]
+
+
+class Answer:
+    def __init__(self, raw: bytes) -> None:
+        head, _, self.body = raw.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        self.status = int(first.split(" ")[1])
+        self.fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+async def ask(
+    admin: AdminServer,
+    path: str,
+    method: str = "GET",
+    host: str = "localhost",
+    extra: str = "",
+) -> Answer:
+    reader, writer = await asyncio.open_connection(admin.host, admin.port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}Connection: close\r\n\r\n".encode())
+    raw = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return Answer(raw)
+
+
+@pytest.fixture
+def state() -> State:
+    return State()
+
+
+@pytest.fixture
+async def admin(state: State) -> AsyncIterator[AdminServer]:
+    made = AdminServer(state, "127.0.0.1", 0)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_health_is_200_and_readiness_says_what_is_missing(admin: AdminServer, state: State):
+    assert [(await ask(admin, path)).status for path in ("/healthz", "/livez", "/readyz")] == [200, 200, 200]
+    state.why = "listener forward of default/gw is not bound"
+    answer = await ask(admin, "/readyz")
+    assert answer.status == 503
+    assert answer.body == b"not ready: listener forward of default/gw is not bound\n"
+    assert (await ask(admin, "/healthz")).status == 200
+
+
+async def test_metrics_are_those_of_the_state(admin: AdminServer, state: State):
+    state.metrics.reload_succeeded(7)
+    answer = await ask(admin, "/metrics")
+    assert answer.status == 200
+    assert answer.fields["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"egress_config_generation 7.0" in answer.body
+    fancy = await ask(admin, "/metrics", extra="Accept: application/openmetrics-text; version=1.0.0\r\n")
+    assert fancy.fields["content-type"].startswith("application/openmetrics-text")
+
+
+async def test_the_api_answers_objects_and_redacts_secrets(admin: AdminServer):
+    answer = await ask(admin, "/api/v1/namespaces/default/secrets/key")
+    assert answer.status == 200
+    assert answer.json()["metadata"]["name"] == "key"
+    for path in ("/api/v1/secrets", "/api/v1/namespaces/default/secrets/key", "/config", "/metrics"):
+        shown = await ask(admin, path)
+        assert shown.status == 200
+        assert b"CANARY" not in shown.body
+        assert b"Q0FOQVJZ" not in shown.body
+
+
+async def test_a_trailing_slash_and_discovery_work(admin: AdminServer):
+    assert (await ask(admin, "/apis/")).json()["kind"] == "APIGroupList"
+    assert (await ask(admin, "/version")).json()["gitVersion"] == "v1.2.3"
+    assert (await ask(admin, "/")).status == 200
+
+
+async def test_an_unknown_path_is_a_status_object(admin: AdminServer):
+    answer = await ask(admin, "/nope")
+    assert answer.status == 404
+    assert answer.json()["kind"] == "Status"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_nothing_can_be_changed(admin: AdminServer, method: str):
+    answer = await ask(admin, "/api/v1/secrets", method=method)
+    assert answer.status == 405
+    assert answer.fields["allow"] == "GET, HEAD"
+
+
+async def test_head_has_no_body(admin: AdminServer):
+    answer = await ask(admin, "/healthz", method="HEAD")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.fields["content-length"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:15000", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:15000", 200),
+        ("evil.example", 403),
+        ("evil.example:15000", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("169.254.169.254", 403),
+        ("[::1", 403),
+        ("[evil]", 403),
+    ],
+)
+async def test_on_loopback_only_loopback_names_are_answered(admin: AdminServer, host: str, status: int):
+    assert (await ask(admin, "/healthz", host=host)).status == status
+
+
+async def test_bound_to_the_network_any_name_is_ours(state: State):
+    admin = AdminServer(state, "0.0.0.0", 0)
+    await admin.start()
+    try:
+        assert (await ask(admin, "/healthz", host="egress.agents.svc")).status == 200
+    finally:
+        await admin.stop()
+
+
+async def test_answers_cannot_be_framed_sniffed_or_cached(admin: AdminServer):
+    for path in ("/healthz", "/nope", "/metrics"):
+        fields = (await ask(admin, path)).fields
+        assert fields["server"] == "egressproxy"
+        assert fields["cache-control"] == "no-store"
+        assert fields["x-content-type-options"] == "nosniff"
+        assert fields["content-security-policy"].startswith("default-src 'none'")
+
+
+async def test_the_metrics_surface_shows_health_and_metrics_alone(state: State):
+    admin = AdminServer(state, "127.0.0.1", 0, Surface.METRICS)
+    await admin.start()
+    try:
+        assert [(await ask(admin, path)).status for path in ("/metrics", "/healthz", "/readyz")] == [200, 200, 200]
+        assert [(await ask(admin, path)).status for path in ("/", "/apis", "/api/v1/secrets", "/config")] == [404] * 4
+    finally:
+        await admin.stop()
+
+
+async def test_a_port_that_is_taken_is_an_error_at_the_start(admin: AdminServer, state: State):
+    with pytest.raises(OSError, match="in use"):
+        await AdminServer(state, "127.0.0.1", admin.port).start()
+
+
+async def test_a_defect_is_a_500_without_details(admin: AdminServer, state: State, caplog: pytest.LogCaptureFixture):
+    state.resources = None
+    answer = await ask(admin, "/api/v1/secrets")
+    assert answer.status == 500
+    assert answer.json()["reason"] == "InternalError"
+    assert b"NoneType" not in answer.body
+    assert "/api/v1/secrets failed" in caplog.text
+
+
+async def test_scrapers_that_stall_do_not_stop_the_loop_or_the_next_scraper(admin: AdminServer, state: State):
+    for number in range(500):
+        state.metrics.series("gw", f"route-{number}", "b").attempt("ok")
+    stalled = []
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection(admin.host, admin.port, limit=1024)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        stalled.append((reader, writer))
+    assert (await ask(admin, "/healthz")).status == 200
+    assert (await ask(admin, "/metrics")).status == 200
+    for _, writer in stalled:
+        writer.transport.abort()
+    assert (await ask(admin, "/metrics")).status == 200
+
+
+async def test_connections_beyond_the_bound_are_closed_at_once(admin: AdminServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    kept = []
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(admin.host, admin.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
+        kept.append(writer)
+    reader, writer = await asyncio.open_connection(admin.host, admin.port)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    for made in (*kept, writer):
+        made.close()
+
+
+async def test_a_connection_that_asks_nothing_is_closed(admin: AdminServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "FIRST_REQUEST_S", 0.05)
+    reader, writer = await asyncio.open_connection(admin.host, admin.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\n")
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_stop_closes_what_is_open_and_frees_the_port(state: State):
+    admin = AdminServer(state, "127.0.0.1", 0)
+    await admin.start()
+    reader, writer = await asyncio.open_connection(admin.host, admin.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await reader.readuntil(b"ok\n")
+    await admin.stop()
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+    again = AdminServer(state, "127.0.0.1", admin.port)
+    await again.start()
+    await again.stop()

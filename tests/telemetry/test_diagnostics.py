@@ -1,0 +1,98 @@
+"""Diagnostics come out as one line each, and a blocked stderr blocks nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from egressproxy.telemetry.diagnostics import MAX_WAITING, Diagnostics
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    names = ("asyncio", "watchfiles", "aiohttp", "hpack")
+    levels = [logging.getLogger(name).level for name in names]
+    yield
+    for name, level in zip(names, levels, strict=True):
+        logging.getLogger(name).setLevel(level)
+
+
+def written(*records: tuple[int, str, tuple[object, ...]], level: str = "info") -> str:
+    stream = io.StringIO()
+    diagnostics = Diagnostics(level, stream)
+    diagnostics.start()
+    for number, message, arguments in records:
+        logging.getLogger("egressproxy.test").log(number, message, *arguments)
+    diagnostics.stop()
+    return stream.getvalue()
+
+
+def test_a_line_is_time_level_logger_message():
+    line = written((logging.INFO, "listening on %s", ("127.0.0.1:3128",)))
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info egressproxy\.test listening on 127\.0\.0\.1:3128\n", line
+    )
+
+
+def test_a_level_keeps_lesser_records_out():
+    lines = written(
+        (logging.DEBUG, "quiet", ()), (logging.INFO, "quiet", ()), (logging.WARNING, "loud", ()), level="warning"
+    )
+    assert lines.count("\n") == 1
+    assert "loud" in lines
+
+
+def test_control_characters_cannot_forge_a_line():
+    lines = written((logging.INFO, "host %s", ("a\n2023 error forged\x1b[31m\x9b",)))
+    assert lines.count("\n") == 1
+    assert "\\x1b[31m" in lines
+    assert "\x9b" not in lines
+
+
+def test_a_traceback_is_indented_below_its_line():
+    stream = io.StringIO()
+    diagnostics = Diagnostics("info", stream)
+    diagnostics.start()
+    try:
+        raise ValueError("broken\x1b")
+    except ValueError:
+        logging.getLogger("egressproxy.test").exception("a defect")
+    diagnostics.stop()
+    first, *rest = stream.getvalue().splitlines()
+    assert first.endswith("a defect")
+    assert rest[-1] == "  ValueError: broken\\x1b"
+
+
+def test_stop_gives_the_root_logger_back():
+    before = logging.getLogger().handlers[:]
+    written()
+    assert logging.getLogger().handlers == before
+
+
+def test_a_stderr_that_blocks_stops_nothing():
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w")
+    diagnostics = Diagnostics("info", stream)
+    diagnostics.start()
+    logger = logging.getLogger("egressproxy.test")
+    started = time.monotonic()
+    for _ in range(MAX_WAITING + 1500):
+        logger.info("x" * 200)
+    assert time.monotonic() - started < 20
+    assert diagnostics.dropped > 0
+    os.close(reading)
+    logging.raiseExceptions = False  # the broken pipe is this test's doing
+    try:
+        diagnostics.stop()
+    finally:
+        logging.raiseExceptions = True
+    diagnostics._thread.join(10)
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()

@@ -1,0 +1,252 @@
+"""What is counted, and that a scrape shows exactly that."""
+
+from __future__ import annotations
+
+import re
+import threading
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from egressproxy.errors import Reason
+from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Metrics, logged_status
+
+
+def exchange(status: int = 200, reason: Reason = Reason.OK, duration_s: float = 0.02, **fields: object) -> Exchange:
+    x = Exchange("192.0.2.1:5000", "default/gw", "forward", 100.0)
+    x.ended_at = 100.0 + duration_s
+    x.status = status
+    x.reason = reason
+    for name, value in fields.items():
+        setattr(x, name, value)
+    return x
+
+
+def scrape(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    body, _ = metrics.exposition()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    """The sum over all samples of this name that have these labels."""
+    wanted = set(labels.items())
+    found = [number for (sample, having), number in scrape(metrics).items() if sample == name and wanted <= having]
+    assert found, f"no sample {name} {labels}"
+    return sum(found)
+
+
+def test_an_exchange_is_counted_once_in_every_metric_it_belongs_to():
+    metrics = Metrics("1")
+    metrics.series("default/gw", "default/r", "default/b").observe(exchange(bytes_in=120, bytes_out=3000))
+    labels = {
+        "gateway": "default/gw",
+        "route": "default/r",
+        "backend": "default/b",
+        "namespace": "-",
+        "service_account": "-",
+    }
+    assert value(metrics, "egress_requests_total", code="200", **labels) == 1
+    assert value(metrics, "egress_bytes_total", direction="in", **labels) == 120
+    assert value(metrics, "egress_bytes_total", direction="out", **labels) == 3000
+    assert value(metrics, "egress_request_duration_seconds_count", **labels) == 1
+    assert value(metrics, "egress_request_duration_seconds_sum", **labels) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "first_bucket"),
+    [(0.0, "0.001"), (0.001, "0.001"), (0.0011, "0.0025"), (3600.0, "3600.0"), (3601.0, "+Inf")],
+)
+def test_a_duration_falls_into_the_first_bucket_that_holds_it(duration_s: float, first_bucket: str):
+    metrics = Metrics("1")
+    series = metrics.series("g", "r", "b")
+    series.observe(exchange(duration_s=duration_s, started_at=0.0, ended_at=duration_s))
+    buckets = {
+        dict(labels)["le"]: number for (name, labels), number in scrape(metrics).items() if name.endswith("_bucket")
+    }
+    assert min((float(le) for le, number in buckets.items() if number == 1)) == float(first_bucket)
+    assert buckets["+Inf"] == 1
+
+
+def test_a_denial_is_counted_by_reason_and_among_the_requests():
+    metrics = Metrics("1")
+    metrics.series("g", "-", "-").observe(exchange(403, Reason.DESTINATION_DENIED, denied=True))
+    assert value(metrics, "egress_denied_total", reason="destination_denied") == 1
+    assert value(metrics, "egress_requests_total", code="403") == 1
+    assert not [key for key in scrape(metrics) if key[0] == "egress_request_failures_total"]
+
+
+def test_a_failure_that_is_no_denial_has_a_metric_of_its_own():
+    metrics = Metrics("1")
+    metrics.series("g", "r", "b").observe(exchange(502, Reason.UPSTREAM_RESET))
+    assert value(metrics, "egress_request_failures_total", reason="upstream_reset") == 1
+    assert not [key for key in scrape(metrics) if key[0] == "egress_denied_total"]
+
+
+def test_what_would_be_denied_is_counted_for_every_reason():
+    metrics = Metrics("1")
+    x = exchange(would_deny=[Reason.DESTINATION_NOT_ALLOWED, Reason.ADDRESS_DENIED])
+    metrics.series("g", "r", "b").observe(x)
+    assert value(metrics, "egress_would_deny_total", reason="destination_not_allowed") == 1
+    assert value(metrics, "egress_would_deny_total", reason="resolved_denied") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "logged"),
+    [(200, Reason.OK, 200), (0, Reason.CLIENT_GONE, 499), (0, Reason.SNI_MISMATCH, 0), (200, Reason.CLIENT_GONE, 200)],
+)
+def test_an_exchange_without_an_answer_has_a_status_of_its_own(status: int, reason: Reason, logged: int):
+    x = exchange(status, reason)
+    metrics = Metrics("1")
+    metrics.series("g", "r", "b").observe(x)
+    assert logged_status(x) == logged
+    assert value(metrics, "egress_requests_total", code=str(logged)) == 1
+
+
+def test_the_same_labels_give_the_same_series_so_that_a_reload_loses_no_count():
+    metrics = Metrics("1")
+    assert metrics.series("g", "r", "b", "ns", "sa") is metrics.series("g", "r", "b", "ns", "sa")
+    assert metrics.series("g", "r", "b") is not metrics.series("g", "r", "c")
+
+
+def test_identities_without_end_share_one_series():
+    metrics = Metrics("1")
+    for number in range(MAX_IDENTITY_SERIES + 500):
+        metrics.series("g", "r", "b", "ns", f"sa-{number}").observe(exchange())
+    names = {dict(labels)["service_account"] for name, labels in scrape(metrics) if name == "egress_requests_total"}
+    assert len(names) == MAX_IDENTITY_SERIES + 1
+    assert value(metrics, "egress_requests_total", service_account="_other") == 500
+    assert value(metrics, "egress_requests_total") == MAX_IDENTITY_SERIES + 500
+
+
+def test_a_series_that_saw_nothing_is_not_shown():
+    metrics = Metrics("1")
+    metrics.series("g", "never", "b")
+    assert b"never" not in metrics.exposition()[0]
+
+
+def test_a_tunnel_that_is_open_is_shown_before_it_is_counted():
+    metrics = Metrics("1")
+    metrics.series("g", "r", "b").tunnels_active += 1
+    assert value(metrics, "egress_tunnels_active", route="r") == 1
+
+
+def test_attempts_are_counted_by_result():
+    metrics = Metrics("1")
+    series = metrics.series("g", "r", "b")
+    for result in ("ok", "ok", Reason.CONNECT_REFUSED.value):
+        series.attempt(result)
+    assert value(metrics, "egress_upstream_attempts_total", result="ok") == 2
+    assert value(metrics, "egress_upstream_attempts_total", result="upstream_refused") == 1
+
+
+def test_reloads_tell_generation_result_and_time():
+    metrics = Metrics("1")
+    metrics.reload_succeeded(3)
+    assert value(metrics, "egress_config_generation") == 3
+    assert value(metrics, "egress_config_last_reload_success") == 1
+    assert value(metrics, "egress_config_last_reload_timestamp_seconds") > 1e9
+    metrics.reload_failed()
+    assert value(metrics, "egress_config_generation") == 3
+    assert value(metrics, "egress_config_last_reload_success") == 0
+    assert value(metrics, "egress_config_reloads_total", result="success") == 1
+    assert value(metrics, "egress_config_reloads_total", result="failure") == 1
+    assert re.search(r"config_last_reload_success\S* 0(\.0)?\b", metrics.exposition()[0].decode())
+
+
+def test_sources_are_read_at_every_scrape_and_added_up():
+    metrics = Metrics("1")
+    pools = [("default/b", 2, 1), ("default/b", 3, 0)]
+    metrics.add_upstream_source(lambda: pools)
+    metrics.add_downstream_source(lambda: [("default/gw", "forward", 7)])
+    assert value(metrics, "egress_upstream_connections", backend="default/b", state="active", route="-") == 5
+    assert value(metrics, "egress_upstream_connections", backend="default/b", state="idle") == 1
+    assert value(metrics, "egress_downstream_connections", gateway="default/gw", listener="forward") == 7
+    pools.clear()
+    assert not [key for key in scrape(metrics) if key[0] == "egress_upstream_connections"]
+
+
+def test_the_results_of_a_filter_add_up_to_its_runs():
+    metrics = Metrics("1")
+    counts = SimpleNamespace(
+        name="inject",
+        type="egressproxy.io/CredentialInjector:v1",
+        phase="backend-request",
+        scope="default/b",
+        runs=10,
+        rejected=1,
+        answered=2,
+        failed=3,
+        timed_out=1,
+    )
+    metrics.add_filter_source(lambda: [counts])
+    assert value(metrics, "egress_filter_total", filter="inject", result="passed") == 4
+    assert value(metrics, "egress_filter_total", filter="inject", result="failed") == 2
+    assert value(metrics, "egress_filter_total", filter="inject", result="timed_out") == 1
+    assert value(metrics, "egress_filter_total", filter="inject", phase="backend-request", scope="default/b") == 10
+
+
+def test_a_source_that_raises_takes_nothing_else_away(caplog: pytest.LogCaptureFixture):
+    metrics = Metrics("1")
+
+    def broken() -> list[tuple[str, int, int]]:
+        raise RuntimeError("gone")
+
+    metrics.add_upstream_source(broken)
+    metrics.add_upstream_source(lambda: [("b", 1, 0)])
+    assert value(metrics, "egress_upstream_connections", backend="b", state="active") == 1
+    assert "source of metrics failed" in caplog.text
+
+
+def test_numbers_that_others_keep_are_shown_under_their_names():
+    metrics = Metrics("1")
+    metrics.add_counter("egress_access_log_dropped", "Lines lost.", lambda: 4)
+    metrics.add_gauge("egress_event_loop_lag_seconds", "Lag.", lambda: 0.25)
+    assert value(metrics, "egress_access_log_dropped_total") == 4
+    assert value(metrics, "egress_event_loop_lag_seconds") == 0.25
+
+
+def test_the_process_and_the_build_are_shown():
+    metrics = Metrics("1.2.3")
+    assert value(metrics, "egress_build_info", version="1.2.3") == 1
+    assert value(metrics, "process_resident_memory_bytes") > 0
+    metrics.count_dns("ok")
+    metrics.connection_rejected(Reason.CONNECTION_LIMIT.value)
+    assert value(metrics, "egress_dns_lookups_total", result="ok") == 1
+    assert value(metrics, "egress_connections_rejected_total", reason="connection_limit") == 1
+
+
+def test_openmetrics_is_spoken_to_those_who_ask_for_it():
+    body, content_type = Metrics("1").exposition("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    assert Metrics("1").exposition()[1].startswith("text/plain")
+
+
+def test_a_scrape_in_another_thread_survives_traffic():
+    metrics = Metrics("1")
+    stop = threading.Event()
+    failed: list[Exception] = []
+
+    def scraper() -> None:
+        while not stop.is_set():
+            try:
+                metrics.render(metrics.gather())
+            except Exception as error:
+                failed.append(error)
+                return
+
+    thread = threading.Thread(target=scraper)
+    thread.start()
+    for number in range(300):
+        series = metrics.series("g", f"route-{number}", "b")
+        for status in range(200, 230):
+            series.observe(exchange(status))
+    stop.set()
+    thread.join()
+    assert not failed
