@@ -1,0 +1,9 @@
+"""requests, as a script uses it: one GET."""
+
+import sys
+
+import requests
+
+response = requests.get(sys.argv[1], timeout=20)
+response.raise_for_status()
+print(response.text)
