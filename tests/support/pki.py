@@ -1,10 +1,12 @@
-"""A certificate authority for tests, and two TLS ends in memory."""
+"""A certificate authority for tests: certificates as specs, as PEM, and as TLS contexts for servers and clients."""
 
 from __future__ import annotations
 
 import base64
 import datetime
 import hashlib
+import ssl
+from pathlib import Path
 
 import trustme
 from cryptography import x509
@@ -16,11 +18,18 @@ from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
 
 
 class Pki:
-    """One root. `certificate` issues a server certificate as a CertificateSpec."""
+    """One root. `certificate` issues a server certificate as a CertificateSpec.
 
-    def __init__(self) -> None:
+    With a folder, the root also lies there as `ca.crt`.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
         self.ca = trustme.CA(key_type=trustme.KeyType.ECDSA)
         self.ca_pem = self.ca.cert_pem.bytes().decode()
+        self.ca_file: Path | None = None
+        if folder is not None:
+            self.ca_file = folder / "ca.crt"
+            self.ca_file.write_text(self.ca_pem, encoding="ascii")
 
     def issue(self, *names: str, cn: str | None = None, expired: bool = False) -> trustme.LeafCert:
         now = datetime.datetime.now(datetime.UTC)
@@ -36,6 +45,16 @@ class Pki:
 
     def listener(self, *names: str, expired: bool = False) -> ListenerTlsSpec:
         return ListenerTlsSpec(certificates=(self.certificate(*names, expired=expired),))
+
+    def server_context(self, *names: str) -> ssl.SSLContext:
+        """A context for a server that shows a certificate for these names."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.issue(*names).configure_cert(context)
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """A context that trusts this root and no other."""
+        return ssl.create_default_context(cadata=self.ca_pem)
 
     def crl(self, *revoked_pem: str, expired: bool = False) -> str:
         """A revocation list of the root."""
