@@ -1,4 +1,4 @@
-"""JSON Schema of every kind, for editors: one `oneOf` over apiVersion and kind. Made from the models, so it cannot lag."""
+"""JSON Schema of every kind, for editors: one `oneOf` over apiVersion and kind, made from the models."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Secret(_Core):
 
     def value(self, key: str) -> SecretBytes | None:
         """The value of a key; `stringData` goes before `data`, as an API server would merge them."""
-        return self.string_data.get(key) or self.data.get(key)
+        return self.string_data.get(key, self.data.get(key))
 
     @property
     def keys(self) -> tuple[str, ...]:

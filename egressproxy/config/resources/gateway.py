@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from ipaddress import ip_address
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +18,7 @@ from egressproxy.config.resources.meta import (
     Resource,
     SecretObjectReference,
 )
-from egressproxy.config.resources.values import Hostname, Label, Name, Port, Refused, Subdomain
+from egressproxy.config.resources.values import Hostname, Label, Name, Port, Refused, Subdomain, check_unique
 from egressproxy.spec.gateway import TlsMode
 
 __all__ = [
@@ -123,15 +124,16 @@ class Listener(Model):
 
     @model_validator(mode="after")
     def _fields_fit_the_protocol(self) -> Self:
-        if self.protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
+        protocol = self.protocol.upper()
+        if protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
             raise Refused(
                 f"tls is not possible with protocol {self.protocol}", "remove tls, or use protocol HTTPS or TLS"
             )
-        if self.protocol in ("TCP", "UDP") and self.hostname:
+        if protocol in ("TCP", "UDP") and self.hostname:
             raise Refused(f"a hostname is not possible with protocol {self.protocol}", "remove hostname")
-        if self.protocol == "HTTPS" and self.tls is not None and self.tls.mode is not TlsMode.TERMINATE:
+        if protocol == "HTTPS" and self.tls is not None and self.tls.mode is not TlsMode.TERMINATE:
             raise Refused("protocol HTTPS needs tls.mode Terminate", "use protocol TLS for Passthrough")
-        if self.protocol == "TLS" and self.tls is None:
+        if protocol == "TLS" and self.tls is None:
             raise Refused("protocol TLS needs tls.mode", "add tls with mode Passthrough or Terminate")
         return self
 
@@ -141,6 +143,15 @@ class GatewayAddress(Model):
 
     type: Annotated[str, Field(min_length=1, max_length=253)] = "IPAddress"
     value: Annotated[str, Field(max_length=253)] | None = None
+
+    @model_validator(mode="after")
+    def _is_an_address(self) -> Self:
+        if self.type == "IPAddress" and self.value is not None:
+            try:
+                ip_address(self.value)
+            except ValueError:
+                raise Refused(f"{self.value} is not an IP address", "write it as 192.0.2.1 or 2001:db8::1") from None
+        return self
 
 
 class GatewayInfrastructure(Model):
@@ -172,8 +183,8 @@ class FrontendTlsSettings(Model):
     per_port: Annotated[tuple[FrontendTlsPort, ...], Field(max_length=64)] = ()
 
     @model_validator(mode="after")
-    def _ports_are_unique(self) -> Self:
-        _unique([entry.port for entry in self.per_port], "port", "perPort")
+    def _ports_arecheck_unique(self) -> Self:
+        check_unique([entry.port for entry in self.per_port], "port", "perPort")
         return self
 
 
@@ -282,19 +293,13 @@ class ReferenceGrant(Resource):
 
 def _told_apart(listeners: tuple[Listener, ...]) -> None:
     """Unique names; and one listener per port, protocol and hostname (rules of the CRD)."""
-    _unique([listener.name for listener in listeners], "name", "listeners")
+    check_unique([listener.name for listener in listeners], "name", "listeners")
     seen: dict[tuple[int, str, str], str] = {}
     for listener in listeners:
-        place = (listener.port, listener.protocol, listener.hostname or "")
+        place = (listener.port, listener.protocol.lower(), listener.hostname or "")
         if place in seen:
             raise Refused(
                 f"listeners {seen[place]} and {listener.name} have the same port, protocol and hostname",
                 "give each its own hostname or port",
             )
         seen[place] = listener.name
-
-
-def _unique(values: list[Any], what: str, where: str) -> None:
-    for value in values:
-        if values.count(value) > 1:
-            raise Refused(f"{what} {value} stands more than once in {where}", f"give each entry its own {what}")

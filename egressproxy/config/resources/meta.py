@@ -223,7 +223,7 @@ Kind = Annotated[str, Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", ma
 class LocalObjectReference(Model):
     """A reference within the namespace."""
 
-    group: Group = ""
+    group: Group
     kind: Kind
     name: Name
 
@@ -279,7 +279,7 @@ class ParentReference(Model):
 class PolicyTargetReference(Model):
     """What a policy applies to, in its own namespace; `sectionName` narrows it to one listener, rule or port."""
 
-    group: Group = ""
+    group: Group
     kind: Kind
     name: Name
     section_name: Name | None = None

@@ -30,6 +30,7 @@ from egressproxy.config.resources.values import (
     QualifiedType,
     Refused,
     ServerAddress,
+    check_unique,
 )
 from egressproxy.spec.policy import Family, Mode, SniCheck
 
@@ -404,10 +405,7 @@ class EgressPolicySpec(Model):
     @field_validator("extensions")
     @classmethod
     def _names_are_unique(cls, extensions: tuple[Extension, ...]) -> tuple[Extension, ...]:
-        names = [extension.name for extension in extensions]
-        for name in names:
-            if names.count(name) > 1:
-                raise Refused(f"extension {name} stands more than once", "give each extension its own name")
+        check_unique((extension.name for extension in extensions), "name", "extensions")
         return extensions
 
 

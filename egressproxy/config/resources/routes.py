@@ -5,7 +5,7 @@ Every standard field is here, also those that are reported as unsupported in sta
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,6 +26,7 @@ from egressproxy.config.resources.values import (
     PreciseHostname,
     Refused,
     Subdomain,
+    check_unique,
 )
 from egressproxy.spec.route import MatchType, PathMatchType
 
@@ -84,14 +85,19 @@ class CommonRouteSpec(Model):
     @field_validator("parent_refs")
     @classmethod
     def _parents_are_told_apart(cls, refs: tuple[ParentReference, ...]) -> tuple[ParentReference, ...]:
-        seen: set[ParentReference] = set()
+        """Several references to one parent each name another section or port (rules of the CRD)."""
+        if len(refs) < 2:
+            return refs
+        sections: dict[tuple[str, str, str | None, str], list[tuple[str | None, int | None]]] = {}
         for ref in refs:
-            if ref in seen:
+            parent = (ref.group, ref.kind, ref.namespace, ref.name)
+            sections.setdefault(parent, []).append((ref.section_name, ref.port))
+        for (_, kind, _, name), places in sections.items():
+            if len(places) > 1 and ((None, None) in places or len(set(places)) < len(places)):
                 raise Refused(
-                    f"parentRefs names {ref.kind} {ref.name} twice",
-                    "give each its own sectionName or port, or remove one",
+                    f"{kind} {name} stands more than once in parentRefs",
+                    "give each its own sectionName or port, or keep one",
                 )
-            seen.add(ref)
         return refs
 
 
@@ -138,6 +144,14 @@ class HttpMatch(Model):
     query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
     method: Method | None = None
 
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        if len(self.headers) > 1:
+            check_unique((header.name for header in self.headers), "name", "headers")
+        if len(self.query_params) > 1:
+            check_unique((param.name for param in self.query_params), "name", "queryParams")
+        return self
+
 
 class GrpcMethodMatch(Model):
     type: MatchType = MatchType.EXACT
@@ -170,6 +184,12 @@ class HeaderModifier(Model):
     set: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
     add: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
     remove: Annotated[tuple[str, ...], Field(max_length=16)] = ()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        check_unique((header.name for header in self.set), "name", "set")
+        check_unique((header.name for header in self.add), "name", "add")
+        return self
 
 
 class Fraction(Model):
@@ -269,10 +289,12 @@ class ExternalAuthFilter(Model):
 
     @model_validator(mode="after")
     def _fits_its_protocol(self) -> Self:
-        if self.protocol == "GRPC" and self.http is not None:
-            raise Refused("http does not belong to protocol GRPC", "remove http")
-        if self.protocol == "HTTP" and self.grpc is not None:
-            raise Refused("grpc does not belong to protocol HTTP", "remove grpc")
+        for protocol, block in (("GRPC", self.grpc), ("HTTP", self.http)):
+            name = protocol.lower()
+            if protocol == self.protocol and block is None:
+                raise Refused(f"protocol {protocol} needs {name}", f"add {name}")
+            if protocol != self.protocol and block is not None:
+                raise Refused(f"{name} does not belong to protocol {self.protocol}", f"remove {name}")
         return self
 
 
@@ -479,11 +501,8 @@ class StreamRule(Model):
     backend_refs: Annotated[tuple[BackendRef, ...], Field(min_length=1, max_length=16)]
 
 
-def _rule_names_are_unique(rules: tuple[Any, ...]) -> None:
-    names = [rule.name for rule in rules if rule.name]
-    for name in names:
-        if names.count(name) > 1:
-            raise Refused(f"rule name {name} stands more than once", "give each rule its own name")
+def _rule_names_are_unique(rules: tuple[HttpRule, ...] | tuple[GrpcRule, ...] | tuple[StreamRule, ...]) -> None:
+    check_unique((rule.name for rule in rules if rule.name), "name", "rules")
 
 
 # --- routes ----------------------------------------------------------------------------------------------------------

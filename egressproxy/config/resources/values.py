@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -45,7 +46,17 @@ __all__ = [
     "ServerAddress",
     "Subdomain",
     "Timestamp",
+    "check_unique",
 ]
+
+
+def check_unique(values: Iterable[object], what: str, where: str) -> None:
+    """Raises Refused if a value stands more than once: "`what` x stands more than once in `where`"."""
+    seen: set[object] = set()
+    for value in values:
+        if value in seen:
+            raise Refused(f"{what} {value} stands more than once in {where}", f"give each entry its own {what}")
+        seen.add(value)
 
 
 class Refused(ValueError):

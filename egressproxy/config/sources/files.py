@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -33,13 +33,13 @@ _Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 def changes(paths: Sequence[Path], stop: asyncio.Event) -> AsyncIterator[None]:
     """Yield once for every settled change of these files and folders, counted from this call, until `stop` is set.
 
-    A single file is watched through its folder, since replacing it by rename gives it a new inode. Files and folders that
-    are not there are waited for. Changes during the consumer's work are yielded after it.
+    A single file is watched through its folder, since replacing it by rename gives it a new inode. Files and folders
+    that are not there are waited for. Changes during the consumer's work are yielded after it.
     """
     return _changes(tuple(paths), stop, _fingerprint(paths))
 
 
-async def _changes(paths: Sequence[Path], stop: asyncio.Event, last: _Fingerprint) -> AsyncIterator[None]:
+async def _changes(paths: Sequence[Path], stop: asyncio.Event, last: _Fingerprint) -> AsyncGenerator[None, None]:
     while not stop.is_set():
         folders = _folders(paths)
         async with aclosing(_looks(paths, folders, stop)) as looks:
@@ -52,7 +52,7 @@ async def _changes(paths: Sequence[Path], stop: asyncio.Event, last: _Fingerprin
                     break  # one was removed or made again: an old watch does not see the new one
 
 
-async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.Event) -> AsyncIterator[bool]:
+async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.Event) -> AsyncGenerator[bool, None]:
     """Yield whenever it is time to look; true if a manifest was certainly written to."""
     try:
         watch = awatch(
