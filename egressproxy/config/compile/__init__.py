@@ -1,0 +1,27 @@
+"""From resources to a spec: what was written becomes what is served, and every object learns what became of it.
+
+Pure: no files, no sockets; the clock is read for condition times alone.
+"""
+
+from egressproxy.config.compile.compiler import builtin_open_config, compile_config
+from egressproxy.config.compile.contract import (
+    CONTROLLER,
+    Compiled,
+    Defaults,
+    FilterCatalog,
+    FilterTypeInfo,
+    Key,
+    Status,
+)
+
+__all__ = [
+    "CONTROLLER",
+    "Compiled",
+    "Defaults",
+    "FilterCatalog",
+    "FilterTypeInfo",
+    "Key",
+    "Status",
+    "builtin_open_config",
+    "compile_config",
+]

@@ -1,0 +1,120 @@
+"""Which listeners a route attaches to, and for which hostnames.
+
+Both sides have to agree: the route names the Gateway (and maybe one listener, one port), the listener admits the
+route's namespace and kind, and their hostnames overlap.
+Source: Gateway API v1 ParentReference, AllowedRoutes, Listener.hostname.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from egressproxy.config.compile.listeners import GatewayPlan, ListenerPlan, Namespaces
+from egressproxy.config.resources.meta import ParentReference, Resource
+
+__all__ = ["Attachment", "Parents", "Rejection", "intersect_hostnames"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attachment:
+    """A route at one listener; `hostnames` are those of both (empty: every host)."""
+
+    listener: ListenerPlan
+    hostnames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a route attaches nowhere below one parentRef: the reason and message of its `Accepted` condition."""
+
+    reason: str
+    message: str
+
+
+class Parents:
+    """What routes may name as their parents: the Gateways and ListenerSets that are ours."""
+
+    __slots__ = ("_listeners", "_namespaces")
+
+    def __init__(self, plans: Iterable[GatewayPlan], namespaces: Namespaces) -> None:
+        self._namespaces = namespaces
+        self._listeners: dict[tuple[str, str, str, str], list[ListenerPlan]] = {}
+        for plan in plans:
+            self._listeners[plan.gateway.key] = [p for p in plan.listeners if p.owner is plan.gateway]
+            for listener_set, conditions in plan.sets:
+                if conditions.holds("Accepted"):
+                    self._listeners[listener_set.key] = [p for p in plan.listeners if p.owner is listener_set]
+
+    def attach(
+        self, route: Resource, hostnames: Sequence[str], ref: ParentReference
+    ) -> list[Attachment] | Rejection | None:
+        """The listeners that one parentRef attaches the route to; None where the parent is not ours."""
+        key = (ref.group, ref.kind, ref.namespace or route.namespace, ref.name)
+        listeners = self._listeners.get(key)
+        if listeners is None:
+            return None
+        named = [
+            plan
+            for plan in listeners
+            if ref.section_name in (None, plan.listener.name) and ref.port in (None, plan.listener.port)
+        ]
+        if not named:
+            wanted = " ".join(
+                [f"named {ref.section_name}"] * bool(ref.section_name) + [f"on port {ref.port}"] * bool(ref.port)
+            )
+            return Rejection("NoMatchingParent", f"{ref.kind} {key[2]}/{ref.name} has no listener {wanted}".rstrip())
+        admitting, refusals = [], []
+        for plan in named:
+            refusal = self._refusal(plan, route)
+            refusals.append(refusal)
+            if not refusal:
+                admitting.append(plan)
+        if not admitting:
+            return Rejection("NotAllowedByListeners", "; ".join(dict.fromkeys(filter(None, refusals))))
+        attached = []
+        for plan in admitting:
+            common = intersect_hostnames(plan.hostname, hostnames)
+            if common is not None:
+                attached.append(Attachment(plan, common))
+        if not attached:
+            theirs = ", ".join(plan.hostname for plan in admitting)
+            message = f"none of the hostnames {', '.join(hostnames)} is within the listener's ({theirs})"
+            return Rejection("NoMatchingListenerHostname", message)
+        return attached
+
+    def _refusal(self, plan: ListenerPlan, route: Resource) -> str:
+        """Why this listener does not admit the route, "" if it does."""
+        if route.KIND not in plan.kinds:
+            kinds = ", ".join(plan.kinds) or "none"
+            return f"listener {plan.name} does not take a {route.KIND} (it takes: {kinds})"
+        allowed = plan.listener.allowed_routes.namespaces
+        if not self._namespaces.is_allowed(allowed.from_, allowed.selector, route.namespace, plan.owner.namespace):
+            return (
+                f"listener {plan.name} does not take routes of namespace {route.namespace}: "
+                f"allowedRoutes.namespaces.from is {allowed.from_}"
+            )
+        return ""
+
+
+def intersect_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:
+    """What a listener's hostname ("" is every host) and a route's have in common: the more specific of each pair.
+
+    An empty result stands for every host; None for nothing in common.
+    """
+    if not listener:
+        return tuple(hostnames)
+    if not hostnames:
+        return (listener,)
+    common = []
+    for hostname in hostnames:
+        if hostname == listener or _is_below(hostname, listener):
+            common.append(hostname)
+        elif _is_below(listener, hostname):
+            common.append(listener)
+    return tuple(dict.fromkeys(common)) or None
+
+
+def _is_below(hostname: str, wildcard: str) -> bool:
+    """Whether every host of `hostname` (a name or `*.suffix`) is one of `*.suffix`."""
+    return wildcard.startswith("*.") and hostname.removeprefix("*").endswith(wildcard[1:])

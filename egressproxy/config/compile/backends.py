@@ -1,0 +1,346 @@
+"""Every shape of Backend, read into one: BackendSpec.
+
+Ours, the working group's Backend and XBackendDestination, XBackend, and core Services. A backend that asks for
+something which is not enforced (pins, revocation lists, fail-over) is not used at all: what refers to it answers 500.
+Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from egressproxy.config.compile import support
+from egressproxy.config.compile.contract import Key, Status
+from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
+from egressproxy.config.compile.references import Reference, References, Unresolved
+from egressproxy.config.compile.services import Services, validation_tls
+from egressproxy.config.compile.status import Conditions
+from egressproxy.config.load import ResourceSet
+from egressproxy.config.resources.backend import (
+    Backend,
+    BackendParent,
+    BackendPort,
+    BackendTls,
+    WorkingGroupBackend,
+    XBackend,
+    XBackendDestination,
+)
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.policy import Dns, Extension
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
+
+__all__ = ["Backends", "ResolvedBackend"]
+
+AnyBackend = Backend | WorkingGroupBackend | XBackendDestination | XBackend
+
+#: Routes may call an XBackendDestination `Backend` (the prototype does).
+_ALIASES = {(XBackendDestination.GROUP, "Backend"): XBackendDestination.KIND}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBackend:
+    """A backend that can be used. `target` is what policies name to mean it; `port` its number.
+
+    `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
+    """
+
+    spec: BackendSpec
+    target: Key
+    port: int
+    extensions: tuple[Placed, ...] = ()
+    region: str = ""
+    resolver: Dns | None = None
+
+
+class Backends:
+    """Resolves backendRefs. Every object is read once, however many routes refer to it."""
+
+    __slots__ = ("_busy", "_extensions", "_found", "_placed", "_references", "_resources", "_services")
+
+    def __init__(
+        self, resources: ResourceSet, references: References, services: Services, extensions: ExtensionCompiler
+    ) -> None:
+        self._resources = resources
+        self._references = references
+        self._services = services
+        self._extensions = extensions
+        self._found: dict[tuple[Key, int | None], ResolvedBackend | Unresolved] = {}
+        self._placed: dict[Key, tuple[Placed, ...]] = {}
+        self._busy: list[Key] = []
+
+    def resolve(self, source: Resource, ref: Reference) -> ResolvedBackend:
+        """The backend that a reference (maybe with `namespace` and `port`) names. Raises Unresolved."""
+        self._references.check_permitted(source, ref)
+        namespace = self._references.namespace_of(source, ref)
+        kind = _ALIASES.get((ref.group, ref.kind), ref.kind)
+        key = (ref.group, kind, namespace, ref.name)
+        place = (key, getattr(ref, "port", None))
+        found = self._found.get(place)
+        if found is None:
+            try:
+                found = self._read(*place)
+            except Unresolved as unresolved:
+                found = unresolved
+            self._found[place] = found
+        if isinstance(found, Unresolved):
+            raise Unresolved(found.reason, found.message)
+        return found
+
+    def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
+        """The status of every Backend object, used or not."""
+        statuses: dict[Key, Status] = {}
+        objects: list[AnyBackend] = [
+            *self._resources.of(Backend),
+            *self._resources.of(WorkingGroupBackend),
+            *self._resources.of(XBackendDestination),
+            *self._resources.of(XBackend),
+        ]
+        for backend in objects:
+            statuses[backend.key] = {"conditions": self._judge(backend, Conditions(generation(backend.key)))}
+        return statuses
+
+    def _judge(self, backend: AnyBackend, conditions: Conditions) -> list[dict[str, object]]:
+        conditions.set("Accepted", True, "Accepted", "the backend can be used")
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "")
+        failed = 0
+        ports: Sequence[int | None] = [None]
+        if not isinstance(backend, XBackend) and len(backend.spec.destination.ports) > 1:
+            ports = [port.number for port in backend.spec.destination.ports]
+        for port in ports:
+            try:
+                self.resolve(backend, _OwnReference(*backend.key, port=port))
+            except Unresolved as unresolved:
+                failed += 1
+                condition = "Accepted" if unresolved.reason in _NOT_ACCEPTED else "ResolvedRefs"
+                conditions.set(condition, False, unresolved.reason, unresolved.message)
+        if not isinstance(backend, XBackend):
+            self._own_extensions(backend)  # their load errors show even where the rest cannot be used
+        missing = self._extensions.missing.get(backend.key)
+        if missing:
+            message = f"missing: {', '.join(dict.fromkeys(missing))}; until it is there, requests are refused"
+            conditions.set("ResolvedRefs", False, "SecretNotFound", message)
+        if 0 < failed < len(ports):
+            conditions.set("Degraded", True, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+        insecure = _insecurity(backend)
+        if insecure:
+            conditions.set("Insecure", True, "NotVerified", insecure)
+        for note in _notes(backend):
+            conditions.add_note("Accepted", note)
+        return conditions.to_list()
+
+    def _read(self, key: Key, port: int | None) -> ResolvedBackend:
+        group, kind, namespace, name = key
+        if (group, kind) == ("", "Service"):
+            if port is None:
+                raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
+            return ResolvedBackend(self._services.backend(namespace, name, port), key, port)
+        found = self._resources.get(*key)
+        if isinstance(found, XBackend):
+            return self._read_x_backend(found, port)
+        if isinstance(found, Backend | WorkingGroupBackend | XBackendDestination):
+            return self._read_destination(found, port)
+        if (group, kind) not in _KNOWN:
+            known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(_KNOWN))
+            raise Unresolved("InvalidKind", f"{kind} ({group or 'core'}) is no kind of backend; known are {known}")
+        raise Unresolved("BackendNotFound", f"{kind} {namespace}/{name} does not exist")
+
+    def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
+        spec = backend.spec
+        number = spec.port.port
+        if port not in (None, number):
+            raise Unresolved("BackendNotFound", f"{backend} has no port {port}")
+        if spec.tls is None:
+            raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend))
+        tls = None
+        if spec.tls.mode != "None":
+            tls = BackendTlsSpec()
+            if spec.tls.validation is not None:
+                tls = validation_tls(backend, spec.tls.validation, self._references)
+            if spec.tls.client_certificate_ref is not None:
+                tls = self._with_client_certificate(backend, spec.tls.client_certificate_ref, tls)
+        made = BackendSpec(
+            name=backend.full_name,
+            destination=Destination.FQDN,
+            hostname=spec.external_hostname.hostname,
+            port=number,
+            protocol=Protocol(spec.protocol or "HTTP"),
+            tls=tls,
+        )
+        return ResolvedBackend(_served(made), backend.key, number)
+
+    def _read_destination(
+        self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None
+    ) -> ResolvedBackend:
+        destination = backend.spec.destination
+        if destination.type == "Failover":
+            raise Unresolved("UnsupportedValue", f"{backend}: a destination of type Failover is not supported yet")
+        entry = _port_entry(backend, destination.ports, port)
+        number = entry.number if entry is not None else 0
+        made = BackendSpec(name=backend.full_name, destination=Destination(destination.type))
+        made_tls = self._tls(backend, entry)
+        protocol = entry.protocol if entry is not None else Protocol.HTTP
+        endpoints: tuple[Endpoint, ...] = ()
+        hostname = ""
+        match destination.type:
+            case "Fqdn":
+                assert destination.fqdn is not None
+                hostname = destination.fqdn.hostname
+                if entry is not None and entry.tls is None:
+                    raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend))
+            case "Ip":
+                assert destination.ip is not None
+                endpoints = (Endpoint(destination.ip.address, number),)
+            case "Service":
+                assert destination.service is not None
+                inner = self._service(backend, destination.service.name, destination.service.namespace, number)
+                endpoints = inner.endpoints
+                made_tls = made_tls if entry is not None and entry.tls is not None else inner.tls
+            case "Dynamic":
+                number = 0
+        extensions = self._own_extensions(backend)
+        made = BackendSpec(
+            name=backend.full_name,
+            destination=made.destination,
+            hostname=hostname,
+            port=number,
+            endpoints=endpoints,
+            protocol=protocol,
+            tls=made_tls,
+            parent=self._parent(backend),
+            extensions=ordered(extensions),
+        )
+        region = resolver = None
+        if isinstance(backend, Backend):
+            region, resolver = backend.spec.region, backend.spec.resolver
+        return ResolvedBackend(_served(made), backend.key, number, extensions, region or "", resolver)
+
+    def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
+        if backend.key not in self._placed:
+            declared: Sequence[Extension] = backend.spec.extensions
+            place = Place(BACKEND_LEVEL, str(backend))
+            self._placed[backend.key] = self._extensions.extensions(backend, declared, place)
+        return self._placed[backend.key]
+
+    def _service(self, backend: Resource, name: str, namespace: str | None, port: int) -> BackendSpec:
+        ref = _OwnReference("", "Service", namespace or backend.namespace, name, port)
+        self._references.check_permitted(backend, ref)
+        return self._services.backend(ref.namespace, name, port)
+
+    def _tls(self, backend: Resource, entry: BackendPort | None) -> BackendTlsSpec | None:
+        tls = entry.tls if entry is not None else None
+        if tls is None or tls.mode == "None":
+            return None
+        if tls.pins and not support.CERTIFICATE_PINS:
+            raise Unresolved("UnsupportedValue", f"{backend}: tls.pins are not enforced yet, so it is not used")
+        if tls.crl_refs and not support.REVOCATION_LISTS:
+            raise Unresolved("UnsupportedValue", f"{backend}: tls.crlRefs are not enforced yet, so it is not used")
+        made = BackendTlsSpec(
+            sni=tls.sni or "",
+            ca_pem="".join(self._references.ca_bundle(backend, ref) for ref in tls.ca_bundle_ref),
+            names=tuple(name.lower() for name in tls.subject_alt_names),
+            min_version=tls.min_version,
+            insecure_skip_verify=tls.insecure_skip_verify,
+            crl_pem="".join(self._references.crl(backend, ref) for ref in tls.crl_refs),
+            pins=tls.pins,
+        )
+        if tls.client_certificate_ref is not None:
+            made = self._with_client_certificate(backend, tls.client_certificate_ref, made)
+        return made
+
+    def _with_client_certificate(self, backend: Resource, ref: Reference, tls: BackendTlsSpec) -> BackendTlsSpec:
+        pair = self._references.key_pair(backend, ref)
+        return BackendTlsSpec(
+            sni=tls.sni,
+            ca_pem=tls.ca_pem,
+            names=tls.names,
+            client_certificate=pair.chain_pem,
+            client_key=pair.key_pem,
+            min_version=tls.min_version,
+            insecure_skip_verify=tls.insecure_skip_verify,
+            crl_pem=tls.crl_pem,
+            pins=tls.pins,
+        )
+
+    def _parent(self, backend: Resource) -> BackendSpec | None:
+        """The upstream gateway, which has to be a fixed place, and must not lead back here."""
+        ref: BackendParent | None = getattr(backend.spec, "parent", None)  # type: ignore[attr-defined]
+        if ref is None:
+            return None
+        if backend.key in self._busy:
+            raise Unresolved("InvalidParent", f"{backend} is its own parent, by way of others")
+        self._busy.append(backend.key)
+        try:
+            parent = self.resolve(backend, ref).spec
+        except Unresolved as unresolved:
+            raise Unresolved("InvalidParent", f"the parent of {backend} cannot be used: {unresolved.message}") from None
+        finally:
+            self._busy.pop()
+        if parent.destination is Destination.DYNAMIC:
+            raise Unresolved("InvalidParent", f"the parent of {backend} is Dynamic: name a fixed gateway")
+        return parent
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnReference:
+    """A reference made here rather than read."""
+
+    group: str
+    kind: str
+    namespace: str
+    name: str
+    port: int | None = None
+
+
+_KNOWN = frozenset(
+    {("", "Service"), *((k.GROUP, k.KIND) for k in (Backend, WorkingGroupBackend, XBackendDestination, XBackend))}
+)
+
+#: Reasons that are about the Backend itself; the others are about what it refers to.
+_NOT_ACCEPTED = frozenset({"UnsupportedValue", "UnsupportedProtocol", "TlsNotConfigured"})
+
+_TLS_UNSAID = "{} does not say how it is reached: write tls.mode, or tls.mode None if it really has no TLS"
+
+
+def _served(spec: BackendSpec) -> BackendSpec:
+    if spec.protocol not in support.UPSTREAM_PROTOCOLS:
+        raise Unresolved("UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet")
+    return spec
+
+
+def _port_entry(backend: Resource, ports: Sequence[BackendPort], number: int | None) -> BackendPort | None:
+    """The port that a reference means: the one it names, else the only one. None: Dynamic, without ports."""
+    if number is not None and ports:
+        entry = next((port for port in ports if port.number == number), None)
+        if entry is None:
+            raise Unresolved("BackendNotFound", f"{backend} has no port {number}")
+        return entry
+    if len(ports) > 1:
+        listed = ", ".join(str(port.number) for port in ports)
+        raise Unresolved("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
+    return ports[0] if ports else None
+
+
+def _insecurity(backend: AnyBackend) -> str:
+    """Why an external backend is not protected, "" if it is."""
+    if isinstance(backend, XBackend):
+        return "requests go in plain text" if backend.spec.tls is not None and backend.spec.tls.mode == "None" else ""
+    if backend.spec.destination.type not in ("Fqdn", "Dynamic"):
+        return ""
+    settings: list[BackendTls] = [port.tls for port in backend.spec.destination.ports if port.tls is not None]
+    if any(tls.mode == "None" for tls in settings):
+        return "requests go in plain text"
+    if any(tls.insecure_skip_verify for tls in settings):
+        return "the server's certificate is not verified"
+    return ""
+
+
+def _notes(backend: AnyBackend) -> list[str]:
+    """Fields that are accepted and do nothing."""
+    notes = []
+    if not isinstance(backend, XBackend):
+        if any(port.protocol_options is not None for port in backend.spec.destination.ports):
+            notes.append("protocolOptions are not supported yet and do nothing.")
+        if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
+            notes.append("a Dynamic destination takes the port from the request; of ports only tls counts.")
+    return notes

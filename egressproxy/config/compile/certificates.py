@@ -1,0 +1,91 @@
+"""Reading certificates, keys and revocation lists out of Secrets and ConfigMaps. Pure: PEM in, checked PEM out.
+
+A message says what is wrong with which field; it never repeats what a key or a Secret holds.
+"""
+
+from __future__ import annotations
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from egressproxy.model.secret import Secret
+from egressproxy.spec.gateway import CertificateSpec
+
+__all__ = ["CertificateProblem", "common_ca", "read_ca_bundle", "read_crls", "read_key_pair"]
+
+
+class CertificateProblem(ValueError):
+    """Certificate material that cannot be used; the message says why."""
+
+
+def read_key_pair(name: str, chain: bytes, key: bytes) -> CertificateSpec:
+    """A certificate chain (leaf first) and its private key, both PEM, that belong together.
+
+    Raises CertificateProblem where one is malformed, the key is encrypted, or it is not the certificate's.
+    """
+    leaf = _certificates(chain, "tls.crt")[0]
+    try:
+        private = serialization.load_pem_private_key(key, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise CertificateProblem("tls.key is not an unencrypted private key in PEM") from None
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
+        raise CertificateProblem("tls.key does not belong to the first certificate of tls.crt")
+    return CertificateSpec(name, _text(chain, "tls.crt"), Secret(key), _dns_names(leaf))
+
+
+def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> str:
+    """One CA certificate or more, PEM. Raises CertificateProblem."""
+    _certificates(pem, field)
+    return _text(pem, field)
+
+
+def read_crls(pem: bytes, field: str = "crl.pem") -> str:
+    """One revocation list or more, PEM. Raises CertificateProblem."""
+    text = _text(pem, field)
+    begin, end = "-----BEGIN X509 CRL-----", "-----END X509 CRL-----"
+    blocks = [begin + part.partition(end)[0] + end + "\n" for part in text.split(begin)[1:]]
+    if not blocks:
+        raise CertificateProblem(f"{field} holds no revocation list in PEM")
+    try:
+        for block in blocks:
+            x509.load_pem_x509_crl(block.encode())
+    except ValueError:
+        raise CertificateProblem(f"{field} holds a malformed revocation list") from None
+    return text
+
+
+def common_ca(first: str, second: str) -> str:
+    """The certificates that both bundles hold, PEM; "" where they share none. An empty bundle stands for "any"."""
+    if not first or not second:
+        return first or second
+    wanted = {c.public_bytes(Encoding.DER) for c in _certificates(second.encode(), "ca.crt")}
+    kept = [c for c in _certificates(first.encode(), "ca.crt") if c.public_bytes(Encoding.DER) in wanted]
+    return "".join(c.public_bytes(Encoding.PEM).decode() for c in kept)
+
+
+def _certificates(pem: bytes, field: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise CertificateProblem(f"{field} is not a certificate in PEM") from None
+
+
+def _text(pem: bytes, field: str) -> str:
+    try:
+        return pem.decode("ascii")
+    except UnicodeDecodeError:
+        pass
+    # Comments between PEM blocks may be in any language; only the blocks count.
+    certificates = _certificates(pem, field)
+    return "".join(c.public_bytes(Encoding.PEM).decode() for c in certificates)
+
+
+def _dns_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return ()
+    return tuple(name.lower() for name in names.get_values_for_type(x509.DNSName))

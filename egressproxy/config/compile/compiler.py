@@ -1,0 +1,323 @@
+"""The whole compilation: resources in, one spec and everybody's status out. Pure but for the clock.
+
+The order: references and Services, Gateways and their listeners, policies, backends, then routes on the listeners they
+attach to; status last, when everything is known. Load errors that only show here are collected and raised together,
+before anything is given out; everything else that is wrong is a condition in status, and the rest works.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
+from egressproxy.config.compile.backends import Backends
+from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status
+from egressproxy.config.compile.filters import ExtensionCompiler
+from egressproxy.config.compile.listeners import (
+    GatewayPlan,
+    ListenerPlan,
+    Namespaces,
+    age_of,
+    class_statuses,
+    plan_gateways,
+    set_statuses,
+)
+from egressproxy.config.compile.placement import Placement
+from egressproxy.config.compile.policies import Layer, Level, Policies
+from egressproxy.config.compile.problems import Problems
+from egressproxy.config.compile.references import References
+from egressproxy.config.compile.routes import Findings, RouteCompiler
+from egressproxy.config.compile.services import Services
+from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
+from egressproxy.config.load import ResourceSet
+from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackend, XBackendDestination
+from egressproxy.config.resources.core import Service
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.policy import PayloadProcessingPipeline
+from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.spec.backend import BackendSpec, Destination
+from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
+from egressproxy.spec.policy import Mode, PolicySpec
+from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
+
+__all__ = ["builtin_open_config", "compile_config"]
+
+AnyRoute = HttpRoute | GrpcRoute | TlsRoute | TcpRoute
+
+#: The port of the built-in gateway: that of Squid, which most clients' documentation names.
+BUILTIN_PORT = 3128
+
+
+def compile_config(
+    resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, previous: Compiled | None = None
+) -> Compiled:
+    """Compile a configuration. `previous` is the one in service: times, generations and counts go on from it.
+
+    Raises ConfigError with every load error that the schema of the kinds could not see: an unknown extension type, one
+    in a phase where it cannot run, a config that does not fit the type, a credential with a line break.
+    """
+    generations, written = _generations(resources, previous)
+    run = _Run(resources, catalog, defaults, generations)
+    listeners = run.compile()
+    statuses = run.statuses()
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    keep_times(statuses, previous.statuses if previous is not None else {}, now)
+    number = previous.spec.generation + 1 if previous is not None else 1
+    return Compiled(
+        spec=ConfigSpec(listeners, number),
+        statuses=statuses,
+        generations=generations,
+        warnings=(*run.warnings, *_complaints(statuses)),
+        written=written,
+    )
+
+
+def builtin_open_config(defaults: Defaults) -> Compiled:
+    """The gateway of `run` without any configuration: an open forward proxy on loopback, whatever `defaults` says.
+
+    Open and reachable from the network would be a relay for anyone, so `bind_addresses` do not count here.
+    """
+    policy = PolicySpec(mode=Mode.OPEN)
+    listener = ListenerSpec(
+        gateway="default/egressproxy",
+        name="forward",
+        addresses=("127.0.0.1",),
+        port=BUILTIN_PORT,
+        protocol=ListenerProtocol.FORWARD_PROXY,
+        policy=policy,
+        default_backend=WeightedBackend(BackendSpec("-", Destination.DYNAMIC), policy=policy),
+        is_open=True,
+    )
+    warning = f"no configuration: everything is allowed, on 127.0.0.1:{BUILTIN_PORT}"
+    return Compiled(ConfigSpec((listener,), 1), warnings=(warning,))
+
+
+@dataclass(slots=True)
+class _Served:
+    """The routes that a listener serves."""
+
+    http: list[HttpRouteSpec] = field(default_factory=list)
+    tls: list[StreamRouteSpec] = field(default_factory=list)
+    tcp: list[StreamRouteSpec] = field(default_factory=list)
+
+
+class _Run:
+    """One compilation."""
+
+    def __init__(
+        self, resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, generations: Mapping[Key, int]
+    ) -> None:
+        self.warnings: list[str] = []
+        self._resources = resources
+        self._defaults = defaults
+        self._generations = generations
+        self._problems = Problems()
+        self._references = References(resources)
+        self._namespaces = Namespaces(resources)
+        self._services = Services(resources, self._references)
+        self._extensions = ExtensionCompiler(catalog, self._references, self._problems)
+        self._policies = Policies(resources, self._references)
+        self._placement = Placement(self._extensions)
+        self._backends = Backends(resources, self._references, self._services, self._extensions)
+        self._routes = RouteCompiler(self._backends, self._policies, self._extensions, self._placement, defaults)
+        self._plans: list[GatewayPlan] = []
+        self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
+        self._served: dict[ListenerPlan, _Served] = defaultdict(_Served)
+        self._statuses: dict[Key, Status] = {}
+
+    def compile(self) -> tuple[ListenerSpec, ...]:
+        """Everything but status. Raises ConfigError."""
+        self._plans, warnings = plan_gateways(
+            self._resources, self._references, self._namespaces, self._defaults, self._generation
+        )
+        self.warnings += warnings
+        self._find_layers()
+        for policy in self._policies.objects:
+            self._placement.check(policy)
+        # Reads every Backend, used or not, so that each has its status and its load errors are found.
+        self._statuses.update(self._backends.statuses(self._generation))
+        parents = Parents(self._plans, self._namespaces)
+        for route in sorted(self._all_routes(), key=age_of):
+            self._attach(route, parents)
+        self._problems.raise_if_any()
+        return tuple(
+            self._listener(gateway, plan)
+            for gateway in self._plans
+            if not gateway.problem
+            for plan in gateway.listeners
+            if not plan.problem
+        )
+
+    def statuses(self) -> dict[Key, Status]:
+        """Every object's status, without times."""
+        statuses = self._statuses
+        statuses.update(class_statuses(self._resources, self._generation))
+        for plan in self._plans:
+            plan.close()
+            statuses[plan.gateway.key] = plan.to_status()
+            statuses.update(set_statuses(plan))
+        statuses.update(self._services.policy_statuses(self._generation))
+        statuses.update(self._policies.statuses(self._generation, self._extensions.missing))
+        for pipeline in self._resources.of(PayloadProcessingPipeline):
+            conditions = Conditions(self._generation(pipeline.key))
+            conditions.set("Accepted", False, "UnsupportedValue", "pipelines are not supported yet")
+            statuses[pipeline.key] = {"conditions": conditions.to_list()}
+        return statuses
+
+    def _generation(self, key: Key) -> int:
+        return self._generations.get(key, 1)
+
+    def _all_routes(self) -> list[AnyRoute]:
+        of = self._resources.of
+        return [*of(HttpRoute), *of(GrpcRoute), *of(TlsRoute), *of(TcpRoute)]
+
+    def _find_layers(self) -> None:
+        """The policies of every listener; and which targets exist, for the status of the policies."""
+        for plan in self._plans:
+            for listener in plan.listeners:
+                layers = self._policies.layer(Level.GATEWAY, plan.gateway.key)
+                if listener.owner is not plan.gateway:
+                    layers += self._policies.layer(Level.LISTENER, listener.owner.key)
+                layers += self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
+                self._layers[listener] = layers
+        for route in self._all_routes():
+            self._policies.layer(Level.ROUTE, route.key)
+            for rule in route.spec.rules:
+                if rule.name:
+                    self._policies.layer(Level.RULE, route.key, rule.name)
+        for backend in self._resources.of(Backend):
+            self._policies.layer(Level.BACKEND, backend.key, "", backend.spec.resolver)
+        for kind in (WorkingGroupBackend, XBackendDestination, XBackend, Service):
+            for other in self._resources.of(kind):
+                self._policies.layer(Level.BACKEND, other.key)
+
+    def _attach(self, route: AnyRoute, parents: Parents) -> None:
+        """Attach a route wherever its parentRefs lead, and state its conditions for each."""
+        hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
+        status = RouteParents(self._generation(route.key))
+        findings: Findings | None = None
+        found: dict[ListenerPlan, Attachment] = {}
+        for ref in route.spec.parent_refs:
+            outcome = parents.attach(route, hostnames, ref)
+            if outcome is None:
+                if self._is_absent(route, ref.group, ref.kind, ref.namespace, ref.name):
+                    namespace = ref.namespace or route.namespace
+                    self.warnings.append(f"{route} names {ref.kind} {namespace}/{ref.name}, which does not exist")
+                continue
+            findings = findings or self._routes.examine(route)
+            conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
+            _state_route(conditions, outcome, findings)
+            if isinstance(outcome, Rejection):
+                continue
+            for attachment in outcome:
+                if attachment.listener not in found:
+                    found[attachment.listener] = attachment
+                    attachment.listener.attached += conditions.holds("Accepted")
+        if findings is None:
+            return
+        self._statuses[route.key] = status.to_status()
+        for listener, attachment in found.items():
+            served, layers = self._served[listener], self._layers[listener]
+            if isinstance(route, HttpRoute):
+                spec = self._routes.http_route(route, attachment, layers, findings)
+                if spec.rules:
+                    served.http.append(spec)
+            elif isinstance(route, TlsRoute):
+                served.tls.append(self._routes.stream_route(route, attachment, layers))
+            elif isinstance(route, TcpRoute):
+                served.tcp.append(self._routes.stream_route(route, attachment, layers))
+
+    def _is_absent(self, route: Resource, group: str, kind: str, namespace: str | None, name: str) -> bool:
+        return self._resources.get(group, kind, namespace or route.namespace, name) is None
+
+    def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerSpec:
+        assert plan.protocol is not None
+        layers = self._layers[plan]
+        policy, extensions = self._routes.listener_extensions(plan, layers)
+        served = self._served[plan]
+        default = None
+        if plan.protocol is ListenerProtocol.FORWARD_PROXY:
+            default = self._routes.default_backend(plan, layers)
+        return ListenerSpec(
+            gateway=gateway.gateway.full_name,
+            name=plan.name,
+            addresses=gateway.addresses,
+            port=plan.listener.port,
+            protocol=plan.protocol,
+            hostname=plan.hostname,
+            tls=plan.tls,
+            http_routes=tuple(served.http),
+            tls_routes=tuple(served.tls),
+            tcp_routes=tuple(served.tcp),
+            policy=policy,
+            extensions=extensions,
+            default_backend=default,
+        )
+
+
+def _state_route(conditions: Conditions, outcome: list[Attachment] | Rejection, findings: Findings) -> None:
+    """The conditions of a route at one parent (Gateway API v1, RouteConditionType)."""
+    if isinstance(outcome, Rejection):
+        conditions.set("Accepted", False, outcome.reason, outcome.message)
+    elif findings.rules and not findings.is_served:
+        conditions.set("Accepted", False, "UnsupportedValue", " ".join(findings.bad_rules))
+    else:
+        conditions.set("Accepted", True, "Accepted", "the route is attached.")
+        closed = [plan.listener.name for plan in outcome if plan.listener.problem]
+        if closed:
+            conditions.add_note("Accepted", f"these listeners are not served: {', '.join(closed)}.")
+        for note in findings.notes:
+            conditions.add_note("Accepted", note)
+    if findings.unresolved:
+        reason = findings.unresolved[0][0]
+        conditions.set("ResolvedRefs", False, reason, "; ".join(message for _, message in findings.unresolved))
+    else:
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "")
+    if findings.bad_rules and findings.is_served:
+        conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(findings.bad_rules))
+
+
+def _generations(resources: ResourceSet, previous: Compiled | None) -> tuple[dict[Key, int], dict[Key, object]]:
+    """`metadata.generation` of everything that has a spec: as written, else the number of specs that were seen."""
+    generations: dict[Key, int] = {}
+    written: dict[Key, object] = {}
+    for resource in resources.objects:
+        spec = getattr(resource, "spec", None)
+        if spec is None:
+            continue
+        key = resource.key
+        written[key] = spec
+        if resource.metadata.generation is not None:
+            generations[key] = resource.metadata.generation
+        elif previous is None or key not in previous.written:
+            generations[key] = 1
+        else:
+            generations[key] = previous.generations.get(key, 0) + (previous.written[key] != spec)
+    return generations, written
+
+
+_BAD_WHEN_FALSE = frozenset({"Accepted", "Programmed", "ResolvedRefs"})
+_BAD_WHEN_TRUE = frozenset({"Conflicted", "Degraded", "Insecure", "Overridden", "PartiallyInvalid"})
+
+
+def _complaints(statuses: Mapping[Key, Status]) -> Iterator[str]:
+    """Every condition that an operator should know of, as a sentence."""
+    for (_, kind, namespace, name), status in statuses.items():
+        full_name = f"{namespace}/{name}" if namespace else name
+        said: dict[str, None] = {}
+        for condition in _conditions(status):
+            kinds = _BAD_WHEN_FALSE if condition["status"] == "False" else _BAD_WHEN_TRUE
+            if condition["type"] in kinds:
+                said[f"{kind} {full_name}: {condition['reason']}: {condition['message']}"] = None
+        yield from said
+
+
+def _conditions(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from status.get("conditions", ())
+    for section in ("listeners", "parents", "ancestors"):
+        for part in status.get(section, ()):
+            yield from _conditions(part)

@@ -1,0 +1,90 @@
+"""What the compiler is given and what it gives back. Values only.
+
+The compiler does not know the filters: it sees their types through `FilterCatalog`, which the application fills.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from egressproxy.spec.gateway import ConfigSpec
+
+__all__ = ["CONTROLLER", "Compiled", "Defaults", "FilterCatalog", "FilterTypeInfo", "Key", "Status"]
+
+#: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
+CONTROLLER = "egressproxy.io/gateway-controller"
+
+#: (group, kind, namespace, name) of an object; the namespace of a cluster-scoped object is "".
+Key = tuple[str, str, str, str]
+
+#: The `status` of an object as Kubernetes shapes it.
+Status = dict[str, Any]
+
+
+class FilterTypeInfo(Protocol):
+    """What the compiler needs to know of a filter type."""
+
+    @property
+    def name(self) -> str:
+        """`domain/Kind:version`."""
+
+    @property
+    def phases(self) -> frozenset[Enum]:
+        """Where it may be placed; the members' values are the phase names of resources.md."""
+
+    @property
+    def config_model(self) -> type[BaseModel]:
+        """The schema of its config."""
+
+    @property
+    def secret_refs(self) -> Callable[[Any], tuple[tuple[str, str], ...]]:
+        """(name, key) of the Secrets that a config refers to, in the namespace of the declaring object."""
+
+
+class FilterCatalog(Protocol):
+    """The filter types that this build has."""
+
+    def get(self, type_name: str, /) -> FilterTypeInfo | None:
+        """The type of this name, or None."""
+
+    def names(self) -> Sequence[str]:
+        """All names, for suggestions."""
+
+
+def _is_python(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the expression {pattern!r} is malformed: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the application says. `bind_addresses` are IP literals for Gateways that give no address of their own.
+
+    `check_pattern` raises ValueError for a regular expression that the data plane would refuse.
+    """
+
+    bind_addresses: tuple[str, ...] = ("127.0.0.1",)
+    check_pattern: Callable[[str], object] = _is_python
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A configuration ready to be put into service.
+
+    `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
+    object with a spec, `written` those specs. `warnings` are sentences for the operator's log.
+    """
+
+    spec: ConfigSpec
+    statuses: Mapping[Key, Status] = field(default_factory=dict)
+    generations: Mapping[Key, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    written: Mapping[Key, object] = field(default_factory=dict, repr=False)

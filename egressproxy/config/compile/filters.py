@@ -1,0 +1,304 @@
+"""Extensions and HTTPRoute filters, read into one form: ExtensionSpec.
+
+Three ways to ask for a filter, one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
+HTTPRoute rule or backendRef, an entry of a policy's `limits`. The config of each is checked against the schema of its
+type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionSpec without it:
+the filter then refuses every request (it fails closed).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from egressproxy.config.compile.contract import FilterCatalog, FilterTypeInfo, Key
+from egressproxy.config.compile.listeners import age_of
+from egressproxy.config.compile.problems import Problems
+from egressproxy.config.compile.references import References
+from egressproxy.config.resources.backend import WorkingGroupExtension
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.policy import Extension
+from egressproxy.config.resources.routes import HeaderModifier, HttpFilter, PathModifier, RequestRedirect, UrlRewrite
+from egressproxy.model.secret import Secret
+from egressproxy.spec.gateway import ListenerProtocol
+from egressproxy.spec.policy import ExtensionSpec
+
+__all__ = ["BACKEND_PHASES", "ExtensionCompiler", "FilterNotSupported", "Placed", "ordered"]
+
+#: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
+BACKEND_PHASES = frozenset({"connect", "backend-request", "backend-response"})
+
+ROUTE_LEVEL, BACKEND_LEVEL = 1, 2
+
+#: Priority of HTTPRoute filters: before extensions (100), after limits (0).
+ROUTE_FILTER_PRIORITY = 50
+
+HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
+URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
+REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
+
+#: The types whose Secret becomes part of a field line, where a line break would start another one.
+INJECTOR = "egressproxy.io/CredentialInjector:"
+
+_DEFAULT_TIMEOUT_S = 5.0
+
+
+class FilterNotSupported(Exception):
+    """An HTTPRoute filter that this build cannot run; the message names it."""
+
+
+class Placed(NamedTuple):
+    """An ExtensionSpec with what decides its turn among those of equal priority and level."""
+
+    spec: ExtensionSpec
+    age: tuple[str, str]
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an extension is declared, for its spec: 0 Gateway, 1 Route, 2 Backend; and who shares the instance."""
+
+    level: int
+    scope: str
+
+
+def ordered(placed: Iterable[Placed]) -> tuple[ExtensionSpec, ...]:
+    """In running order: priority, level, age of the declaring object, then as written."""
+    turn = sorted(placed, key=lambda p: (p.spec.priority, p.spec.level, p.age, p.turn))
+    return tuple(dict.fromkeys(p.spec for p in turn))
+
+
+class ExtensionCompiler:
+    """Turns what was written into ExtensionSpecs; collects what is a load error and which Secrets are missing."""
+
+    def __init__(self, catalog: FilterCatalog, references: References, problems: Problems) -> None:
+        self._catalog = catalog
+        self._references = references
+        self._problems = problems
+        #: Secrets that extensions name and that are not there, by declaring object.
+        self.missing: dict[Key, list[str]] = {}
+
+    def knows(self, type_name: str, phase: str) -> bool:
+        """Whether the built-in type exists and may be placed in that phase."""
+        found = self._catalog.get(type_name)
+        return found is not None and phase in _phases(found)
+
+    def extensions(self, owner: Resource, declared: Sequence[Extension], place: Place) -> tuple[Placed, ...]:
+        """The `spec.extensions` of a Backend or EgressPolicy. Load errors go to the problems."""
+        made = []
+        for index, extension in enumerate(declared):
+            path = f"spec.extensions[{index}]"
+            spec = self._extension(owner, extension, path, place)
+            if spec is not None:
+                made.append(Placed(spec, age_of(owner), index))
+        return tuple(made)
+
+    def builtin(
+        self,
+        type_name: str,
+        name: str,
+        phase: str,
+        config: Mapping[str, Any],
+        owner: Resource,
+        place: Place,
+        priority: int = 0,
+        index: int = 0,
+    ) -> Placed:
+        """A filter of our own that no `extensions` entry asked for. Raises FilterNotSupported."""
+        found = self._catalog.get(type_name)
+        if found is None or phase not in _phases(found):
+            raise FilterNotSupported(f"{name} needs the filter {type_name} in phase {phase}, which this version lacks")
+        try:
+            found.config_model.model_validate(dict(config))
+        except ValidationError as error:
+            raise FilterNotSupported(f"{name}: {_first_error(error)}") from None
+        spec = ExtensionSpec(
+            name=name,
+            type=type_name,
+            phase=phase,
+            priority=priority,
+            level=place.level,
+            config=_canonical(config),
+            scope=place.scope,
+            source=str(owner),
+            folder=_folder(owner),
+        )
+        return Placed(spec, age_of(owner), index)
+
+    def route_filters(
+        self, route: Resource, filters: Sequence[HttpFilter], *, on_backend: bool, port: int, protocol: ListenerProtocol
+    ) -> tuple[Placed, ...]:
+        """The filters of an HTTPRoute rule, or of one of its backendRefs. Raises FilterNotSupported."""
+        place = Place(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
+        request, response = (
+            ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
+        )
+        made = []
+        for index, entry in enumerate(filters):
+            phase = request
+            config: dict[str, Any]
+            if entry.request_header_modifier is not None:
+                type_name, config = HEADER_POLICY, {"request": _header_changes(entry.request_header_modifier)}
+            elif entry.response_header_modifier is not None:
+                type_name, config = HEADER_POLICY, {"response": _header_changes(entry.response_header_modifier)}
+                phase = response
+            elif entry.url_rewrite is not None:
+                type_name, config = URL_REWRITE, _rewrite(entry.url_rewrite)
+            elif entry.request_redirect is not None:
+                type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
+            else:
+                raise FilterNotSupported(f"filter {entry.type} is not supported yet")
+            made.append(self.builtin(type_name, entry.type, phase, config, route, place, ROUTE_FILTER_PRIORITY, index))
+        return tuple(made)
+
+    def _extension(self, owner: Resource, extension: Extension, path: str, place: Place) -> ExtensionSpec | None:
+        found = self._catalog.get(extension.type)
+        if found is None:
+            near = difflib.get_close_matches(extension.type, list(self._catalog.names()), n=1, cutoff=0.5)
+            remedy = f"did you mean {near[0]}?" if near else "see `egressproxy filters` for the types"
+            self._problems.add(owner, f"{path}.type", f"unknown extension type {extension.type}", remedy)
+            return None
+        phase = self._phase(owner, extension, found, path, place)
+        if phase is None:
+            return None
+        raw = extension.settings if isinstance(extension, WorkingGroupExtension) else extension.config
+        raw_name = "rawConfig" if isinstance(extension, WorkingGroupExtension) and extension.raw_config else "config"
+        try:
+            config = found.config_model.model_validate(raw)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False, include_input=False):
+                field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in detail["loc"])
+                self._problems.add(
+                    owner,
+                    f"{path}.{raw_name}{field}",
+                    detail["msg"].removeprefix("Value error, "),
+                    f"see the schema of {found.name}",
+                )
+            return None
+        return ExtensionSpec(
+            name=extension.name,
+            type=found.name,
+            phase=phase,
+            priority=extension.priority,
+            level=place.level,
+            fail_open=extension.fail_open,
+            pre_auth=extension.pre_auth,
+            timeout_s=extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S,
+            config=_canonical(raw),
+            secrets=self._secrets(owner, found, config),
+            scope=place.scope,
+            source=str(owner),
+            folder=_folder(owner),
+        )
+
+    def _phase(
+        self, owner: Resource, extension: Extension, found: FilterTypeInfo, path: str, place: Place
+    ) -> str | None:
+        """The phase it runs in: as written, or the only one that fits. A phase that cannot be is a problem."""
+        possible = _phases(found)
+        if place.level == BACKEND_LEVEL:
+            possible &= BACKEND_PHASES
+        phase = extension.phase
+        if phase is None and isinstance(extension, WorkingGroupExtension):
+            phase = "backend-request"
+        if phase is None and len(possible) == 1:
+            return next(iter(possible))
+        listed = ", ".join(sorted(possible)) or "none"
+        if phase is None:
+            self._problems.add(
+                owner, f"{path}.phase", f"{found.name} runs in more than one phase", f"choose of: {listed}"
+            )
+            return None
+        if phase not in possible:
+            where = " for a backend" if place.level == BACKEND_LEVEL else ""
+            self._problems.add(
+                owner, f"{path}.phase", f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
+            )
+            return None
+        return str(phase)
+
+    def _secrets(self, owner: Resource, found: FilterTypeInfo, config: Any) -> tuple[tuple[str, Secret], ...]:
+        secrets = []
+        for name, key in found.secret_refs(config):
+            value = self._references.secret_value(owner.namespace, name, key)
+            if value is None:
+                self.missing.setdefault(owner.key, []).append(f"Secret {owner.namespace}/{name} with key {key}")
+                continue
+            if found.name.startswith(INJECTOR):
+                self._check_one_line(owner, name, key, value)
+            secrets.append((f"{name}/{key}", value))
+        return tuple(dict.fromkeys(secrets))
+
+    def _check_one_line(self, owner: Resource, name: str, key: str, value: Secret) -> None:
+        """A credential with a line break inside would add a field to every request (RFC 9110 section 5.5)."""
+        inner = value.reveal().rstrip(b"\r\n")
+        if not any(octet in inner for octet in b"\r\n\0"):
+            return
+        secret = self._references.secret_object(owner.namespace, name) or owner
+        self._problems.add(
+            secret,
+            f"data.{key}",
+            f"the value is injected into a header by {owner} and holds a line break or NUL",
+            "store the credential alone, on one line",
+        )
+
+
+def _phases(found: FilterTypeInfo) -> frozenset[str]:
+    return frozenset(phase.value for phase in found.phases)
+
+
+def _header_changes(modifier: HeaderModifier) -> dict[str, Any]:
+    return {
+        "set": [{"name": h.name, "value": h.value} for h in modifier.set],
+        "add": [{"name": h.name, "value": h.value} for h in modifier.add],
+        "remove": list(modifier.remove),
+    }
+
+
+def _path(modifier: PathModifier | None) -> dict[str, str] | None:
+    if modifier is None:
+        return None
+    value = modifier.replace_full_path if modifier.type == "ReplaceFullPath" else modifier.replace_prefix_match
+    return {"type": modifier.type, "value": value or ""}
+
+
+def _rewrite(rewrite: UrlRewrite) -> dict[str, Any]:
+    given = {"hostname": rewrite.hostname, "path": _path(rewrite.path)}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _redirect(redirect: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:
+    """Only what is given. The listener's port and scheme decide the Location's port (HTTPRequestRedirectFilter)."""
+    config: dict[str, Any] = {"statusCode": redirect.status_code}
+    given = {
+        "scheme": redirect.scheme,
+        "hostname": redirect.hostname,
+        "path": _path(redirect.path),
+        "port": redirect.port,
+    }
+    config.update({key: value for key, value in given.items() if value is not None})
+    if protocol is not ListenerProtocol.FORWARD_PROXY:  # there the request itself names scheme and port
+        config["listenerPort"] = port
+        config["listenerScheme"] = "https" if protocol is ListenerProtocol.HTTPS else "http"
+    return config
+
+
+def _canonical(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def _folder(owner: Resource) -> str:
+    return str(PurePath(owner.origin.file).parent) if owner.origin.file else ""
+
+
+def _first_error(error: ValidationError) -> str:
+    detail = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    return f"{where}: {detail['msg']}" if where else str(detail["msg"])

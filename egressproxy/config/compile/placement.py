@@ -1,0 +1,137 @@
+"""Which filters run at a place: extensions of the policies that hold there, their limits, the backend's own.
+
+The `limits` section of a policy has no mechanism of its own: each entry becomes one of the built-in limit filters.
+Whose bucket it fills is the filter's scope: `per: Gateway` is shared by the whole Gateway, `per: Route` by a route's
+rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from egressproxy.config.compile.filters import ExtensionCompiler, Place, Placed
+from egressproxy.config.compile.policies import Layer, Level
+from egressproxy.config.resources.policy import EgressPolicy
+
+__all__ = ["Placement", "Where"]
+
+REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
+CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
+BODY = "egressproxy.io/BodyLimit:v1"
+
+#: What an ExtensionSpec calls the level of a layer.
+_LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, Level.BACKEND: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The names that limits are counted under: those of the Gateway, the route and the backend of a place."""
+
+    gateway: str
+    route: str
+    backend: str = "-"
+
+    def scope(self, per: str) -> str:
+        """The scope of a limit `per` Gateway, Route or Backend."""
+        return {"Gateway": self.gateway, "Route": self.route, "Backend": self.backend}[per]
+
+
+class Placement:
+    """Gives the filters of a place in the form that `ordered` sorts."""
+
+    __slots__ = ("_compiler", "_extensions")
+
+    def __init__(self, compiler: ExtensionCompiler) -> None:
+        self._compiler = compiler
+        self._extensions: dict[tuple[EgressPolicy, str], tuple[Placed, ...]] = {}
+
+    def check(self, policy: EgressPolicy) -> None:
+        """Find the load errors of a policy's extensions, whether or not its targets exist."""
+        for ref in policy.spec.target_refs:
+            level = 0 if ref.kind in ("Gateway", "ListenerSet") else 1 if ref.kind.endswith("Route") else 2
+            section = f", section {ref.section_name}" if ref.section_name else ""
+            self._of_policy(policy, level, f"{ref.kind} {policy.namespace}/{ref.name}{section}")
+
+    def for_requests(self, layers: Iterable[Layer], where: Where) -> list[Placed]:
+        """The filters of a listener or rule: everything but what belongs to one of its backends.
+
+        Raises FilterNotSupported for a limit that this build cannot enforce.
+        """
+        made: list[Placed] = []
+        for layer in layers:
+            if layer.level is Level.BACKEND:
+                continue
+            for policy in layer.policies:
+                made += self._of_policy(policy, _LEVELS[layer.level], layer.place)
+                made += self._limits(policy, layer, where, backend=False)
+        return made
+
+    def for_backend(self, layers: Iterable[Layer], where: Where) -> list[Placed]:
+        """The filters that policies add for one backend. Raises FilterNotSupported."""
+        made: list[Placed] = []
+        for layer in layers:
+            for policy in layer.policies:
+                if layer.level is Level.BACKEND:
+                    made += self._of_policy(policy, _LEVELS[layer.level], layer.place)
+                made += self._limits(policy, layer, where, backend=True)
+        return made
+
+    def body_limits(self, layers: Iterable[Layer]) -> list[Placed]:
+        """`maxBodyBytes` of a backend's policies, which holds for every request of a rule that has this backend.
+
+        A body is read before the backend is chosen. Raises FilterNotSupported.
+        """
+        return [
+            placed
+            for layer in layers
+            if layer.level is Level.BACKEND
+            for policy in layer.policies
+            for placed in self._body_limit(policy, layer)
+        ]
+
+    def _of_policy(self, policy: EgressPolicy, level: int, place: str) -> tuple[Placed, ...]:
+        key = (policy, place)
+        if key not in self._extensions:
+            declared = policy.spec.extensions
+            self._extensions[key] = self._compiler.extensions(policy, declared, Place(level, place))
+        return self._extensions[key]
+
+    def _limits(self, policy: EgressPolicy, layer: Layer, where: Where, *, backend: bool) -> Iterator[Placed]:
+        limits = policy.spec.limits
+        if limits is None:
+            return
+        level = _LEVELS[layer.level]
+        phase = "backend-request" if backend else "request-headers"
+        for index, rate in enumerate(limits.requests):
+            if _is_counted_here(rate.per, layer, backend=backend):
+                config = {"limit": rate.limit, "window": rate.window.seconds}
+                if rate.burst is not None:
+                    config["burst"] = rate.burst
+                place = Place(level, where.scope(rate.per))
+                yield self._compiler.builtin(
+                    REQUEST_RATE, f"limits.requests[{index}]", phase, config, policy, place, index=index
+                )
+        for index, entry in enumerate(limits.concurrency):
+            if _is_counted_here(entry.per, layer, backend=backend):
+                place = Place(level, where.scope(entry.per))
+                name = f"limits.concurrency[{index}]"
+                yield self._compiler.builtin(
+                    CONCURRENCY, name, phase, {"limit": entry.limit}, policy, place, index=index
+                )
+        if not backend:
+            yield from self._body_limit(policy, layer)
+
+    def _body_limit(self, policy: EgressPolicy, layer: Layer) -> Iterator[Placed]:
+        limits = policy.spec.limits
+        if limits is not None and limits.max_body_bytes:
+            place = Place(_LEVELS[layer.level], layer.place)
+            config = {"maxBytes": limits.max_body_bytes}
+            yield self._compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, place)
+
+
+def _is_counted_here(per: str, layer: Layer, *, backend: bool) -> bool:
+    """Whether a limit is counted when the backend is asked (else when the request comes in)."""
+    if per == "Identity":
+        return False
+    return (per == "Backend" or layer.level is Level.BACKEND) == backend

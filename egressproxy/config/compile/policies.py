@@ -1,0 +1,473 @@
+"""Which EgressPolicies hold at a place, and what they say together.
+
+A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers: Gateway,
+listener, Backend, route, rule. Two ways of merging, and no third:
+
+* Settings (mode, dns, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway; within a
+  layer the older policy. The loser's status names the winner.
+* Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them.
+
+What is written and cannot be enforced closes the place (`Merged.blockers`) wherever leaving it out would let more pass:
+
+* `subjects`: clients are not told apart yet. What such a policy forbids is forbidden to everybody; what it allows or
+  sets is given to nobody; its filters cannot run for some clients only, so they close the place.
+* `identity.token`, `identity.basic`: would let in whom it was told to check: closed. `tls.pins`, `tls.crlRefs`,
+  `dns.reverseCheck: Enforce` and DNS over HTTPS alone: closed.
+* `intercept`: the tunnels that it names would pass unseen: those names are denied.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from egressproxy.config.compile import support
+from egressproxy.config.compile.certificates import common_ca
+from egressproxy.config.compile.contract import Key, Status
+from egressproxy.config.compile.listeners import age_of
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.status import Ancestors
+from egressproxy.config.load import ResourceSet
+from egressproxy.config.resources.policy import AddressEntry, DestinationEntry, Dns, EgressPolicy, TrafficTimeouts
+from egressproxy.spec.policy import (
+    AddressAllowance,
+    AddressesSpec,
+    DestinationRule,
+    DestinationsSpec,
+    DnsSpec,
+    LimitsSpec,
+    Mode,
+    PolicySpec,
+    TimeoutsSpec,
+)
+
+__all__ = ["Layer", "Level", "Merged", "Policies"]
+
+
+class Level(IntEnum):
+    """How specific a layer is; the higher one wins (resources.md section 4, who wins)."""
+
+    GATEWAY = 0
+    LISTENER = 1
+    BACKEND = 2
+    ROUTE = 3
+    RULE = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The policies of one target, oldest first. Layers are interned, and compared by identity.
+
+    `place` is how status names the target.
+    `resolver` is the DNS section of a Backend object, which goes before the policies of the same layer.
+    """
+
+    level: Level
+    target: Key
+    section: str
+    policies: tuple[EgressPolicy, ...]
+    resolver: Dns | None = None
+
+    @property
+    def place(self) -> str:
+        _, kind, namespace, name = self.target
+        return f"{kind} {namespace}/{name}" + (f", section {self.section}" if self.section else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What holds at a place. `blockers` say why nothing may be served there; empty if all is enforced.
+
+    `regions` None: every region. `ca_pem` "" and `min_version` "" ask for nothing.
+    """
+
+    policy: PolicySpec
+    blockers: tuple[str, ...] = ()
+    regions: frozenset[str] | None = None
+    min_version: str = ""
+    ca_pem: str = ""
+
+
+@dataclass(slots=True)
+class _Voice:
+    """One value of one setting, with who says it."""
+
+    layer: Layer
+    policy: EgressPolicy | None
+    value: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.policy) if self.policy is not None else self.layer.place
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What status has to say of one policy at one target."""
+
+    conflicts: dict[str, None] = field(default_factory=dict)
+    overrides: dict[str, None] = field(default_factory=dict)
+
+
+class Policies:
+    """Every EgressPolicy, found by what it targets; and their merges, each made once."""
+
+    __slots__ = ("_blockers", "_by_target", "_layers", "_merged", "_notes", "_policies", "_references", "_seen")
+
+    def __init__(self, resources: ResourceSet, references: References) -> None:
+        self._references = references
+        self._policies = sorted(resources.of(EgressPolicy), key=age_of)
+        self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
+        for policy in self._policies:
+            for ref in policy.spec.target_refs:
+                key = (ref.group, ref.kind, policy.namespace, ref.name)
+                self._by_target[key, ref.section_name or ""].append(policy)
+        self._layers: dict[tuple[Key, str], Layer | None] = {}
+        self._merged: dict[tuple[tuple[Layer, ...], bool], Merged] = {}
+        self._notes: dict[tuple[Key, Key, str], _Notes] = defaultdict(_Notes)
+        self._blockers: dict[EgressPolicy, tuple[str, ...]] = {}
+        self._seen: set[tuple[Key, str]] = set()
+
+    def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> tuple[Layer, ...]:
+        """The layer of one target: one, or none where nothing holds there. Marks the target as one that exists."""
+        place = (target, section)
+        self._seen.add(place)
+        if place not in self._layers:
+            policies = tuple(self._by_target.get(place, ()))
+            found = Layer(level, target, section, policies, resolver) if policies or resolver is not None else None
+            self._layers[place] = found
+        layer = self._layers[place]
+        return (layer,) if layer is not None else ()
+
+    def merge(self, layers: tuple[Layer, ...], *, is_routed: bool) -> Merged:
+        """What the layers say together. The result is shared by all places with the same layers.
+
+        `is_routed`: for what a route matched. The route is the permission there, so the Gateway's and the listener's
+        `destinations.allow`, which are for what no route matches, are left out; their `deny` holds.
+        """
+        place = (layers, is_routed)
+        merged = self._merged.get(place)
+        if merged is None:
+            merged = self._merged[place] = self._merge(layers, is_routed)
+        return merged
+
+    @property
+    def objects(self) -> Sequence[EgressPolicy]:
+        """Every policy, oldest first."""
+        return self._policies
+
+    def statuses(self, generation: Callable[[Key], int], missing: dict[Key, list[str]]) -> dict[Key, Status]:
+        """The status of every EgressPolicy, per target. Call it when everything has been merged."""
+        return {policy.key: self._status(policy, generation(policy.key), missing) for policy in self._policies}
+
+    def _status(self, policy: EgressPolicy, generation: int, missing: dict[Key, list[str]]) -> Status:
+        ancestors = Ancestors(generation)
+        for ref in policy.spec.target_refs:
+            written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
+            conditions = ancestors.add({**written, "namespace": policy.namespace})
+            target, section = (ref.group, ref.kind, policy.namespace, ref.name), ref.section_name or ""
+            if (target, section) not in self._seen:
+                conditions.set("Accepted", False, "TargetNotFound", _not_found(ref.group, ref.kind, ref.name, section))
+                continue
+            conditions.set("Accepted", True, "Accepted", "the policy is in force")
+            closed = self._blockers_of(policy)
+            if closed:
+                conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}")
+            for note in _notes(policy, ref.kind):
+                conditions.add_note("Accepted", note)
+            notes = self._notes.get((policy.key, target, section), _Notes())
+            _state(conditions, "Conflicted", "Conflicted", notes.conflicts)
+            _state(conditions, "Overridden", "Overridden", notes.overrides)
+            if missing.get(policy.key):
+                message = (
+                    f"missing: {', '.join(dict.fromkeys(missing[policy.key]))}; until it is there, requests are refused"
+                )
+                conditions.set("ResolvedRefs", False, "SecretNotFound", message)
+        return ancestors.to_status()
+
+    def _merge(self, layers: tuple[Layer, ...], is_routed: bool) -> Merged:
+        ordered = sorted(layers, key=lambda layer: layer.level, reverse=True)
+        policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
+        blockers = {blocker: None for policy in policies for blocker in self._blockers_of(policy)}
+        spec = PolicySpec(
+            mode=self._mode(ordered),
+            destinations=_destinations(ordered, is_routed),
+            addresses=_addresses(ordered),
+            dns=self._dns(ordered, blockers),
+            timeouts=self._timeouts(ordered),
+            limits=_limits(ordered),
+            sources=tuple(policy.full_name for policy in policies),
+        )
+        return Merged(
+            policy=spec,
+            regions=_regions(policies),
+            min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
+            ca_pem=self._ca(policies, blockers),
+            blockers=tuple(blockers),
+        )
+
+    # --- settings: the more specific one wins ------------------------------------------------------------------------
+
+    def _winner(self, name: str, voices: Sequence[_Voice]) -> Any:
+        """The first value; everybody else who says something different is told so."""
+        if not voices:
+            return None
+        first = voices[0]
+        for voice in voices[1:]:
+            if voice.policy is None or voice.value == first.value:
+                continue
+            notes = self._notes[voice.policy.key, voice.layer.target, voice.layer.section]
+            if voice.layer is first.layer:
+                notes.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
+            else:
+                notes.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
+        return first.value
+
+    def _mode(self, ordered: Sequence[Layer]) -> Mode:
+        voices = [
+            _Voice(layer, policy, policy.spec.mode)
+            for layer in ordered
+            for policy in layer.policies
+            if policy.spec.mode is not None and (not policy.spec.subjects or policy.spec.mode is Mode.ENFORCE)
+        ]
+        return self._winner("mode", voices) or Mode.ENFORCE
+
+    def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsSpec:
+        sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
+        for layer in ordered:
+            if layer.resolver is not None:
+                sections.append((layer, None, layer.resolver))
+                blockers.update(dict.fromkeys(_dns_blockers(layer.resolver, layer.place)))
+            sections += [
+                (layer, policy, policy.spec.dns)
+                for policy in layer.policies
+                if policy.spec.dns is not None and not policy.spec.subjects
+            ]
+
+        def winner(name: str, attribute: str) -> Any:
+            said = [
+                _Voice(layer, policy, getattr(dns, attribute))
+                for layer, policy, dns in sections
+                if attribute in dns.model_fields_set and getattr(dns, attribute) is not None
+            ]
+            return self._winner(f"dns.{name}", said)
+
+        # The transport belongs to the servers: one policy decides both.
+        said = [
+            _Voice(layer, policy, _servers(dns))
+            for layer, policy, dns in sections
+            if {"servers", "transport"} & dns.model_fields_set
+        ]
+        transport, servers = self._winner("dns.servers", said) or ("udp", ())
+        least, most = winner("minTTL", "min_ttl"), winner("maxTTL", "max_ttl")
+        timeout, stale = winner("timeout", "timeout"), winner("staleTTL", "stale_ttl")
+        standard = DnsSpec()
+        max_ttl_s = most.seconds if most is not None else standard.max_ttl_s
+        min_ttl_s = least.seconds if least is not None else standard.min_ttl_s
+        hosts = winner("hosts", "hosts") or {}
+        return DnsSpec(
+            servers=servers,
+            transport=transport,
+            timeout_s=timeout.seconds if timeout is not None else standard.timeout_s,
+            hosts=tuple(sorted((name, tuple(addresses)) for name, addresses in hosts.items())),
+            min_ttl_s=min(min_ttl_s, max_ttl_s) if most is not None else min_ttl_s,
+            max_ttl_s=max(min_ttl_s, max_ttl_s) if most is None else max_ttl_s,
+            stale_ttl_s=stale.seconds if stale is not None else standard.stale_ttl_s,
+            family=winner("family", "family") or standard.family,
+        )
+
+    def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsSpec:
+        chosen: dict[str, float] = {}
+        for name, info in TrafficTimeouts.model_fields.items():
+            voices = [
+                _Voice(layer, policy, value.seconds)
+                for layer in ordered
+                for policy in layer.policies
+                if policy.spec.traffic is not None
+                and not policy.spec.subjects
+                and (value := getattr(policy.spec.traffic.timeouts, name)) is not None
+            ]
+            if voices:
+                chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", voices)
+        return TimeoutsSpec(**chosen)
+
+    # --- restrictions: they add up -----------------------------------------------------------------------------------
+
+    def _ca(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
+        """The CA certificates that every policy with `tls.caBundleRefs` accepts."""
+        common = ""
+        for policy in policies:
+            if policy.spec.tls is None or not policy.spec.tls.ca_bundle_refs:
+                continue
+            try:
+                bundle = "".join(self._references.ca_bundle(policy, ref) for ref in policy.spec.tls.ca_bundle_refs)
+            except Unresolved as unresolved:
+                blockers[f"tls.caBundleRefs of {policy}: {unresolved.message}"] = None
+                continue
+            shared = common_ca(common, bundle)
+            if not shared:
+                blockers[f"tls.caBundleRefs of {policy} has no CA in common with the other policies"] = None
+                continue
+            common = shared
+        return common
+
+    def _blockers_of(self, policy: EgressPolicy) -> tuple[str, ...]:
+        if policy not in self._blockers:
+            self._blockers[policy] = tuple(self._find_blockers(policy))
+        return self._blockers[policy]
+
+    def _find_blockers(self, policy: EgressPolicy) -> Iterable[str]:
+        """What this policy restricts and nobody would enforce."""
+        spec = policy.spec
+        if spec.dns is not None:
+            yield from _dns_blockers(spec.dns, str(policy))
+        if spec.tls is not None and spec.tls.pins and not support.CERTIFICATE_PINS:
+            yield f"tls.pins of {policy} are not enforced yet"
+        if spec.tls is not None and spec.tls.crl_refs and not support.REVOCATION_LISTS:
+            yield f"tls.crlRefs of {policy} are not enforced yet"
+        if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
+            yield f"identity of {policy}: clients cannot be told by token or password yet"
+        if spec.subjects and spec.extensions:
+            yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
+
+
+def _destinations(ordered: Sequence[Layer], is_routed: bool) -> DestinationsSpec:
+    """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down."""
+    allow: list[tuple[DestinationRule, ...]] = []
+    deny: dict[DestinationRule, None] = {}
+    for layer in reversed(ordered):
+        group: dict[DestinationRule, None] = {}
+        says_something = False
+        for policy in layer.policies:
+            section = policy.spec.destinations
+            if section is not None:
+                deny.update(dict.fromkeys(_rule(entry, policy) for entry in section.deny))
+                if section.allow is not None:
+                    says_something = True
+                    if not policy.spec.subjects:
+                        group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
+            if policy.spec.intercept is not None:
+                deny[DestinationRule(hostnames=policy.spec.intercept.hostnames, policy=policy.full_name)] = None
+        if says_something and not (is_routed and layer.level <= Level.LISTENER):
+            allow.append(tuple(group))
+    return DestinationsSpec(tuple(allow), tuple(deny))
+
+
+def _rule(entry: DestinationEntry, policy: EgressPolicy) -> DestinationRule:
+    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name)
+
+
+def _addresses(ordered: Sequence[Layer]) -> AddressesSpec:
+    groups: list[tuple[AddressAllowance, ...]] = []
+    name = "-"
+    for layer in reversed(ordered):
+        saying = [policy for policy in layer.policies if policy.spec.addresses is not None]
+        if not saying:
+            continue
+        entries: list[AddressEntry] = []
+        for policy in saying:
+            if policy.spec.addresses is not None and not policy.spec.subjects:
+                entries += policy.spec.addresses.allow
+        groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
+        name = saying[0].full_name if name == "-" else name
+    return AddressesSpec(tuple(groups), name)
+
+
+def _limits(ordered: Sequence[Layer]) -> LimitsSpec:
+    """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
+    chosen: dict[str, int] = {}
+    for layer in ordered:
+        if layer.level > Level.LISTENER:
+            continue
+        for policy in layer.policies:
+            for name in ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels"):
+                value = getattr(policy.spec.limits, name, None)
+                if value:
+                    chosen[name] = min(value, chosen.get(name, value))
+    return LimitsSpec(**chosen)
+
+
+def _regions(policies: Iterable[EgressPolicy]) -> frozenset[str] | None:
+    common: frozenset[str] | None = None
+    for policy in policies:
+        if policy.spec.regions is not None:
+            allowed = frozenset(policy.spec.regions.allowed)
+            common = allowed if common is None else common & allowed
+    return common
+
+
+def _servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
+    """Transport and servers in the form of DnsSpec; those over HTTPS are left out."""
+    transport = "tcp" if any(server.startswith("tcp://") for server in dns.servers) else dns.transport
+    servers = [server for server in dns.servers if not server.startswith("https://")]
+    return transport, tuple(server.removeprefix("udp://").removeprefix("tcp://") for server in servers)
+
+
+def _dns_blockers(dns: Dns, owner: str) -> Iterable[str]:
+    over_https = [server for server in dns.servers if server.startswith("https://")]
+    if dns.transport == "https" or (over_https and len(over_https) == len(dns.servers)):
+        yield f"dns of {owner}: DNS over HTTPS is not supported yet"
+    if dns.reverse_check == "Enforce":
+        yield f"dns.reverseCheck of {owner} is not enforced yet"
+
+
+def _not_found(group: str, kind: str, name: str, section: str) -> str:
+    hint = "" if group or kind == "Service" else "; targetRefs without group mean the core group: add group"
+    return f"{kind} {name}" + (f" with section {section}" if section else "") + f" is not here, or is not ours{hint}"
+
+
+def _state(conditions: Any, kind: str, reason: str, sentences: Iterable[str]) -> None:
+    text = "; ".join(sentences)
+    if text:
+        conditions.set(kind, True, reason, text)
+
+
+def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
+    """Fields that are accepted and not done as written, each with what happens instead."""
+    spec = policy.spec
+    notes = []
+    if spec.subjects:
+        notes.append(
+            "subjects are not told apart yet: what this policy denies or limits holds for everybody, "
+            "what it allows or sets for nobody."
+        )
+    if spec.intercept is not None:
+        notes.append("intercept is not supported yet: the names that it lists are denied.")
+    if spec.identity is not None:
+        notes.append("identity is not supported yet: every client is unknown.")
+    if spec.dns is not None and spec.dns.reverse_check == "Report":
+        notes.append("dns.reverseCheck is not supported yet and does nothing.")
+    if spec.dns is not None and any(server.startswith("https://") for server in spec.dns.servers):
+        notes.append("dns.servers over HTTPS are not supported yet and left out.")
+    if spec.limits is not None:
+        notes += _limit_notes(policy, target_kind)
+    if spec.traffic is not None:
+        for name in ("retries", "circuitBreaker", "outlierDetection", "loadBalancing", "healthCheck"):
+            snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
+            if getattr(spec.traffic, snake) is not None:
+                notes.append(f"traffic.{name} is not supported yet and does nothing.")
+    return notes
+
+
+def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
+    limits = policy.spec.limits
+    assert limits is not None
+    notes = [
+        f"limits.{name}[] are not supported yet and do nothing."
+        for name in ("tokens", "bytes")
+        if getattr(limits, name)
+    ]
+    if any(rate.per == "Identity" for rate in limits.requests) or any(c.per == "Identity" for c in limits.concurrency):
+        notes.append("limits per Identity are not supported yet and do nothing.")
+    if limits.store is not None and limits.store.type != "Memory":
+        notes.append("limits.store is not supported yet: every process counts for itself.")
+    if target_kind != "Gateway":
+        names = ("maxHeadBytes", "maxFields", "connections", "connectionsPerClient", "tunnels")
+        snake = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
+        idle = [name for name, attribute in zip(names, snake, strict=True) if getattr(limits, attribute) is not None]
+        if idle:
+            notes.append(f"limits.{', '.join(idle)} belong to connections and do nothing but on a Gateway.")
+    return notes

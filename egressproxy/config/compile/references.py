@@ -1,0 +1,145 @@
+"""References between objects: does the target exist, and may it be referred to from there.
+
+A reference across namespaces needs a ReferenceGrant in the target's namespace (Gateway API, ReferenceGrant). What
+cannot be resolved raises `Unresolved` with the reason word that Gateway API has for it; the caller puts it into status.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import defaultdict
+from typing import Protocol
+
+from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair
+from egressproxy.config.load import ResourceSet
+from egressproxy.config.resources.core import ConfigMap, Secret
+from egressproxy.config.resources.gateway import ReferenceGrant
+from egressproxy.config.resources.meta import Resource
+from egressproxy.model.secret import Secret as SecretValue
+from egressproxy.spec.gateway import CertificateSpec
+
+__all__ = ["References", "Unresolved"]
+
+
+class Unresolved(Exception):
+    """A reference that leads nowhere, or must not be followed. `reason` is a condition's reason."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class Reference(Protocol):
+    """The part that all references share."""
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+class References:
+    """Looks objects up on behalf of other objects."""
+
+    __slots__ = ("_grants", "_resources")
+
+    def __init__(self, resources: ResourceSet) -> None:
+        self._resources = resources
+        #: target namespace -> (from group, kind, namespace, to group, kind, name or "")
+        self._grants: dict[str, set[tuple[str, str, str, str, str, str]]] = defaultdict(set)
+        for grant in resources.of(ReferenceGrant):
+            for source in grant.spec.from_:
+                for target in grant.spec.to:
+                    entry = (source.group, source.kind, source.namespace, target.group, target.kind, target.name or "")
+                    self._grants[grant.namespace].add(entry)
+
+    def namespace_of(self, source: Resource, ref: Reference) -> str:
+        """The namespace that a reference means: its own, or that of the object which holds it."""
+        return getattr(ref, "namespace", None) or source.namespace
+
+    def check_permitted(self, source: Resource, ref: Reference) -> None:
+        """Raise Unresolved (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant."""
+        namespace = self.namespace_of(source, ref)
+        if namespace == source.namespace:
+            return
+        grants = self._grants.get(namespace, set())
+        place = (source.group, source.KIND, source.namespace, ref.group, ref.kind)
+        if (*place, ref.name) not in grants and (*place, "") not in grants:
+            raise Unresolved(
+                "RefNotPermitted",
+                f"{source} refers to {ref.kind} {namespace}/{ref.name}: add a ReferenceGrant in namespace {namespace} "
+                f"from {source.KIND} of namespace {source.namespace}",
+            )
+
+    def find(self, source: Resource, ref: Reference) -> Resource | None:
+        """The object meant, None if there is none. Raises Unresolved (RefNotPermitted)."""
+        self.check_permitted(source, ref)
+        return self._resources.get(ref.group, ref.kind, self.namespace_of(source, ref), ref.name)
+
+    def data(self, source: Resource, ref: Reference, key: str) -> bytes:
+        """One entry of a ConfigMap or Secret. Raises Unresolved: not permitted, not there, or another kind."""
+        name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
+        if ref.group or ref.kind not in ("ConfigMap", "Secret"):
+            raise Unresolved("InvalidKind", f"{name} is neither a ConfigMap nor a Secret")
+        found = self.find(source, ref)
+        if isinstance(found, Secret):
+            value = found.value(key)
+            content = value.reveal() if value is not None else None
+        elif isinstance(found, ConfigMap):
+            content = _config_data(found, key)
+        else:
+            raise Unresolved("NotFound", f"{name} does not exist")
+        if content is None:
+            raise Unresolved("NotFound", f"{name} has no entry {key}")
+        return content
+
+    def secret_value(self, namespace: str, name: str, key: str) -> SecretValue | None:
+        """One entry of a Secret in this namespace, None where either is missing."""
+        found = self.secret_object(namespace, name)
+        return found.value(key) if found is not None else None
+
+    def secret_object(self, namespace: str, name: str) -> Secret | None:
+        """The Secret of this name, None if there is none."""
+        found = self._resources.get("", "Secret", namespace, name)
+        return found if isinstance(found, Secret) else None
+
+    def key_pair(self, source: Resource, ref: Reference) -> CertificateSpec:
+        """The certificate and key of a Secret (`tls.crt`, `tls.key`). Raises Unresolved."""
+        name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
+        if ref.group or ref.kind != "Secret":
+            raise Unresolved("InvalidKind", f"{name} is not a Secret")
+        chain, key = self.data(source, ref, "tls.crt"), self.data(source, ref, "tls.key")
+        try:
+            return read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
+        except CertificateProblem as problem:
+            raise Unresolved("InvalidCertificate", f"{name}: {problem}") from None
+
+    def ca_bundle(self, source: Resource, ref: Reference) -> str:
+        """The CA certificates of a ConfigMap or Secret (`ca.crt`), PEM. Raises Unresolved."""
+        pem = self.data(source, ref, "ca.crt")
+        try:
+            return read_ca_bundle(pem)
+        except CertificateProblem as problem:
+            raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+
+    def crl(self, source: Resource, ref: Reference) -> str:
+        """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises Unresolved."""
+        pem = self.data(source, ref, "crl.pem")
+        try:
+            return read_crls(pem)
+        except CertificateProblem as problem:
+            raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+
+
+def _config_data(config_map: ConfigMap, key: str) -> bytes | None:
+    """`data` as text, `binaryData` as base64; None where neither has the key."""
+    if key in config_map.data:
+        return config_map.data[key].encode()
+    try:
+        return base64.b64decode(config_map.binary_data[key], validate=True)
+    except (KeyError, binascii.Error):
+        return None

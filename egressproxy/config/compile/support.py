@@ -1,0 +1,52 @@
+"""What the data plane of this version enforces: the one place to change when it learns more.
+
+The model is larger than what is served. Whatever is asked for and stands here as False is either reported in status
+(where leaving it out does no harm), or closes the place that asked for it (where leaving it out would let more pass).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from egressproxy.spec.backend import Protocol
+
+__all__ = ["CERTIFICATE_PINS", "CLIENT_CERTIFICATES", "REVOCATION_LISTS", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
+
+#: Backend `tls.pins`: a backend that asks for them is not used.
+CERTIFICATE_PINS: Final[bool] = False
+
+#: Backend `tls.crlRefs`: a backend that asks for them is not used.
+REVOCATION_LISTS: Final[bool] = False
+
+#: Gateway `spec.tls.frontend`: a listener that asks for it is not programmed.
+CLIENT_CERTIFICATES: Final[bool] = False
+
+#: Backend `protocol`: a backend that speaks another one is not used.
+UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset(Protocol)
+
+#: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.
+ROUTE_FEATURES: Final[tuple[str, ...]] = (
+    "Gateway",
+    "GatewayAddressEmpty",
+    "GatewayPort8080",
+    "GatewayStaticAddresses",
+    "HTTPRoute",
+    "HTTPRouteBackendProtocolH2C",
+    "HTTPRouteBackendProtocolWebSocket",
+    "HTTPRouteBackendRequestHeaderModification",
+    "HTTPRouteBackendTimeout",
+    "HTTPRouteDestinationPortMatching",
+    "HTTPRouteHostRewrite",
+    "HTTPRouteMethodMatching",
+    "HTTPRouteNamedRouteRule",
+    "HTTPRouteParentRefPort",
+    "HTTPRoutePathRedirect",
+    "HTTPRoutePathRewrite",
+    "HTTPRoutePortRedirect",
+    "HTTPRouteQueryParamMatching",
+    "HTTPRouteRequestTimeout",
+    "HTTPRouteResponseHeaderModification",
+    "HTTPRouteSchemeRedirect",
+    "ReferenceGrant",
+    "TLSRoute",
+)
