@@ -78,9 +78,9 @@ class CredentialInjector(Filter):
         self._allow_plaintext = config.allow_plaintext
         self._query = config.query.encode()
         self._held = f"credential {next(_instances)}"
-        names = (() if config.keep_client_credentials else CREDENTIAL_FIELDS) + (
-            (config.header,) if config.header else ()
-        )
+        names: tuple[str, ...] = () if config.keep_client_credentials else CREDENTIAL_FIELDS
+        if config.header:
+            names = (*names, config.header)
         self._cut = _spellings(names) if names else None
         self._value: Secret | None = None
         self._mask: Mask | None = None
@@ -116,7 +116,7 @@ class CredentialInjector(Filter):
         if not (x.backend_is_secure or self._allow_plaintext):
             raise Denied(
                 Reason.PLAINTEXT_CREDENTIAL,
-                f"backend {x.backend} is not reached over TLS, and filter {self._name} sends no credential in plain text",
+                f"backend {x.backend} is not reached over TLS, and filter {self._name} sends nothing in plain text",
                 rule=self._source,
                 remedy="add `tls` to the Backend, or `allowPlaintext: true` to the filter's config",
             )

@@ -1,0 +1,143 @@
+import json
+import sys
+
+import pytest
+
+from egressproxy.filters import Exchange
+from egressproxy.filters.catalog import Catalog, FilterBuildError, FilterInstances
+from egressproxy.filters.chain import compile_chain, run
+from egressproxy.model.secret import Secret
+from egressproxy.spec.policy import ExtensionSpec
+
+HEAD = "from egressproxy.filters import *\nfrom pydantic import BaseModel\n"
+SIMPLE = HEAD + "class F(Filter):\n    def request_headers(self, x):\n        x.note('ran', {value})\n"
+
+
+def spec(folder, path="f.py", phase="request-headers", secrets=(), refs=(), **config):
+    raw = json.dumps({"path": path, "config": config, "secrets": list(refs)})
+    return ExtensionSpec(
+        "mine",
+        "egressproxy.io/Python:v1",
+        phase,
+        config=raw,
+        folder=str(folder),
+        source="EgressPolicy a/b",
+        secrets=secrets,
+    )
+
+
+def load(folder, text, **more):
+    (folder / "f.py").write_text(text)
+    return FilterInstances(Catalog()).get(spec(folder, **more))
+
+
+def problem(folder, text, **more):
+    with pytest.raises(FilterBuildError) as caught:
+        load(folder, text, **more)
+    return str(caught.value)
+
+
+def ran(instances, place):
+    x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
+    run(compile_chain([place], instances.place).request_headers, x)
+    return x.notes["ran"]
+
+
+def test_a_file_with_one_filter_runs(tmp_path):
+    (tmp_path / "f.py").write_text(SIMPLE.format(value=1))
+    assert ran(FilterInstances(Catalog()), spec(tmp_path)) == 1
+
+
+def test_the_config_is_validated_by_the_files_own_model(tmp_path):
+    text = HEAD + (
+        "class Config(BaseModel):\n    n: int\n"
+        "class F(Filter):\n    def __init__(self, context): self.n = context.config.n\n"
+        "    def request_headers(self, x): pass\n"
+    )
+    assert load(tmp_path, text, n=3).n == 3
+    assert "config.n: " in problem(tmp_path, text, n="many")
+    assert "no `Config` model" in problem(tmp_path, SIMPLE.format(value=1), n=3)
+
+
+def test_secrets_are_given_by_reference(tmp_path):
+    text = HEAD + (
+        "class F(Filter):\n    def __init__(self, context): self.key = context.secrets['s/k'].reveal()\n"
+        "    def request_headers(self, x): pass\n"
+    )
+    refs = [{"name": "s", "key": "k"}]
+    place = spec(tmp_path, refs=refs, secrets=(("s/k", Secret(b"v")),))
+    kind = Catalog().get(place.type)
+    assert kind.secret_refs(kind.config_model.model_validate_json(place.config)) == (("s", "k"),)
+    assert load(tmp_path, text, refs=refs, secrets=place.secrets).key == b"v"
+
+
+def test_an_instance_lives_on_until_the_file_changes(tmp_path):
+    (tmp_path / "f.py").write_text(SIMPLE.format(value=1))
+    first = FilterInstances(Catalog())
+    assert ran(first, spec(tmp_path)) == 1
+    second = FilterInstances(Catalog(), first)
+    assert second.get(spec(tmp_path)) is first.get(spec(tmp_path))
+    (tmp_path / "f.py").write_text(SIMPLE.format(value=2))
+    third = FilterInstances(Catalog(), second)
+    assert ran(third, spec(tmp_path)) == 2
+    assert ran(second, spec(tmp_path)) == 2  # asked again it reads the file again; what it placed before stays
+
+
+@pytest.mark.parametrize("path", ["../f.py", "/etc/passwd", "sub/../../f.py", "link.py"])
+def test_a_path_outside_of_the_manifests_folder_is_refused(tmp_path, path):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (tmp_path / "f.py").write_text(SIMPLE.format(value=1))
+    (inside / "link.py").symlink_to(tmp_path / "f.py")
+    with pytest.raises(FilterBuildError, match="stay inside the folder"):
+        FilterInstances(Catalog()).place(spec(inside, path))
+
+
+def test_a_manifest_without_a_folder_cannot_have_python_filters():
+    with pytest.raises(FilterBuildError, match="did not come from a file"):
+        FilterInstances(Catalog()).place(spec(""))
+
+
+def test_problems_are_told_with_file_and_line(tmp_path):
+    file = str(tmp_path / "f.py")
+    assert f"{file}:2: SyntaxError" in problem(tmp_path, "x = 1\ndef f(:\n")
+    assert f"{file}:2: ZeroDivisionError" in problem(tmp_path, "x = 1\ny = 1 / 0\n")
+    assert f"{file}:1: ModuleNotFoundError" in problem(tmp_path, "import no_such_module\n")
+    assert f"{file}:1: SystemExit" in problem(tmp_path, "raise SystemExit(1)\n")
+    assert "there is no such file" in problem(tmp_path, "", path="g.py")
+
+
+def test_a_constructor_that_fails_does_not_show_its_secret(tmp_path):
+    text = HEAD + "class F(Filter):\n    def __init__(self, c): raise ValueError(c.secrets['s/k'].reveal())\n"
+    text += "    def request_headers(self, x): pass\n"
+    told = problem(tmp_path, text, refs=[{"name": "s", "key": "k"}], secrets=(("s/k", Secret(b"hunter2")),))
+    assert "f.py:4: ValueError while F was built" in told
+    assert "hunter2" not in told
+
+
+def test_exactly_one_filter_class_is_expected(tmp_path):
+    two = SIMPLE.format(value=1) + "class G(F): pass\n"
+    assert "found: F, G" in problem(tmp_path, two)
+    assert "found: none" in problem(tmp_path, HEAD)
+    assert type(load(tmp_path, two + "filter_class = G\n")).__name__ == "G"
+    assert "not a subclass" in problem(tmp_path, two + "filter_class = 3\n")
+
+
+def test_a_filter_placed_in_a_phase_that_it_does_not_have_is_refused(tmp_path):
+    assert "has no `connect`" in problem(tmp_path, SIMPLE.format(value=1), phase="connect")
+
+
+def test_a_filter_runs_in_its_declared_phase_only_unless_it_names_more(tmp_path):
+    text = SIMPLE.format(value=1) + "    def response_headers(self, x): pass\n"
+    (tmp_path / "f.py").write_text(text)
+    chain = compile_chain([spec(tmp_path)], FilterInstances(Catalog()).place)
+    assert chain.request_headers is not None
+    assert chain.response_headers is None
+
+
+def test_the_private_module_is_replaced_and_not_piled_up(tmp_path):
+    for value in range(3):
+        load(tmp_path, SIMPLE.format(value=value))
+        before = sum(name.startswith("_egressproxy_filter_") for name in sys.modules)
+    problem(tmp_path, "1 / 0")
+    assert sum(name.startswith("_egressproxy_filter_") for name in sys.modules) == before
