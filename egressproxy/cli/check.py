@@ -66,8 +66,7 @@ def command(
             _print_json({"ok": False, "problems": problems, "warnings": []})
         else:
             show_problems(error.problems, sys.stdout)
-            count = len(error.problems)
-            click.echo(f"{count} problem{'s' if count > 1 else ''}: this configuration would be refused as a whole.")
+            click.echo(f"{_counted(len(error.problems), 'problem')}: this configuration would be refused as a whole.")
         sys.exit(1)
     warnings = [*compiled.warnings, *_status_warnings(resources, compiled)]
     is_good = not (strict and warnings)
@@ -79,8 +78,12 @@ def command(
         for listener in _listeners(compiled):
             places = ", ".join(listener["addresses"])
             click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {places}")
-        click.echo(f"{len(resources)} objects, {len(warnings)} warning{'' if len(warnings) == 1 else 's'}.")
+        click.echo(f"{_counted(len(resources), 'object')}, {_counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _print_json(report: Mapping[str, Any]) -> None:

@@ -1,0 +1,141 @@
+"""`check` says everything that is wrong, at once, and opens nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from egressproxy import app
+from egressproxy.cli import main
+from egressproxy.config.compile.contract import Compiled
+from egressproxy.config.load import ResourceSet
+from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
+
+GATEWAY = """apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw}
+spec:
+  gatewayClassName: egressproxy
+  listeners:
+  - {name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}
+"""
+ROUTE = """apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: lost}
+spec: {parentRefs: [{name: gw}]}
+"""
+LISTENER = ListenerSpec("default/gw", "forward", ("127.0.0.1", "::1"), 3128, ListenerProtocol.FORWARD_PROXY)
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that likes everything but routes."""
+
+    def compiled(resources: ResourceSet, bind: tuple[str, ...]) -> Compiled:
+        statuses: dict[Any, Any] = {}
+        for resource in resources.objects:
+            if resource.kind == "HTTPRoute":
+                wrong = [
+                    condition("Accepted", "True", "Accepted"),
+                    condition("ResolvedRefs", "False", "BackendNotFound", "no b"),
+                ]
+                statuses[resource.key] = {"parents": [{"parentRef": {"name": "gw"}, "conditions": wrong}]}
+            else:
+                conditions = [condition("Accepted", "True", "Accepted"), condition("Insecure", "False", "Secure")]
+                listeners = [{"name": "forward", "conditions": [condition("Conflicted", "False", "NoConflicts")]}]
+                statuses[resource.key] = {"conditions": conditions, "listeners": listeners}
+        return Compiled(ConfigSpec((LISTENER,)), statuses)
+
+    monkeypatch.setattr(app, "compiled", compiled)
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["check", *map(str, arguments)])
+
+
+@pytest.mark.usefixtures("compiles")
+def test_a_good_configuration_is_0_and_shows_what_would_listen(tmp_path: Path):
+    (tmp_path / "gateway.yaml").write_text(GATEWAY)
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    assert result.output == (
+        "listener default/gw forward: egressproxy.io/forward-proxy on 127.0.0.1:3128, [::1]:3128\n"
+        "1 object, 0 warnings.\n"
+    )
+
+
+@pytest.mark.usefixtures("compiles")
+def test_what_cannot_be_served_is_a_warning_with_its_place(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + ROUTE)
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    assert result.output.splitlines()[0] == (
+        f"warning: {tmp_path}/a.yaml:9: HTTPRoute default/lost parent gw: ResolvedRefs is False (BackendNotFound): no b"
+    )
+    assert result.output.endswith("2 objects, 1 warning.\n")
+
+
+@pytest.mark.usefixtures("compiles")
+def test_strict_makes_warnings_fail(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(ROUTE)
+    assert invoke(tmp_path).exit_code == 0
+    assert invoke(tmp_path, "--strict").exit_code == 1
+    (tmp_path / "a.yaml").write_text(GATEWAY)
+    assert invoke(tmp_path, "--strict").exit_code == 0
+
+
+def test_every_problem_of_every_file_is_shown_and_the_status_is_1(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY.replace("3128", "99999").replace("gatewayClassName", "gatewayClasName"))
+    (tmp_path / "b.yaml").write_text(ROUTE.replace("HTTPRoute", "HTTPRout"))
+    result = invoke(tmp_path / "a.yaml", tmp_path / "b.yaml")
+    assert result.exit_code == 1
+    assert (
+        f"{tmp_path}/a.yaml:7:27: Gateway default/gw: spec.listeners[0].port: 99999 is more than 65535" in result.output
+    )
+    assert "did you mean gatewayClassName?" in result.output
+    assert "did you mean HTTPRoute?" in result.output
+    assert result.output.splitlines()[-1].endswith("this configuration would be refused as a whole.")
+
+
+def test_problems_can_be_read_by_programs(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY.replace("3128", "99999"))
+    result = invoke(tmp_path, "--output", "json")
+    assert result.exit_code == 1
+    report = json.loads(result.output)
+    assert report["ok"] is False
+    (problem,) = report["problems"]
+    assert (problem["line"], problem["fieldPath"]) == (7, "spec.listeners[0].port")
+
+
+@pytest.mark.usefixtures("compiles")
+def test_a_good_report_can_be_read_by_programs(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + ROUTE)
+    report = json.loads(invoke("--config", tmp_path, "--output", "json").output)
+    assert (report["ok"], report["problems"], report["objects"], len(report["warnings"])) == (True, [], 2, 1)
+    assert report["listeners"] == [
+        {
+            "gateway": "default/gw",
+            "name": "forward",
+            "protocol": "egressproxy.io/forward-proxy",
+            "addresses": ["127.0.0.1:3128", "[::1]:3128"],
+        }
+    ]
+
+
+def test_an_empty_folder_is_a_problem(tmp_path: Path):
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    assert "no objects found" in result.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["/does/not/exist"], ["--output", "xml", "."], ["--bind", "x", "."]])
+def test_wrong_usage_is_2(arguments: list[str]):
+    assert invoke(*arguments).exit_code == 2

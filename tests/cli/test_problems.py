@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import io
+
+from egressproxy.cli.problems import show_problems, show_warnings
+from egressproxy.config.problems import Problem
+
+PROBLEM = Problem(
+    "a[b].yaml", 3, 5, "Gateway default/gw", "spec.listeners[0].port", "99999 is more than 65535", "write less"
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_off_a_terminal_it_is_plain_text():
+    out = io.StringIO()
+    show_problems([PROBLEM], out)
+    show_warnings(["look [here]"], out)
+    assert out.getvalue() == f"{PROBLEM}\nwarning: look [here]\n"
+
+
+def test_on_a_terminal_the_same_words_are_coloured_and_brackets_stay():
+    out = Terminal()
+    show_problems([PROBLEM], out)
+    show_warnings(["look [here]"], out)
+    text = out.getvalue()
+    for part in ("a[b].yaml:3:5", "spec.listeners[0].port", "99999 is more than 65535", "(write less)", "look [here]"):
+        assert part in text

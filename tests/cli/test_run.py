@@ -1,0 +1,130 @@
+"""`run` hands over what was asked for, and shows what went wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from egressproxy import app
+from egressproxy.app import RunOptions
+from egressproxy.cli import main
+from egressproxy.config.problems import ConfigError, Problem
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
+    seen: list[RunOptions] = []
+
+    def run(options: RunOptions) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr(app, "run", run)
+    return seen
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["run", *arguments])
+
+
+def test_the_defaults_are_those_of_the_options(asked: list[RunOptions]):
+    assert invoke().exit_code == 0
+    assert asked == [RunOptions()]
+
+
+def test_without_a_configuration_it_says_that_it_is_open_and_how_to_try_it(asked: list[RunOptions]):
+    result = invoke()
+    assert "OPEN" in result.stderr
+    assert "curl -x http://127.0.0.1:3128" in result.stderr
+    assert result.stdout == ""  # standard output belongs to the access log
+
+
+def test_with_a_configuration_it_says_nothing(asked: list[RunOptions], tmp_path: Path):
+    assert invoke("--config", str(tmp_path)).output == ""
+
+
+def test_everything_that_is_asked_for_is_handed_over(asked: list[RunOptions], tmp_path: Path):
+    (tmp_path / "a.yaml").touch()
+    result = invoke(
+        "-c",
+        str(tmp_path),
+        "--config",
+        str(tmp_path / "a.yaml"),
+        "--bind",
+        "0.0.0.0",
+        "--bind",
+        "[::1]",
+        "--bind",
+        "0.0.0.0",
+        "--admin",
+        "[::1]:1",
+        "--metrics",
+        "0.0.0.0:9090",
+        "--access-log",
+        "/x/y",
+        "--log-level",
+        "debug",
+    )
+    assert result.exit_code == 0
+    assert asked == [
+        RunOptions(
+            config=(tmp_path, tmp_path / "a.yaml"),
+            bind=("0.0.0.0", "::1"),
+            admin=("::1", 1),
+            metrics=("0.0.0.0", 9090),
+            access_log="/x/y",
+            log_level="debug",
+        )
+    ]
+
+
+def test_off_and_dash_are_understood(asked: list[RunOptions]):
+    invoke("--admin", "off", "--access-log", "-")
+    invoke("--access-log", "off")
+    assert (asked[0].admin, asked[0].access_log) == (None, None)
+    assert asked[1].access_log == "off"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bind", "localhost"],
+        ["--admin", "15000"],
+        ["--metrics", "x:1"],
+        ["--log-level", "loud"],
+        ["--nope"],
+        ["extra"],
+        ["--config", "/does/not/exist"],
+    ],
+)
+def test_wrong_usage_is_2_and_starts_nothing(asked: list[RunOptions], arguments: list[str]):
+    assert invoke(*arguments).exit_code == 2
+    assert asked == []
+
+
+def test_the_status_of_the_run_is_the_exit_status(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "run", lambda _options: 1)
+    assert invoke().exit_code == 1
+
+
+def test_a_bad_configuration_shows_every_problem_and_is_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    problems = [
+        Problem(
+            "a.yaml", 3, 5, "Gateway default/gw", "spec.listeners[0].port", "99999 is more than 65535", "write less"
+        ),
+        Problem("b.yaml", 0, 0, "", "", "cannot be read"),
+    ]
+
+    def run(_options: RunOptions) -> int:
+        raise ConfigError(problems)
+
+    monkeypatch.setattr(app, "run", run)
+    result = invoke("--config", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "a.yaml:3:5: Gateway default/gw: spec.listeners[0].port: 99999 is more than 65535 (write less)\n"
+        "b.yaml: cannot be read\n"
+    )
+    assert result.stdout == ""
