@@ -43,38 +43,39 @@ class RequestRateLimitConfig(FilterConfig):
 
 
 class RequestRateLimit(Filter):
-    """A token bucket on monotonic time. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next token."""
+    """A token bucket, kept as the moment when it will be full again: one number, exact at its edges.
+
+    Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next token. A refused request costs no token.
+    """
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
         config = context.config
         assert isinstance(config, RequestRateLimitConfig)
         self._source = context.source
         self._clock = clock
-        self._rate = config.limit / config.window
-        self._burst = float(config.burst or config.limit)
-        self._tokens = self._burst
-        self._filled_at = clock()
+        self._interval = config.window / config.limit
+        #: How far ahead the bucket may be drawn; the last part covers the rounding of sums of intervals.
+        self._ahead = self._interval * ((config.burst or config.limit) - 1) + self._interval * 1e-6
+        self._full_at = clock()
         self._message = f"more than {config.limit} requests in {config.window:g} s"
 
     def request_headers(self, x: Exchange) -> None:
         now = self._clock()
-        tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
-        self._filled_at = now
-        if tokens < 1.0:
-            self._tokens = tokens
+        full_at = self._full_at
+        if full_at < now:
+            full_at = now
+        wait = full_at - now - self._ahead
+        if wait > 0.0:
             raise LimitExceeded(
-                Reason.REQUEST_RATE,
-                self._message,
-                rule=self._source,
-                retry_after_s=max(1, math.ceil((1.0 - tokens) / self._rate)),
+                Reason.REQUEST_RATE, self._message, rule=self._source, retry_after_s=max(1, math.ceil(wait))
             )
-        self._tokens = tokens - 1.0
+        self._full_at = full_at + self._interval
 
     def backend_request(self, x: Exchange) -> None:
         self.request_headers(x)
 
     def __repr__(self) -> str:
-        return f"RequestRateLimit({self._tokens:.1f} of {self._burst:g} left)"
+        return f"RequestRateLimit(drawn {max(0.0, self._full_at - self._clock()):.3f} s ahead of {self._ahead:.3f})"
 
 
 class ConcurrencyLimitConfig(FilterConfig):

@@ -73,7 +73,10 @@ def _forms(value: bytes) -> set[bytes]:
         for safe in ("", "/"):
             encoded = encode(value, safe=safe).encode()
             found |= {encoded, _lower_escapes(encoded)}
-    text = value.decode("latin-1")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = value.decode("latin-1")
     escaped = json.dumps(text)[1:-1].encode()
     found |= {escaped, escaped.replace(b"/", b"\\/")}
     for before in range(3):

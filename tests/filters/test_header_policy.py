@@ -1,0 +1,87 @@
+import json
+
+import pytest
+
+from egressproxy.filters import Exchange
+from egressproxy.filters.catalog import Catalog, FilterBuildError, FilterInstances
+from egressproxy.filters.chain import compile_chain, run
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.spec.policy import ExtensionSpec
+
+
+def chain(phase="request-headers", **config):
+    spec = ExtensionSpec(
+        "h", "egressproxy.io/HeaderPolicy:v1", phase, config=json.dumps(config), source="HTTPRoute a/r"
+    )
+    return compile_chain([spec], FilterInstances(Catalog()).place)
+
+
+def exchange(*lines):
+    x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
+    x.request = RequestHead(b"GET", b"/", Fields.of(lines))
+    x.response = ResponseHead(200, b"OK", Fields.of(lines))
+    return x
+
+
+def pair(name, value):
+    return {"name": name, "value": value}
+
+
+def test_set_replaces_add_appends_and_remove_removes():
+    edits = {"set": [pair("My-Set", "new")], "add": [pair("my-add", "b,c")], "remove": ["MY-GONE"]}
+    x = exchange((b"my-set", b"1"), (b"My-Gone", b"x"), (b"MY-SET", b"2"), (b"My-Add", b"a"), (b"other", b"o"))
+    run(chain(request=edits).request_headers, x)
+    assert list(x.request.fields) == [(b"my-add", b"a"), (b"other", b"o"), (b"my-set", b"new"), (b"my-add", b"b,c")]
+    assert len(x.response.fields) == 5
+
+
+def test_each_part_runs_in_the_phase_of_its_direction():
+    part = {"add": [pair("x-a", "1")]}
+    both = chain(request=part, response=part)
+    assert both.request_headers
+    assert both.response_headers
+    assert both.backend_response is None
+    backend = chain("backend-request", request=part, response=part)
+    assert backend.backend_request
+    assert backend.backend_response
+    assert backend.request_headers is backend.response_headers is None
+    assert chain(request=part).response_headers is None
+    assert chain(response=part).request_headers is None
+    late = chain("response-headers", response=part)
+    x = exchange()
+    run(late.response_headers, x)
+    assert (len(x.request.fields), len(x.response.fields)) == (0, 1)
+
+
+def test_request_edits_cannot_be_placed_in_a_response_phase():
+    with pytest.raises(FilterBuildError, match=r"HTTPRoute a/r: filter h .*cannot run in phase response-headers"):
+        chain("response-headers", request={"remove": ["x"]})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Host", "content-length", "Transfer-Encoding", "connection", "upgrade", "te", "trailer", "via", "keep-alive",
+     "proxy-authorization", "Proxy-Connection", "Expect"],
+)  # fmt: skip
+def test_fields_that_the_gateway_writes_are_refused(name):
+    for edits in ({"set": [pair(name, "x")]}, {"add": [pair(name, "x")]}, {"remove": [name]}):
+        with pytest.raises(FilterBuildError, match="cannot be edited"):
+            chain(request=edits)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"set": [pair("a b", "x")]},
+        {"set": [pair("a", "x\r\nEvil: y")]},
+        {"add": [pair("a", " x")]},
+        {"remove": ["a:b"]},
+        {"set": [pair("a", "1")], "remove": ["A"]},
+        {"set": [pair("a", "1"), pair("A", "2")]},
+        {"Set": []},
+    ],
+)
+def test_what_no_field_can_be_is_refused(edits):
+    with pytest.raises(FilterBuildError):
+        chain(request=edits)

@@ -1,0 +1,78 @@
+import json
+from base64 import b64encode, urlsafe_b64encode
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.filters.masking import Mask
+from egressproxy.model.secret import Secret
+
+VALUE = b'sk-T0p/Sec+ret"= \xe9~x'
+JSON = json.dumps(VALUE.decode("latin-1"))[1:-1]
+SECRETS = st.binary(min_size=8, max_size=24)
+
+
+def feed(mask, pieces):
+    held, out = b"", []
+    for n, piece in enumerate(pieces):
+        data, held = mask.feed(held, piece, n == len(pieces) - 1)
+        out.append(data)
+    return out
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        VALUE, quote(VALUE).encode(), quote(VALUE, safe="").encode(), quote_plus(VALUE).encode(),
+        b"sk-T0p%2fSec%2bret%22%3d%20%e9~x", VALUE.hex().encode(), VALUE.hex().upper().encode(),
+        JSON.encode(), JSON.replace("/", "\\/").encode(),
+    ],
+)  # fmt: skip
+def test_every_form_is_overwritten_at_its_length(form):
+    data = b'{"echo": "' + form + b'"}'
+    masked = Mask(Secret(VALUE)).apply(data)
+    assert masked == b'{"echo": "' + b"*" * len(form) + b'"}'
+
+
+@pytest.mark.parametrize("before", [b"", b"a", b"ab", b"Bearer ", b"user:"])
+@pytest.mark.parametrize("after", [b"", b"z", b"\n"])
+def test_base64_of_something_around_the_secret_is_found(before, after):
+    for encode in (b64encode, urlsafe_b64encode):
+        text = encode(before + VALUE + after)
+        masked = Mask(Secret(VALUE)).apply(text)
+        assert len(masked) == len(text)
+        assert masked.count(b"*") >= len(VALUE) * 8 // 6 - 2
+
+
+def test_data_without_the_secret_is_not_copied():
+    data = b"x" * 1000
+    assert Mask(Secret(VALUE)).apply(data) is data
+
+
+def test_a_short_secret_is_refused():
+    with pytest.raises(ValueError, match="fewer than 8"):
+        Mask(Secret(b"1234567"))
+
+
+def test_an_event_stream_is_not_delayed():
+    assert feed(Mask(Secret(b"sk-secret-1")), [b"data: one\n\n", b"data: two\n\n", b""]) == [
+        b"data: one\n\n", b"data: two\n\n", b"",
+    ]  # fmt: skip
+
+
+def test_only_a_possible_beginning_is_held_back():
+    assert feed(Mask(Secret(b"sk-secret-1")), [b"abc sk-", b"other", b"sk-secr", b"et-1!"]) == [
+        b"abc ", b"sk-other", b"", b"***********!",
+    ]  # fmt: skip
+
+
+@given(SECRETS, st.lists(st.binary(max_size=10), max_size=4), st.data())
+def test_however_a_stream_is_cut_the_secret_is_masked_and_the_length_kept(secret, parts, data):
+    body = secret.join(parts) if len(parts) > 1 else b"".join(parts) + secret
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=6)))
+    pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    out = b"".join(feed(Mask(Secret(secret)), pieces))
+    assert len(out) == len(body)
+    assert secret == b"*" * len(secret) or secret not in out

@@ -1,0 +1,29 @@
+from egressproxy.filters import Exchange, FilterContext
+from egressproxy.filters.url_rewrite import UrlRewrite, UrlRewriteConfig
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+
+
+def rewritten(target, prefix=b"/v1", **config):
+    x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
+    x.request = RequestHead(b"GET", target, Fields())
+    x.path = target.partition(b"?")[0]
+    x.path_prefix = prefix
+    x.upstream_host = b"before.test"
+    UrlRewrite(FilterContext(UrlRewriteConfig.model_validate(config), {}, "r", "-", "-")).request_headers(x)
+    return x
+
+
+def test_the_host_and_the_path_change_and_the_logged_path_does_not():
+    path = {"type": "ReplacePrefixMatch", "value": "/openai/v1"}
+    x = rewritten(b"/v1/chat?k=1", hostname="API.example.com", path=path)
+    assert x.upstream_host == b"api.example.com"
+    assert x.request.path == b"/openai/v1/chat?k=1"
+    assert x.path == b"/v1/chat"
+
+
+def test_what_is_not_configured_stays():
+    x = rewritten(b"/v1/chat", hostname="", path={"type": "ReplaceFullPath", "value": "/x"})
+    assert (x.upstream_host, x.request.path) == (b"before.test", b"/x")
+    x = rewritten(b"/v1/chat", hostname="b.test")
+    assert (x.upstream_host, x.request.path) == (b"b.test", b"/v1/chat")
