@@ -2,34 +2,263 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import ssl
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from egressproxy.config.compile.contract import Compiled
-    from egressproxy.config.load import ResourceSet
+import uvloop
+
+from egressproxy import __version__
+from egressproxy.admin.server import AdminServer, Surface
+from egressproxy.admin.state import Published
+from egressproxy.config.compile import Compiled, Defaults, builtin_open_config, compile_config
+from egressproxy.config.load import ResourceSet, load
+from egressproxy.config.problems import ConfigError
+from egressproxy.config.sources.files import changes
+from egressproxy.filters.catalog import Catalog, FilterBuildError
+from egressproxy.gateway.gateway import BindError, Gateway
+from egressproxy.routing.patterns import compile_pattern
+from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.loop_lag import LoopLag
+from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["RunOptions", "compiled", "run"]
+
+log = logging.getLogger("egressproxy")
+
+#: What makes a new configuration unusable although it was compiled.
+REFUSALS = (ConfigError, BindError, FilterBuildError, ssl.SSLError, ValueError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What `run` was asked for. `bind` are IP literals; `admin` and `metrics` are (address, port) or None."""
+    """What `egressproxy run` was asked for. `bind` are IP literals; `admin` and `metrics` are (address, port) or None."""
 
     config: tuple[Path, ...] = ()
     bind: tuple[str, ...] = ("127.0.0.1",)
     admin: tuple[str, int] | None = ("127.0.0.1", 15000)
     metrics: tuple[str, int] | None = None
-    access_log: str | None = None  # None: stdout; "off": none; else a path
+    access_log: str | None = None           # None: stdout; "off": none; else a path
     log_level: str = "info"
+    drain_timeout_s: float = 10.0
+
+
+def compiled(resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None) -> Compiled:
+    """What `check` and `run` make of manifests. Raises ConfigError."""
+    return compile_config(resources, Catalog(), _defaults(bind), previous)
 
 
 def run(options: RunOptions) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status: 0 after a drain, 1 where the start failed."""
-    raise SystemExit("not wired yet")
+    """Serve until SIGTERM or SIGINT; returns the exit status: 0 after a drain, 1 where the start failed.
+
+    Raises ConfigError if the configuration is bad at the start.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))        # a core would hold secrets
+    diagnostics = Diagnostics(options.log_level)
+    diagnostics.start()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(App(options).serve())
+    finally:
+        diagnostics.stop()
 
 
-def compiled(resources: ResourceSet, bind: tuple[str, ...]) -> Compiled:
-    """Compile with the filters of this build; opens no sockets. Raises ConfigError."""
-    raise SystemExit("not wired yet")
+class App:
+    """One running process. Implements AdminState."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+        self.metrics = Metrics(__version__)
+        self._catalog = Catalog()
+        self._gateway: Gateway | None = None
+        self._access_log: AccessLog | None = None
+        self._resources = ResourceSet(())
+        self._compiled: Compiled | None = None
+        self._generation = 0
+        self._rejection = ""
+        self._is_draining = False
+        self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
+        self._signals = 0
+
+    # --- AdminState ------------------------------------------------------------------------------------------------
+    def why_not_ready(self) -> str:
+        if self._is_draining:
+            return "draining"
+        return "" if self._generation else "the listeners are not bound yet"
+
+    def objects(self) -> Iterable[Published]:
+        """Everything in service with its status; after a rejected reload the Gateways say so."""
+        current = self._compiled
+        if current is None:
+            return
+        for found in self._resources.objects:
+            status = current.statuses.get(found.key)
+            if status is not None and self._rejection and found.kind == "Gateway":
+                status = _with_rejection(status, self._rejection, current.generations.get(found.key, 1))
+            yield found, current.generations.get(found.key, 1), status
+
+    # --- life ------------------------------------------------------------------------------------------------------
+    async def serve(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        try:
+            self._access_log = AccessLog(self.options.access_log)
+        except OSError as error:
+            return _start_failed(f"access log {self.options.access_log}: {error.strerror}")
+        self._gateway = Gateway(self._catalog, self.metrics, self._access_log)
+        self.metrics.add_counter(
+            "egress_access_log_dropped_total", "Access log lines that could not be written.",
+            lambda: self._access_log.dropped if self._access_log is not None else 0,
+        )  # fmt: skip
+        lag = LoopLag()
+        self.metrics.add_gauge("egress_event_loop_lag_seconds", "Longest delay of the event loop since the last scrape.", lag.take)
+        try:
+            await self._take_configuration()
+        except (BindError, FilterBuildError, ssl.SSLError, OSError) as error:
+            return _start_failed(str(error))
+        try:
+            servers = await self._start_admin()
+        except OSError as error:
+            return _start_failed(f"admin: {error.strerror or error}")
+        lag.start()
+        _settle_memory()
+        self._announce()
+        watcher = asyncio.create_task(self._watch()) if self.options.config else None
+        reloader = asyncio.create_task(self._reload_when_asked())
+        await self._stop.wait()
+        self._is_draining = True
+        for task in (watcher, reloader):
+            if task is not None:
+                task.cancel()
+        cut = await self._drain()
+        log.info("stopped; %d connections were cut at the deadline", cut)
+        for server in servers:
+            await server.stop()
+        lag.stop()
+        self._access_log.close()
+        return 0
+
+    async def _drain(self) -> int:
+        assert self._gateway is not None
+        draining = asyncio.create_task(self._gateway.drain(self.options.drain_timeout_s))
+        while not draining.done():
+            await asyncio.wait((draining,), timeout=0.1)
+            if self._signals > 1:                   # asked again: at once
+                draining.cancel()
+                return 0
+        return draining.result()
+
+    def _asked_to_stop(self) -> None:
+        self._signals += 1
+        self._stop.set()
+
+    async def _start_admin(self) -> list[AdminServer]:
+        servers = []
+        for place, surface in ((self.options.admin, Surface.FULL), (self.options.metrics, Surface.METRICS)):
+            if place is not None:
+                server = AdminServer(self, place[0], place[1], surface)
+                await server.start()
+                servers.append(server)
+        return servers
+
+    # --- configuration ---------------------------------------------------------------------------------------------
+    async def _take_configuration(self) -> None:
+        """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
+        assert self._gateway is not None
+        loop = asyncio.get_running_loop()
+        resources, fresh = await loop.run_in_executor(None, self._read)
+        spec = replace(fresh.spec, generation=self._generation + 1)
+        await self._gateway.apply(spec, self._own_sockets())
+        self._resources, self._compiled = resources, fresh
+        self._generation += 1
+        self._rejection = ""
+        self.metrics.reload_succeeded(self._generation)
+        for warning in fresh.warnings:
+            log.warning("%s", warning)
+
+    def _read(self) -> tuple[ResourceSet, Compiled]:
+        if not self.options.config:
+            return ResourceSet(()), builtin_open_config(_defaults(self.options.bind))
+        resources = load(self.options.config)
+        return resources, compiled(resources, self.options.bind, self._compiled)
+
+    def _own_sockets(self) -> Iterator[tuple[str, int]]:
+        for place in (self.options.admin, self.options.metrics):
+            if place is not None:
+                yield place
+
+    async def _watch(self) -> None:
+        async for _ in changes(self.options.config, self._stop):
+            self._reload.set()
+
+    async def _reload_when_asked(self) -> None:
+        """One reload at a time; what comes meanwhile is one more."""
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            if self._access_log is not None:
+                self._access_log.reopen()
+            try:
+                await self._take_configuration()
+            except REFUSALS as error:
+                self._rejected(str(error))
+            except Exception as error:
+                log.exception("internal error in a reload")
+                self._rejected(f"internal error ({type(error).__name__})")
+            else:
+                log.info("configuration %d is in service: %d objects", self._generation, len(self._resources.objects))
+
+    def _rejected(self, why: str) -> None:
+        self._rejection = why
+        self.metrics.reload_failed()
+        log.error("the new configuration is rejected, configuration %d stays in service:\n%s", self._generation, why)
+
+    def _announce(self) -> None:
+        assert self._compiled is not None
+        for listener in self._compiled.spec.listeners:
+            for address in listener.addresses:
+                place = f"[{address}]:{listener.port}" if ":" in address else f"{address}:{listener.port}"
+                log.info("%s listener %s/%s on %s", listener.protocol.value, listener.gateway, listener.name, place)
+        if self.options.admin is not None:
+            log.info("admin on http://%s:%d/", *self.options.admin)
+        if any(listener.is_open for listener in self._compiled.spec.listeners):
+            log.warning("this forward proxy is OPEN: every public destination is allowed, for clients on this machine only")
+
+
+def _defaults(bind: tuple[str, ...]) -> Defaults:
+    return Defaults(bind_addresses=bind, check_pattern=compile_pattern)
+
+
+def _with_rejection(status: Mapping[str, Any], why: str, generation: int) -> dict[str, Any]:
+    condition = {
+        "type": "egressproxy.io/ReloadRejected",
+        "status": "True",
+        "reason": "Invalid",
+        "message": why[:32768],
+        "observedGeneration": generation,
+    }
+    return {**status, "conditions": [*status.get("conditions", ()), condition]}
+
+
+def _start_failed(why: str) -> int:
+    print(f"egressproxy: {why}", file=sys.stderr)
+    return 1
+
+
+def _settle_memory() -> None:
+    """What is there now stays: the collector need not look at it again, nor run often for what follows."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

@@ -90,8 +90,8 @@ class Driver:
             self._future = awaited
             awaited.add_done_callback(self._future_done)
         if self._error is not None:
-            error, self._error = self._error, None
-            self.throw(error)
+            early, self._error = self._error, None
+            self.throw(early)
 
     def _future_done(self, future: asyncio.Future[Any]) -> None:
         if self._future is not future or self._coroutine is None:

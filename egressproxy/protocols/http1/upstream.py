@@ -173,6 +173,13 @@ class UpstreamConnection(Flow):
         self.resume_reading()
         return rest
 
+    def gone(self) -> None:
+        """The transport that was given away has ended: whoever counts connections is told."""
+        self.is_lost = True
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost(self)
+
     # --- reading -----------------------------------------------------------------------------------------------
     def _pump(self) -> None:
         """Hand the body on."""

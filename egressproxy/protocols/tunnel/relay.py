@@ -10,7 +10,8 @@ import asyncio
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.transport.driver import Driver, pause
-from egressproxy.transport.flow import HIGH_WATER, Flow
+from egressproxy.transport.flow import Flow
+from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import Deadline, TimerWheel
 
 __all__ = ["Tunnel"]
@@ -22,7 +23,7 @@ class Tunnel:
     `octets_in` came from the client, `octets_out` went to it. `reason` is OK, or why the tunnel was cut.
     """
 
-    __slots__ = ("client", "deadline", "driver", "error", "guard", "idle_s", "is_over", "last_activity", "reason", "upstream",
+    __slots__ = ("client", "deadline", "driver", "early", "error", "guard", "idle_s", "is_over", "last_activity", "reason", "upstream",
                  "wheel")
 
     def __init__(
@@ -42,6 +43,7 @@ class Tunnel:
         self.reason = Reason.OK
         self.error: GatewayError | None = None
         self.is_over = False
+        self.early: list[bytes] = []            # what the upstream said before a ClientHello that has to come first
         self.deadline.after(guard_s if guard is not None and guard.must_be_tls else idle_s)
 
     @property
@@ -52,16 +54,20 @@ class Tunnel:
     def octets_out(self) -> int:
         return self.client.octets_out
 
-    def start(self, client: asyncio.Transport, client_rest: bytes, upstream: asyncio.Transport, upstream_rest: bytes) -> None:
-        """Take both transports over; the rests are octets that were read already."""
-        self.client.adopt(client)
-        self.upstream.adopt(upstream)
-        if self.guard is not None and self.guard.must_be_tls:
-            self.upstream.pause_reading()           # nothing goes to the client before its ClientHello is seen
+    def start(
+        self, client: asyncio.Transport, client_rest: bytes, upstream: Parked, upstream_rest: bytes, *, client_has_ended: bool,
+    ) -> None:
+        """Take both transports over; the rests are octets that were read already, `client_has_ended` an end seen already."""
+        client.set_protocol(self.client)
+        self.client.connection_made(client)
+        self.upstream.connection_made(upstream.transport)
         if client_rest:
             self.client.data_received(client_rest)
+        if client_has_ended and not self.is_over:
+            self.client.eof_received()
         if upstream_rest and not self.is_over:
             self.upstream.data_received(upstream_rest)
+        upstream.hand_over(self.upstream)
 
     async def ended(self) -> None:
         """Wait for the end. Raises Denied if the guard refused."""
@@ -83,6 +89,10 @@ class Tunnel:
         if passed is None:
             return b""
         self.guard = None
+        early, self.early = self.early, []
+        for piece in early:
+            self.client.octets_out += len(piece)
+            self.client.transport.write(piece)
         self.upstream.resume_reading()
         self.deadline.after(self.idle_s)
         return passed
@@ -147,11 +157,6 @@ class TunnelEnd(Flow):
         self.has_ended = False
         self.is_lost = False
 
-    def adopt(self, transport: asyncio.Transport) -> None:
-        self.transport = transport
-        transport.set_write_buffer_limits(HIGH_WATER)
-        transport.set_protocol(self)
-
     def data_received(self, data: bytes) -> None:
         tunnel = self.tunnel
         tunnel.last_activity = tunnel.wheel.now
@@ -160,6 +165,10 @@ class TunnelEnd(Flow):
             data = tunnel.admit(data)
             if not data:
                 return
+        elif tunnel.guard is not None and tunnel.guard.must_be_tls:
+            tunnel.early.append(data)
+            self.pause_reading()
+            return
         other = self.other
         if not other.is_lost:
             other.octets_out += len(data)
@@ -176,8 +185,13 @@ class TunnelEnd(Flow):
             self.tunnel.lost(self, error)
 
     def finish_writing(self) -> None:
-        if not self.is_lost and not self.transport.is_closing() and self.transport.can_write_eof():
+        """Pass the other side's end on; a transport that cannot end one direction is closed, once its buffer is sent."""
+        if self.is_lost or self.transport.is_closing():
+            return
+        if self.transport.can_write_eof():
             self.transport.write_eof()
+        else:
+            self.transport.close()
 
     def __repr__(self) -> str:
         return f"TunnelEnd({'lost' if self.is_lost else 'ended' if self.has_ended else 'open'})"

@@ -1,0 +1,115 @@
+"""Admission: what a request asks for, and whether policy lets it. Decided on names alone: nothing is resolved here.
+
+Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.2 (Max-Forwards), 7.6.3 (loops) and 9.3.8 (TRACE),
+resources.md sections 2 and 4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason, UpstreamFault
+from egressproxy.gateway.live import Listener, Route
+from egressproxy.model.authority import Authority, AuthorityError, parse_authority
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.message import RequestHead, ResponseHead, TargetForm
+from egressproxy.spec.policy import Mode
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.client import ClientConnection
+
+__all__ = ["HTTP_PORT", "check_switch", "default_route", "enforce", "name_destination", "read_authority", "refuse_loops",
+           "route_request"]
+
+HTTP_PORT = 80
+HTTPS_PORT = 443
+
+
+def name_destination(x: Exchange, client: ClientConnection, head: RequestHead) -> Listener:
+    """Fill in scheme, authority and logged path; returns the listener, chosen by host where several share the port."""
+    listener = client.listener
+    x.path = head.path.partition(b"?")[0]
+    if client.tunnel_authority is not None:
+        name_inside_tunnel(x, client.tunnel_authority, head)
+        return listener
+    if head.form is TargetForm.ABSOLUTE:
+        x.scheme = head.scheme
+    elif listener.is_forward:
+        message = "this is a forward proxy: the request target has to be an absolute URL"
+        raise BadRequest(Reason.BAD_TARGET, message, close=False)
+    else:
+        x.scheme = listener.scheme
+    x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
+    if not listener.is_forward:
+        listener = client.listener_for(x.authority.host)
+        x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
+    return listener
+
+
+def name_inside_tunnel(x: Exchange, inside: Authority, head: RequestHead) -> None:
+    """HTTP in a tunnel to port 80 goes to the tunnel's authority, and may name no other."""
+    if head.form is TargetForm.ABSOLUTE and head.scheme != b"http":
+        raise BadRequest(Reason.BAD_TARGET, "only http is spoken inside a tunnel to port 80")
+    if head.host and read_authority(head.host, HTTP_PORT) != inside:
+        raise BadRequest(Reason.BAD_HOST, "the Host inside the tunnel is not the one that the tunnel was opened to")
+    x.authority = inside
+
+
+def read_authority(raw: bytes, default_port: int | None) -> Authority:
+    """Raises BadRequest(BAD_HOST)."""
+    try:
+        return parse_authority(raw, default_port)
+    except AuthorityError as error:
+        raise BadRequest(Reason.BAD_HOST, f"the host of the request is not valid: {error}") from None
+
+
+def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
+    """TRACE is refused, since it would reflect credentials; a request that passed here before is a loop."""
+    if head.method == b"TRACE":
+        raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "TRACE is not served", status=405)
+    if head.via and pseudonym in head.via:
+        raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
+
+
+def route_request(x: Exchange, listener: Listener) -> Route:
+    """The rule that serves this request. Raises Denied (403), or GatewayFault (404) where no route matches."""
+    authority, head = x.authority, x.request
+    assert authority is not None
+    found = listener.http.match(authority.host, head.method, head.path, head.fields)
+    if found is not None:
+        route, x.path_prefix = found
+        enforce(x, route.mode, route.destinations.denial(authority))
+    elif listener.is_forward:
+        route = default_route(x, listener, authority)
+    else:
+        raise GatewayFault(Reason.NO_ROUTE, f"no route for {authority.host} on this listener", status=404)
+    x.route = route.name
+    x.series = route.series
+    return route
+
+
+def default_route(x: Exchange, listener: Listener, authority: Authority) -> Route:
+    """What the listener's policy says of a destination that no route matches."""
+    if listener.mode is Mode.OPEN:
+        enforce(x, Mode.ENFORCE, listener.destinations.denial(authority))
+    else:
+        enforce(x, listener.mode, listener.destinations.refusal(authority))
+    if listener.default is None:
+        raise Denied(Reason.NO_POLICY, f"{authority.host} is not allowed: no policy and no route says so")
+    return listener.default
+
+
+def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
+    """Raise the denial, or in Report mode note that it would have been one."""
+    if denied is None:
+        return
+    if mode is not Mode.REPORT:
+        raise denied
+    x.would_deny = [*(x.would_deny or ()), denied.reason]
+
+
+def check_switch(request: RequestHead, response: ResponseHead) -> None:
+    """A 101 has to name a protocol that was asked for (RFC 9110 section 7.8)."""
+    wanted = {token.strip().lower() for token in request.upgrade.split(b",")} if request.upgrade else set()
+    if not response.upgrade or response.upgrade.strip().lower() not in wanted:
+        raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream switched to a protocol that was not asked for")

@@ -1,0 +1,100 @@
+"""ClientConnection: a downstream connection with what the gateway knows of it: its listener, its exchange, its clock."""
+
+from __future__ import annotations
+
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.gateway.life import Life
+from egressproxy.gateway.live import Listener, Port
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
+from egressproxy.protocols.tunnel.relay import Tunnel
+from egressproxy.transport.timers import NEVER, TimerWheel
+
+__all__ = ["ClientConnection", "ListenerState"]
+
+
+class ListenerState:
+    """What is open at one listener at this moment; survives reloads."""
+
+    __slots__ = ("connections", "per_client", "port", "streams", "tunnels")
+
+    def __init__(self, port: Port) -> None:
+        self.port = port                            # the current snapshot's; a reload assigns a new one
+        self.connections: set[ClientConnection] = set()
+        self.streams: set[object] = set()
+        self.per_client: dict[str, int] = {}
+        self.tunnels = 0
+
+    def __repr__(self) -> str:
+        return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"
+
+
+class ClientConnection(DownstreamConnection):
+    """Asks its listener of the current snapshot anew for every request: a reload holds for the next one."""
+
+    __slots__ = ("attempt_ends_at", "exchange", "exchange_ends_at", "idle_limit_s", "life", "seen_octets", "state",
+                 "tunnel", "tunnel_authority")
+
+    def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: ListenerState) -> None:
+        first = state.port.first
+        super().__init__(handler, wheel, first.head_limits, first.timeouts.request_headers_s, first.timeouts.idle_s)
+        self.state = state
+        self.life = Life()
+        self.exchange: Exchange | None = None
+        self.exchange_ends_at = NEVER
+        self.attempt_ends_at = NEVER
+        self.idle_limit_s = 0.0
+        self.seen_octets = 0
+        self.tunnel: Tunnel | None = None
+        self.tunnel_authority: Authority | None = None
+
+    @property
+    def listener(self) -> Listener:
+        return self.state.port.first
+
+    def listener_for(self, host: str) -> Listener:
+        """The listener of this port for this host (Gateway API, Listener.hostname)."""
+        port = self.state.port
+        return port.first if len(port.listeners) == 1 else port.by_host.match(host) or port.first
+
+    # --- the exchange's clock ------------------------------------------------------------------------------------
+    def start_clock(self, x: Exchange, request_s: float, idle_s: float) -> None:
+        """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it moves."""
+        self.exchange = x
+        now = self.wheel.now
+        self.exchange_ends_at = now + request_s if request_s > 0 else NEVER
+        self.attempt_ends_at = NEVER
+        self.idle_limit_s = idle_s
+        self.seen_octets = self.octets_in + self.octets_out
+        self._set_deadline(now)
+
+    def start_attempt(self, backend_request_s: float) -> None:
+        """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
+        if backend_request_s > 0:
+            self.attempt_ends_at = self.wheel.now + backend_request_s
+            self._set_deadline(self.wheel.now)
+        else:
+            self.attempt_ends_at = NEVER
+
+    def look_at_clock(self) -> GatewayError | None:
+        """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
+        now = self.wheel.now
+        if now >= self.exchange_ends_at:
+            return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
+        if now >= self.attempt_ends_at:
+            return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504)
+        octets = self.octets_in + self.octets_out - self.transport.get_write_buffer_size()
+        if octets == self.seen_octets:
+            return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
+        self.seen_octets = octets
+        self._set_deadline(now)
+        return None
+
+    def _set_deadline(self, now: float) -> None:
+        look = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
+        at = min(self.exchange_ends_at, self.attempt_ends_at, look)
+        if at == NEVER:
+            self.deadline.clear()
+        else:
+            self.deadline.set(at)

@@ -1,0 +1,348 @@
+"""Conductor: the life of an exchange, written as the list of its phases. It only calls; the hard things are elsewhere.
+
+Runs on the client connection's Driver (ARCHITECTURE.md, the conductor): an await here is a pause of this exchange alone, and
+costs nothing where nothing has to be waited for. Every way out of `serve` passes `rescue` (errors to answers) and `complete`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+
+from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, Retry, UpstreamFault
+from egressproxy.filters.chain import HeaderStep, finish, run
+from egressproxy.gateway.admission import check_switch, name_destination, refuse_loops, route_request
+from egressproxy.gateway.answers import answer_for, is_denial
+from egressproxy.gateway.body import BodyFilter, Collector
+from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.connector import Connector, Target
+from egressproxy.gateway.life import Life
+from egressproxy.gateway.live import Choice, Listener, Route
+from egressproxy.gateway.tunnels import serve_connect, switch_protocols
+from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.protocols.http1.downstream import DownstreamConnection
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.http1.writer import CONTINUE, answer_bytes, interim_bytes, request_bytes, response_bytes
+from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.transport.driver import pause
+from egressproxy.transport.flow import BodySink
+from egressproxy.transport.timers import TimerWheel
+
+__all__ = ["Conductor"]
+
+log = logging.getLogger(__name__)
+
+#: RFC 9110 section 9.2.2: a request of these methods may go again if an idle connection died under it.
+IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
+#: Stale connections are replaced this many times before the failure is believed.
+MAX_ATTEMPTS = 3
+ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+
+
+class Conductor:
+    """Serves every exchange of this process. Implements RequestHandler for its client connections."""
+
+    def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes) -> None:
+        self.wheel = wheel
+        self.access_log = access_log
+        self.pseudonym = pseudonym
+        self.is_draining = False
+        self._id_prefix = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+
+    # --- called by client connections ----------------------------------------------------------------------------
+    def on_request(self, client: DownstreamConnection, head: RequestHead) -> None:
+        assert isinstance(client, ClientConnection)
+        client.driver.start(self.serve(client, head))
+
+    def on_bad_request(self, client: DownstreamConnection, error: GatewayError) -> None:
+        """What came is no request: it is answered, counted and logged like one."""
+        assert isinstance(client, ClientConnection)
+        x = self.begin(client)
+        self.rescue(x, client, error)
+        self.complete(x, client)
+
+    def on_deadline(self, client: DownstreamConnection) -> None:
+        assert isinstance(client, ClientConnection)
+        fault = client.look_at_clock()
+        if fault is not None:
+            client.driver.throw(fault)
+
+    def on_lost(self, client: DownstreamConnection) -> None:
+        assert isinstance(client, ClientConnection)
+        leave(client)
+
+    # --- the life of an exchange ---------------------------------------------------------------------------------
+    async def serve(self, client: ClientConnection, head: RequestHead) -> None:
+        x = self.begin(client)
+        x.request = head
+        x.method = head.method
+        try:
+            if head.method == b"CONNECT":
+                await serve_connect(self, x, client, head)
+            else:
+                await self.serve_request(x, client, head)
+        except GatewayError as error:
+            self.rescue(x, client, error)
+        except Exception as error:
+            log.exception("internal error in exchange %s", x.request_id)
+            self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
+        finally:
+            self.complete(x, client)
+
+    async def serve_request(self, x: Exchange, client: ClientConnection, head: RequestHead) -> None:
+        """Name, decide, filter, choose, exchange."""
+        listener = name_destination(x, client, head)
+        refuse_loops(head, self.pseudonym)
+        route = client.life.route = route_request(x, listener)
+        client.start_clock(x, route.request_s, route.idle_s)
+        if head.max_forwards >= 0:
+            if head.max_forwards == 0:
+                self.answer(x, client, Answer(200, ((b"Allow", ALLOW),)))
+                return
+            head.max_forwards -= 1
+        chain = route.chain
+        if chain.request_headers is not None and await self.answered_by(chain.request_headers, x, client):
+            return
+        client.body_limit = x.max_body_bytes
+        body = None
+        if route.buffers_request and head.body != 0:
+            body = await self.collect_body(x, client, head, route)
+        choice = client.life.choice = route.choose()
+        x.backend = choice.backend
+        x.series = choice.series
+        upstream = await self.reach_backend(x, client, choice, body)
+        if upstream is None:
+            return
+        chain, response = choice.chain, x.response
+        if response.status == 407:
+            raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
+        if chain.backend_response is not None and await self.answered_by(chain.backend_response, x, client):
+            return
+        if chain.response_headers is not None and await self.answered_by(chain.response_headers, x, client):
+            return
+        if response.status == 101:
+            await switch_protocols(self, x, client)
+        else:
+            await self.relay_response(x, client, choice, upstream)
+
+    async def reach_backend(
+        self, x: Exchange, client: ClientConnection, choice: Choice, body: bytes | None
+    ) -> UpstreamConnection | None:
+        """The attempts at one backend, until `x.response` is there. None: a filter has answered."""
+        connector, chain, head, life = choice.connector, choice.chain, x.request, client.life
+        assert connector is not None
+        block, path = head.fields.block, head.path
+        while True:
+            x.attempts += 1
+            client.start_attempt(choice.backend_request_s)
+            target = connector.target(x)
+            x.backend_is_secure = target.is_secure
+            try:
+                upstream = target.pool.take()
+                if upstream is None:
+                    upstream = await connector.acquire(x, target, chain.connect)
+                life.hold(connector, target, upstream)
+                x.upstream = upstream.address
+                if chain.backend_request is not None and await self.answered_by(chain.backend_request, x, client):
+                    life.release(reusable=True)
+                    return None
+                self.send_request(x, client, choice, upstream, connector, target, body)
+                x.response = await self.response_head(x, client, upstream)
+            except GatewayError as error:
+                choice.series.attempt(error.reason.value)
+                held = life.upstream
+                life.release(reusable=False)
+                if held is None or not may_retry(x, held, error):
+                    raise
+                head.fields.block, head.path = block, path      # each attempt gets its own credential
+                continue
+            choice.series.attempt("ok")
+            return upstream
+
+    def send_request(
+        self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection, connector: Connector,
+        target: Target, body: bytes | None,
+    ) -> None:  # fmt: skip
+        """The head, and the body: at once where we have it, else as the client sends it."""
+        head, life = x.request, client.life
+        plan = None
+        if body is not None:
+            head.body = len(body)
+        elif head.body != 0 and life.route is not None:
+            plan = life.route.chain.request_body
+            if plan is not None and not plan.keeps_length:
+                head.body = CHUNKED
+        has_body = head.body != 0
+        upstream.begin(client.driver, head.method, is_chunked=head.body == CHUNKED, has_body=has_body)
+        upstream.send(request_bytes(head, x.upstream_host or connector.host_field(x, target), self.pseudonym))
+        if not has_body:
+            return
+        if body is not None:
+            upstream.send_body(body)
+            upstream.end_body(b"")
+            return
+        upstream.feed_from(client)
+        sink: BodySink = upstream
+        if plan is not None:
+            sink = life.request_filter = BodyFilter(x, plan.begin(x), upstream, client, client.driver)
+        client.send_request_body_to(sink)
+
+    async def response_head(self, x: Exchange, client: ClientConnection, upstream: UpstreamConnection) -> ResponseHead:
+        """The final head; interim ones are passed on on the way, to 1.1 clients (RFC 9110 section 15.2)."""
+        while True:
+            head = await upstream.response_head()
+            if not head.is_interim:
+                if head.status == 101:
+                    check_switch(x.request, head)
+                return head
+            if (head.status != 100 or x.request.expect_continue) and not x.request.http_1_0:
+                client.send(interim_bytes(head, self.pseudonym))
+
+    async def relay_response(
+        self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
+    ) -> None:
+        """Head, body, end. With no body filter the two connections are joined, and this coroutine waits for the end."""
+        response, request, life = x.response, x.request, client.life
+        plan = choice.chain.response_body if response.body != 0 else None
+        if plan is not None and not plan.keeps_length:
+            response.body = CHUNKED
+        http_1_0 = request.http_1_0
+        is_chunked = response.body < 0 and not http_1_0
+        life.close = life.close or self.must_close(client, request)
+        no_body = request.method == b"HEAD" or response.status in (204, 304)
+        client.sends_chunked = is_chunked
+        client.send(response_bytes(response, self.pseudonym, close=life.close, http_1_0=http_1_0, has_body=not no_body))
+        x.status = response.status
+        if not upstream.has_ended:
+            client.feed_from(upstream)
+            sink: BodySink = client
+            if plan is not None:
+                sink = life.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
+            upstream.send_response_body_to(sink)
+            await upstream.response_end()
+            while life.response_filter is not None and not life.response_filter.is_over:
+                await pause()
+        if not client.is_request_read:
+            life.close = True                       # answered before the request was whole: nothing can follow
+        life.release(reusable=upstream.is_reusable)
+
+    # --- filters and bodies --------------------------------------------------------------------------------------
+    async def answered_by(self, steps: tuple[HeaderStep, ...], x: Exchange, client: ClientConnection) -> bool:
+        """Run a phase; true if a filter has answered (the answer is sent then)."""
+        outcome = run(steps, x)
+        if outcome is not None and not isinstance(outcome, Answer):
+            outcome = await outcome
+        if outcome is None:
+            return False
+        self.answer(x, client, outcome)
+        return True
+
+    async def collect_body(self, x: Exchange, client: ClientConnection, head: RequestHead, route: Route) -> bytes:
+        """The whole request body, through the body filters. We ask for it ourselves where the client waits to be asked."""
+        plan = route.chain.request_body
+        assert plan is not None
+        if head.expect_continue:
+            head.expect_continue = False
+            head.fields.remove(b"expect")
+            client.send(CONTINUE)
+        collector = Collector(client.driver)
+        body_filter = client.life.request_filter = BodyFilter(x, plan.begin(x), collector, client, client.driver)
+        client.send_request_body_to(body_filter)
+        while not collector.is_whole:
+            await pause()
+        return collector.body
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def begin(self, client: ClientConnection) -> Exchange:
+        listener = client.listener
+        client.life.reset()
+        return self.new_exchange(client.client, listener)
+
+    def new_exchange(self, client: str, listener: Listener) -> Exchange:
+        x = Exchange(client, listener.gateway, listener.name, time.monotonic())
+        x.started_wall = time.time()
+        x.request_id = "%s-%x" % (self._id_prefix, next(self._numbers))
+        x.series = listener.series
+        return x
+
+    def answer(self, x: Exchange, client: ClientConnection, answer: Answer) -> None:
+        """A response that a filter or we ourselves have made. Response filters do not see it: it is not the backend's."""
+        client.life.close = client.life.close or self.must_close(client, x.request)
+        x.status = answer.status
+        client.send(answer_bytes(answer, close=client.life.close, with_body=x.method != b"HEAD"))
+
+    def rescue(self, x: Exchange, client: ClientConnection, error: GatewayError) -> None:
+        """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
+        x.reason = error.reason
+        x.rule = error.rule
+        x.detail = error.detail
+        x.denied = is_denial(error)
+        life = client.life
+        life.release(reusable=False)
+        if client.is_lost or isinstance(error, ClientGone) or x.status:
+            life.close = True
+            client.abort()
+            return
+        life.close = life.close or error.close or x.request is None or not client.is_request_read
+        self.answer(x, client, answer_for(error, x.request_id))
+
+    def complete(self, x: Exchange, client: ClientConnection) -> None:
+        """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""
+        try:
+            if x.kind == "request" or not x.bytes_in:
+                x.bytes_in = client.octets_in
+                x.bytes_out = client.octets_out
+            self.account(x, client.life)
+        finally:
+            client.exchange = None
+            if client.is_lost:
+                leave(client)
+            else:
+                client.finish(close=client.life.close or self.is_draining)
+
+    def account(self, x: Exchange, life: Life) -> None:
+        """Give back what the exchange holds, and say what it was."""
+        life.release(reusable=False)
+        life.end_filters()
+        for place in (life.choice, life.route):
+            if place is not None and place.chain.complete is not None:
+                finish(place.chain.complete, x)
+        if life.on_complete is not None:
+            life.on_complete()
+        x.ended_at = time.monotonic()
+        x.series.observe(x)
+        self.access_log.record(x)
+
+    def must_close(self, client: ClientConnection, head: RequestHead | None) -> bool:
+        """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
+        return head is None or head.connection_close or head.http_1_0 or self.is_draining or client.has_ended
+
+    def __repr__(self) -> str:
+        return f"Conductor({'draining' if self.is_draining else 'serving'})"
+
+
+def may_retry(x: Exchange, upstream: UpstreamConnection, error: GatewayError) -> bool:
+    """An idle connection that died under the request: an idempotent request without a body goes again."""
+    return (
+        error.retry is Retry.IF_REUSED and upstream.was_reused and x.attempts < MAX_ATTEMPTS
+        and x.request.method in IDEMPOTENT and x.request.body == 0
+    )  # fmt: skip
+
+
+def leave(client: ClientConnection) -> None:
+    """The connection is gone: it no longer counts."""
+    state = client.state
+    if client in state.connections:
+        state.connections.discard(client)
+        host = client.client.rpartition(":")[0]
+        left = state.per_client.get(host, 1) - 1
+        if left > 0:
+            state.per_client[host] = left
+        else:
+            state.per_client.pop(host, None)
+
+

@@ -1,0 +1,340 @@
+"""Connector: how one backend is reached, under one set of DNS, address and TLS rules. Owns the pools.
+
+The way of a connection: name → addresses → address policy → connect filters → one of *these* addresses → (the parent's
+CONNECT) → TLS. A pool lives as long as its ConnectionSpec is in the configuration, whatever else is reloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+
+from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.filters.chain import HeaderStep, run
+from egressproxy.gateway.parent import ParentHandshake
+from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.spec.backend import BackendTlsSpec, ConnectionSpec, Destination, Endpoint
+from egressproxy.transport.parked import Parked
+from egressproxy.transport.timers import TimerWheel
+from egressproxy.transport.tls import TlsStream, tls_fault
+from egressproxy.transport.tls_contexts import client_tls
+from egressproxy.upstream.address_policy import AddressPolicy
+from egressproxy.upstream.dialer import Dialer
+from egressproxy.upstream.pool import Pool
+from egressproxy.upstream.resolver import Resolver
+
+__all__ = ["Connector", "Network", "Target"]
+
+#: Response heads: 64 KiB and 256 fields.
+UPSTREAM_LIMITS = HeadLimits(max_fields=256)
+#: Beyond this number of destinations of one connector, those without a connection are forgotten.
+MAX_TARGETS = 1024
+DEFAULT_TLS = BackendTlsSpec()
+
+
+class Target:
+    """One destination of a connector: what is dialled, how, and the connections to it."""
+
+    __slots__ = ("host", "pool", "port", "tls")
+
+    def __init__(self, host: str, port: int, tls: BackendTlsSpec | None, pool: Pool[UpstreamConnection]) -> None:
+        self.host = host
+        self.port = port
+        self.tls = tls
+        self.pool = pool
+
+    @property
+    def is_secure(self) -> bool:
+        return self.tls is not None
+
+    def __repr__(self) -> str:
+        return f"Target({self.host}:{self.port}{', TLS' if self.is_secure else ''}, {self.pool})"
+
+
+class Network:
+    """What all connectors share: the loop, the timers, the dialer, resolvers and address policies by their specs."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wheel: TimerWheel, count_dns: Callable[[str], None], pseudonym: bytes,
+    ) -> None:
+        self.loop = loop
+        self.wheel = wheel
+        self.pseudonym = pseudonym
+        self.dialer = Dialer()
+        self._count_dns = count_dns
+        self._resolvers: dict[object, Resolver] = {}
+        self.own_listeners: frozenset[tuple[IPAddress, int]] = frozenset()
+
+    def resolver(self, spec: ConnectionSpec) -> Resolver:
+        """The resolver for this DNS spec: one cache for all who have the same."""
+        found = self._resolvers.get(spec.dns)
+        if found is None:
+            found = self._resolvers[spec.dns] = Resolver(spec.dns, self._count_dns)
+        return found
+
+    def keep_resolvers(self, specs: set[object]) -> None:
+        """Forget the resolvers whose spec is no longer in use."""
+        for spec in [s for s in self._resolvers if s not in specs]:
+            self._resolvers.pop(spec)
+
+
+class Connector:
+    """Gives connections to a backend. One per ConnectionSpec."""
+
+    def __init__(self, spec: ConnectionSpec, network: Network) -> None:
+        self.spec = spec
+        self.name = spec.backend.name
+        self.network = network
+        self.resolver = network.resolver(spec)
+        self.parent: Connector | None = None
+        if spec.backend.parent is not None:
+            self.parent = Connector(parent_spec(spec), network)
+        self._targets: dict[tuple[str, int, bool], Target] = {}
+        self.is_retired = False
+        self._policy = AddressPolicy(spec.addresses, network.own_listeners)
+        self._policy_listeners = network.own_listeners
+        self._turn = 0
+        backend = spec.backend
+        self._fixed: Target | None = None
+        if backend.destination is Destination.FQDN:
+            self._fixed = self._target(backend.hostname, backend.port, backend.tls)
+
+    # --- where to ----------------------------------------------------------------------------------------------
+    def target(self, x: Exchange) -> Target:
+        """What this exchange's connection goes to."""
+        if self._fixed is not None:
+            return self._fixed
+        backend = self.spec.backend
+        if backend.destination is Destination.DYNAMIC:
+            authority = x.authority
+            if authority is None:
+                raise GatewayFault(Reason.INTERNAL, "the request names no destination")
+            tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" and not x.is_tunnel else None
+            return self._target(authority.host, authority.port, tls)
+        endpoint = self._next_endpoint()
+        return self._target(str(endpoint.address), endpoint.port, backend.tls)
+
+    def tunnel_target(self, x: Exchange) -> Target:
+        """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them."""
+        backend = self.spec.backend
+        if backend.destination is Destination.FQDN:
+            return self._target(backend.hostname, backend.port, None)
+        if backend.destination is Destination.DYNAMIC:
+            return self.target(x)
+        endpoint = self._next_endpoint()
+        return self._target(str(endpoint.address), endpoint.port, None)
+
+    def host_field(self, x: Exchange, target: Target) -> bytes:
+        """The Host value for this backend, unless the route rewrote it (resources.md, Backend)."""
+        default_port = 443 if target.is_secure else 80
+        if self.spec.backend.destination is Destination.FQDN or x.authority is None:
+            return Authority(target.host, target.port).host_field(default_port)
+        return x.authority.host_field(443 if x.scheme == b"https" else 80)
+
+    def _next_endpoint(self) -> Endpoint:
+        endpoints = self.spec.backend.endpoints
+        if not endpoints:
+            raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
+        self._turn = (self._turn + 1) % len(endpoints)
+        return endpoints[self._turn]
+
+    # --- pooled HTTP connections -------------------------------------------------------------------------------
+    async def acquire(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> UpstreamConnection:
+        """A new connection, or one that becomes free while we wait. Raises UpstreamFault, Denied, LimitExceeded."""
+        pool = target.pool
+        while not pool.may_open():
+            given = await self._wait(pool)
+            if given is None:
+                break                               # the right to open one, counted already
+            if not given.is_lost:
+                return given
+        try:
+            connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
+            await self.open(x, target, connect, connection)
+        except BaseException:
+            pool.lost()
+            raise
+        connection.on_lost = pool.lost
+        if connection.is_lost:                      # gone between the handshake and here
+            pool.lost(connection)
+            raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+        return connection
+
+    def release(self, target: Target, connection: UpstreamConnection, *, reusable: bool) -> None:
+        """An exchange is over."""
+        connection.finish()
+        surplus = target.pool.release(connection, reusable=reusable)
+        if surplus is not None:
+            if reusable:
+                surplus.close()
+            else:
+                surplus.abort()
+        elif connection.is_idle:
+            connection.deadline.after(self.spec.idle_s)
+
+    async def _wait(self, pool: Pool[UpstreamConnection]) -> UpstreamConnection | None:
+        future = pool.wait(self.network.loop)
+        try:
+            return await future
+        except BaseException:
+            given = pool.leave(future)
+            if given is not None:
+                surplus = pool.release(given, reusable=not given.is_lost)
+                if surplus is not None:
+                    surplus.close()
+            raise
+
+    def _target(self, host: str, port: int, tls: BackendTlsSpec | None) -> Target:
+        key = (host, port, tls is not None)
+        target = self._targets.get(key)
+        if target is None:
+            if len(self._targets) >= MAX_TARGETS:
+                self._forget_unused_targets()
+            target = self._targets[key] = Target(host, port, tls, Pool(self.name))
+            target.pool.is_retired = self.is_retired
+        return target
+
+    def _forget_unused_targets(self) -> None:
+        for key in [key for key, target in self._targets.items() if target.pool.is_empty]:
+            del self._targets[key]
+        if len(self._targets) >= MAX_TARGETS:
+            message = f"backend {self.name} has connections to too many destinations"
+            raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+
+    # --- opening -----------------------------------------------------------------------------------------------
+    async def open(
+        self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None, protocol: asyncio.Protocol,
+    ) -> asyncio.Transport:
+        """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
+        if self.parent is not None:
+            transport = await self._open_through_parent(x, target, connect)
+        else:
+            endpoints = await self._endpoints(x, target, connect)
+            transport, _parked, endpoint = await self.network.dialer.dial(
+                endpoints, Parked, timeout_s=self.spec.connect_s
+            )
+            x.upstream = str(Authority(str(endpoint[0]), endpoint[1]))
+        if target.tls is None:
+            hand_over(transport, protocol)
+            return transport
+        return await self._handshake(transport, target, protocol)
+
+    async def _endpoints(
+        self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None,
+    ) -> list[tuple[IPAddress, int]]:
+        """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
+        policy = self._address_policy()
+        if self.spec.backend.destination in (Destination.IP, Destination.SERVICE):
+            address = ip_address(target.host)
+            policy.check_operator(address, target.port)
+            addresses: tuple[IPAddress, ...] = (address,)
+        else:
+            literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+            if literal is not None:
+                resolved: Sequence[IPAddress] | None = (literal,)
+            else:
+                resolved = self.resolver.cached(target.host)
+                if resolved is None:
+                    resolved = await self.resolver.resolve(target.host)
+            assert resolved is not None
+            addresses = policy.check(target.host, resolved, target.port)
+        x.addresses = addresses
+        if connect is not None:
+            outcome = run(connect, x)
+            if outcome is not None and not isinstance(outcome, Answer):
+                outcome = await outcome
+            if outcome is not None:
+                raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
+        return [(address, target.port) for address in addresses]
+
+    async def _open_through_parent(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> asyncio.Transport:
+        """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6)."""
+        assert self.parent is not None
+        parent_target = self.parent.target(x)
+        handshake = ParentHandshake(Authority(target.host, target.port), self.network.pseudonym)
+        transport = await self.parent.open(x, parent_target, connect, handshake)
+        timer = self.network.loop.call_later(self.spec.connect_s or 60.0, handshake.timed_out)
+        try:
+            rest = await handshake.established
+        except BaseException:
+            transport.abort()
+            raise
+        finally:
+            timer.cancel()
+        parked = Parked()
+        parked.connection_made(transport)
+        transport.set_protocol(parked)
+        if rest:
+            parked.data_received(rest)
+        return transport
+
+    async def _handshake(self, transport: asyncio.Transport, target: Target, protocol: asyncio.Protocol) -> asyncio.Transport:
+        assert target.tls is not None
+        tls = target.tls
+        done: asyncio.Future[None] = self.network.loop.create_future()
+
+        def on_handshake(stream: TlsStream, error: Exception | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(tls_fault(error))
+
+        client = client_tls(tls, target.host)
+        stream = TlsStream(
+            client.context, server_side=False, server_hostname=client.server_hostname, inner=protocol,
+            on_handshake=on_handshake, verify=client.verify,
+        )  # fmt: skip
+        timer = self.network.loop.call_later(self.spec.tls_handshake_s or 60.0, stream.abort_handshake)
+        try:
+            hand_over(transport, stream)
+            await done
+        except BaseException:
+            transport.abort()
+            raise
+        finally:
+            timer.cancel()
+        return stream
+
+    def _address_policy(self) -> AddressPolicy:
+        if self._policy_listeners is not self.network.own_listeners:
+            self._policy = AddressPolicy(self.spec.addresses, self.network.own_listeners)
+            self._policy_listeners = self.network.own_listeners
+        return self._policy
+
+    # --- life --------------------------------------------------------------------------------------------------
+    def retire(self) -> None:
+        """The configuration no longer has it: idle connections go now, busy ones when their exchange ends."""
+        self.is_retired = True
+        for target in self._targets.values():
+            for connection in target.pool.retire():
+                connection.close()
+        if self.parent is not None:
+            self.parent.retire()
+
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle), for metrics."""
+        idle = sum(len(target.pool.idle) for target in self._targets.values())
+        return sum(target.pool.open for target in self._targets.values()) - idle, idle
+
+    def __repr__(self) -> str:
+        return f"Connector({self.name}, {len(self._targets)} targets)"
+
+
+def parent_spec(spec: ConnectionSpec) -> ConnectionSpec:
+    """The parent is reached under the same rules as the backend behind it."""
+    parent = spec.backend.parent
+    assert parent is not None
+    return ConnectionSpec(parent, spec.dns, spec.addresses, spec.connect_s, spec.tls_handshake_s, spec.idle_s)
+
+
+def hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+    """Give a parked transport to its real protocol, with whatever came in between."""
+    parked = transport.get_protocol()
+    assert isinstance(parked, Parked)
+    parked.hand_over(protocol)

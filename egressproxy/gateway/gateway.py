@@ -1,0 +1,165 @@
+"""Gateway: the snapshot in service, the sockets, and the swap from one configuration to the next.
+
+A new configuration is built beside the old one; sockets that it needs are bound before anything changes; then the ports of all
+bound sockets are swapped in one go. Whatever fails before that leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+
+from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.steps import FilterStats
+from egressproxy.gateway.build import build
+from egressproxy.gateway.conductor import Conductor
+from egressproxy.gateway.connector import Network
+from egressproxy.gateway.listener import BoundPort, bind
+from egressproxy.gateway.live import Snapshot
+from egressproxy.model.authority import IPAddress
+from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.timers import TimerWheel
+
+__all__ = ["BindError", "Gateway"]
+
+log = logging.getLogger(__name__)
+
+#: How often a drain looks whether everybody has gone.
+DRAIN_POLL_S = 0.05
+
+
+class BindError(Exception):
+    """An address and port that the configuration asks for cannot be bound."""
+
+
+class Gateway:
+    """The data plane of one process."""
+
+    def __init__(self, catalog: Catalog, metrics: Metrics, access_log: AccessLog) -> None:
+        loop = asyncio.get_running_loop()
+        # Unique per process: a name that two gateways in a row shared would look like a loop (RFC 9110 section 7.6.3).
+        pseudonym = b"egressproxy-" + secrets.token_hex(4).encode()
+        self.catalog = catalog
+        self.metrics = metrics
+        self.wheel = TimerWheel()
+        self.wheel.start(loop)
+        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym)
+        self.conductor = Conductor(self.wheel, access_log, pseudonym)
+        self.snapshot: Snapshot | None = None
+        self._bound: dict[tuple[str, int], BoundPort] = {}
+        self._closing: set[BoundPort] = set()
+        metrics.add_upstream_source(self._upstream_counts)
+        metrics.add_downstream_source(self._downstream_counts)
+        metrics.add_filter_source(self._filter_counts)
+
+    # --- configuration -------------------------------------------------------------------------------------------
+    async def apply(self, config: ConfigSpec, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
+        """Put a configuration into service. `own`: further sockets of this process, which nobody may reach through us.
+
+        Raises BindError, FilterBuildError, ssl.SSLError or ValueError, and has changed nothing then.
+        """
+        loop = asyncio.get_running_loop()
+        fresh = await loop.run_in_executor(
+            None, build, config, self.catalog, self.network, self.metrics, self.snapshot
+        )
+        new = self._bind_new(fresh)
+        try:
+            for port in new.values():
+                await port.start()
+        except BaseException:
+            for port in new.values():
+                port.stop_accepting()
+            raise
+        self._swap(fresh, new, own)
+        return fresh
+
+    def _bind_new(self, fresh: Snapshot) -> dict[tuple[str, int], BoundPort]:
+        new: dict[tuple[str, int], BoundPort] = {}
+        for key, port in fresh.ports.items():
+            if key in self._bound:
+                continue
+            try:
+                new[key] = BoundPort(bind(*key), port, self.conductor, self.metrics)
+            except OSError as error:
+                for other in new.values():
+                    other.stop_accepting()
+                listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
+                why = error.strerror or type(error).__name__
+                raise BindError(f"listener {listeners}: cannot bind {key[0]} port {key[1]}: {why}") from None
+        return new
+
+    def _swap(self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]) -> None:
+        """The moment from which the new configuration holds. Does not await."""
+        old, self.snapshot = self.snapshot, fresh
+        self._bound.update(new)
+        for key, bound in list(self._bound.items()):
+            port = fresh.ports.get(key)
+            if port is not None:
+                bound.state.port = port
+            else:
+                del self._bound[key]
+                bound.stop_accepting()
+                bound.close_idle()
+                self._closing.add(bound)
+        self._closing = {bound for bound in self._closing if bound.open_connections}
+        sockets = [*self._bound, *own]
+        self.network.own_listeners = frozenset(_socket(address, port) for address, port in sockets)
+        if old is not None:
+            for spec, connector in old.connectors.items():
+                if spec not in fresh.connectors:
+                    connector.retire()
+        self.network.keep_resolvers({connector.spec.dns for connector in fresh.connectors.values()})
+        fresh.filters.seal()
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+    async def drain(self, timeout_s: float) -> int:
+        """Stop accepting, let exchanges and tunnels end, then cut what is left; returns how many connections were cut."""
+        self.conductor.is_draining = True
+        ports = {*self._bound.values(), *self._closing}
+        for port in ports:
+            port.stop_accepting()
+            port.close_idle()
+        waited = 0.0
+        while waited < timeout_s and any(port.open_connections for port in ports):
+            await asyncio.sleep(DRAIN_POLL_S)
+            waited += DRAIN_POLL_S
+        cut = sum(port.open_connections for port in ports)
+        for port in ports:
+            port.abort_all()
+        if self.snapshot is not None:
+            for connector in self.snapshot.connectors.values():
+                connector.retire()
+        await asyncio.sleep(0)
+        self.wheel.stop()
+        return cut
+
+    # --- metrics -----------------------------------------------------------------------------------------------------
+    def _upstream_counts(self) -> Iterator[tuple[str, int, int]]:
+        totals: dict[str, tuple[int, int]] = {}
+        if self.snapshot is not None:
+            for connector in self.snapshot.connectors.values():
+                active, idle = connector.counts()
+                known = totals.get(connector.name, (0, 0))
+                totals[connector.name] = (known[0] + active, known[1] + idle)
+        for name, (active, idle) in totals.items():
+            yield name, active, idle
+
+    def _downstream_counts(self) -> Iterator[tuple[str, str, int]]:
+        for port in self._bound.values():
+            first = port.state.port.first
+            yield first.gateway, first.name, port.open_connections
+
+    def _filter_counts(self) -> Iterable[FilterStats]:
+        return self.snapshot.filters.stats() if self.snapshot is not None else ()
+
+    def __repr__(self) -> str:
+        return f"Gateway({self.snapshot}, {len(self._bound)} bound)"
+
+
+def _socket(address: str, port: int) -> tuple[IPAddress, int]:
+    return ipaddress.ip_address(address), port

@@ -1,0 +1,168 @@
+"""What a Snapshot is made of: ports, listeners, routes and choices, with everything that configuration decides bound already."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Sequence
+
+from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.catalog import FilterInstances
+from egressproxy.filters.chain import Chain
+from egressproxy.gateway.connector import Connector
+from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.hosts import HostTable
+from egressproxy.routing.table import HttpTable
+from egressproxy.spec.backend import ConnectionSpec
+from egressproxy.spec.gateway import ListenerSpec
+from egressproxy.spec.policy import Mode, PolicySpec
+from egressproxy.telemetry.metrics import Series
+
+__all__ = ["Choice", "Listener", "Port", "Route", "Snapshot"]
+
+
+class Choice:
+    """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
+
+    `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`.
+    """
+
+    __slots__ = ("backend", "backend_request_s", "chain", "connector", "error", "series", "weight")
+
+    def __init__(
+        self, backend: str, connector: Connector | None, chain: Chain, series: Series, *, weight: int, error: str,
+        backend_request_s: float,
+    ) -> None:
+        self.backend = backend
+        self.connector = connector
+        self.chain = chain
+        self.series = series
+        self.weight = weight
+        self.error = error
+        self.backend_request_s = backend_request_s
+
+    def __repr__(self) -> str:
+        return f"Choice({self.backend}, weight={self.weight})"
+
+
+class Route:
+    """One rule of a route, or what a policy allows without a route (`name` "-")."""
+
+    __slots__ = ("buffers_request", "chain", "choices", "destinations", "idle_s", "is_tls_only", "mode", "name", "request_s", "series", "total",
+                 "tunnel_idle_s")
+
+    def __init__(
+        self, name: str, chain: Chain, choices: Sequence[Choice], series: Series, policy: PolicySpec,
+        destinations: DestinationPolicy, *, request_s: float, is_tls_only: bool = False,
+    ) -> None:
+        self.name = name
+        self.chain = chain
+        body = chain.request_body
+        self.buffers_request = body is not None and any(step.max_buffer_bytes >= 0 for step in body.steps)
+        self.choices = tuple(choice for choice in choices if choice.weight > 0)
+        self.total = sum(choice.weight for choice in self.choices)
+        self.series = series
+        self.mode: Mode = policy.mode
+        self.destinations = destinations
+        self.request_s = request_s
+        self.idle_s = policy.timeouts.idle_s
+        self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
+        self.is_tls_only = is_tls_only              # a TLSRoute: what the tunnel carries has to be TLS
+
+    def choose(self) -> Choice:
+        """A backend by weight. Raises GatewayFault (500) where there is none (Gateway API, HTTPRouteRule.backendRefs)."""
+        choices = self.choices
+        if len(choices) == 1:
+            choice = choices[0]
+        elif not choices:
+            raise GatewayFault(Reason.BACKEND_INVALID, f"route {self.name} has no backend", rule=self.name)
+        else:
+            point = random.random() * self.total  # noqa: S311 (a share of traffic is no secret)
+            for choice in choices:
+                point -= choice.weight
+                if point < 0:
+                    break
+        if choice.connector is None:
+            message = f"route {self.name} refers to a backend that cannot be used"
+            raise GatewayFault(Reason.BACKEND_INVALID, message, rule=self.name, detail=choice.error)
+        return choice
+
+    def __repr__(self) -> str:
+        return f"Route({self.name}, {len(self.choices)} choices)"
+
+
+class Listener:
+    """One listener of a Gateway."""
+
+    __slots__ = ("chain", "default", "destinations", "gateway", "head_limits", "hosts", "http", "is_forward", "mode", "name",
+                 "port", "scheme", "series", "spec", "streams", "terminate", "timeouts")
+
+    def __init__(
+        self, spec: ListenerSpec, chain: Chain, http: HttpTable[Route], hosts: HostTable[bool], streams: HostTable[Route],
+        default: Route | None, destinations: DestinationPolicy, series: Series, *, is_forward: bool, scheme: bytes,
+        terminate: ssl.SSLContext | None,
+    ) -> None:
+        self.spec = spec
+        self.gateway = spec.gateway
+        self.name = spec.name
+        self.port = spec.port
+        self.chain = chain
+        self.http = http
+        self.hosts = hosts                          # the hostnames that any HTTPRoute serves
+        self.streams = streams
+        self.default = default
+        self.destinations = destinations
+        self.series = series
+        self.mode = spec.policy.mode
+        self.timeouts = spec.policy.timeouts
+        self.head_limits = HeadLimits(spec.policy.limits.max_head_bytes, spec.policy.limits.max_fields)
+        self.is_forward = is_forward
+        self.scheme = scheme
+        self.terminate = terminate                  # a TLS listener that terminates does it with this
+
+    def __repr__(self) -> str:
+        return f"Listener({self.gateway}/{self.name}:{self.port})"
+
+
+class Port:
+    """One address and port: the listeners that share it, by hostname."""
+
+    __slots__ = ("address", "by_host", "first", "is_stream", "listeners", "number", "tls")
+
+    def __init__(
+        self, address: str, number: int, listeners: Sequence[Listener], by_host: HostTable[Listener], *,
+        tls: ssl.SSLContext | None, is_stream: bool,
+    ) -> None:
+        self.address = address
+        self.number = number
+        self.listeners = tuple(listeners)
+        self.first = self.listeners[0]
+        self.by_host = by_host
+        self.tls = tls                              # TLS is terminated with this
+        self.is_stream = is_stream                  # TLS (by SNI) and TCP listeners: no HTTP here
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.address, self.number)
+
+    def __repr__(self) -> str:
+        return f"Port({self.address}:{self.number}, {len(self.listeners)} listeners)"
+
+
+class Snapshot:
+    """One configuration, live. Immutable once it is in service."""
+
+    __slots__ = ("connectors", "filters", "generation", "ports")
+
+    def __init__(
+        self, generation: int, ports: dict[tuple[str, int], Port], connectors: dict[ConnectionSpec, Connector],
+        filters: FilterInstances,
+    ) -> None:  # fmt: skip
+        self.generation = generation
+        self.ports = ports
+        self.connectors = connectors
+        self.filters = filters
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.generation}, {len(self.ports)} ports, {len(self.connectors)} connectors)"

@@ -1,0 +1,68 @@
+"""ParentHandshake: asks an upstream gateway for a tunnel and waits for its 2xx. Source: RFC 9110 section 9.3.6."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.model.authority import Authority
+from egressproxy.model.message import ResponseHead
+from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
+
+__all__ = ["ParentHandshake"]
+
+
+class ParentHandshake(asyncio.Protocol):
+    """Sends CONNECT when the transport is there. `established` gives the octets that came behind the 2xx head.
+
+    Content-Length and Transfer-Encoding of that head mean nothing. A 407 is our configuration's fault, and never reaches a client.
+    """
+
+    def __init__(self, authority: Authority, pseudonym: bytes) -> None:
+        self._authority = authority
+        self._pseudonym = pseudonym
+        self._reader = ResponseReader(HeadLimits())
+        self._reader.expect(b"CONNECT")
+        self.established: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        target = str(self._authority).encode()
+        head = b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nVia: 1.1 %b\r\n\r\n" % (target, target, self._pseudonym)
+        cast(asyncio.Transport, transport).write(head)
+
+    def data_received(self, data: bytes) -> None:
+        if self.established.done():
+            return
+        try:
+            self._reader.feed(data)
+            event = self._reader.next()
+            while isinstance(event, ResponseHead) and event.is_interim:
+                event = self._reader.next()
+            if isinstance(event, ResponseHead):
+                self._answered(event)
+        except GatewayError as error:
+            self._fail(error)
+
+    def eof_received(self) -> bool:
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, "the parent gateway closed its connection"))
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, "the parent gateway closed its connection"))
+
+    def timed_out(self) -> None:
+        self._fail(UpstreamFault(Reason.CONNECT_TIMEOUT, "the parent gateway did not answer in time", status=504))
+
+    def _answered(self, head: ResponseHead) -> None:
+        if 200 <= head.status < 300:
+            self.established.set_result(self._reader.take_rest())
+        elif head.status == 407:
+            self._fail(UpstreamFault(Reason.PARENT_AUTH, "the parent gateway asks for credentials"))
+        else:
+            self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"the parent gateway answered {head.status}"))
+
+    def _fail(self, error: GatewayError) -> None:
+        if not self.established.done():
+            self.established.set_exception(error)
+            self.established.exception()        # whoever waits sees it; nobody may be there any more

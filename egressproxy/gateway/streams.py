@@ -1,0 +1,244 @@
+"""Streams: listeners of protocol TLS and TCP, where a connection is one tunnel and the ClientHello chooses its route.
+
+Source: Gateway API, TLSRoute and TCPRoute. A TLS connection whose name no route has is dropped, as the API says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
+from egressproxy.filters.chain import run
+from egressproxy.gateway.admission import enforce
+from egressproxy.gateway.answers import is_denial
+from egressproxy.gateway.life import Life
+from egressproxy.gateway.live import Listener
+from egressproxy.gateway.tunnels import dial, relay, take_tunnel_slot
+from egressproxy.model.authority import Authority, AuthorityError, parse_authority
+from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.protocols.tunnel.relay import Tunnel
+from egressproxy.spec.gateway import ListenerProtocol
+from egressproxy.transport.driver import Driver, pause
+from egressproxy.transport.flow import HIGH_WATER, Flow
+from egressproxy.transport.parked import Parked
+from egressproxy.transport.timers import Deadline
+from egressproxy.transport.tls import TlsStream
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.client import ListenerState
+    from egressproxy.gateway.conductor import Conductor
+
+__all__ = ["StreamConnection"]
+
+log = logging.getLogger(__name__)
+
+
+class StreamConnection(Flow):
+    """A client's connection to a TLS or TCP listener. Octets are held until the tunnel takes them."""
+
+    __slots__ = ("client", "conductor", "deadline", "driver", "error", "has_ended", "held", "hello", "is_lost", "life", "reader",
+                 "request_headers_s", "state", "tunnel")
+
+    def __init__(self, conductor: Conductor, state: ListenerState) -> None:
+        super().__init__()
+        self.conductor = conductor
+        self.state = state
+        self.driver = Driver()
+        self.life = Life()
+        self.deadline = Deadline(conductor.wheel, self._too_late)
+        first = state.port.first
+        self.request_headers_s = first.timeouts.request_headers_s
+        self.reader = ClientHelloReader() if first.spec.protocol is ListenerProtocol.TLS else None
+        self.hello: ClientHello | None = None
+        self.error: GatewayError | None = None
+        self.held: list[bytes] = []
+        self.client = "-"
+        self.has_ended = False
+        self.is_lost = False
+        self.tunnel: Tunnel | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.client = self.peer_name()
+        self.state.streams.add(self)
+        self.deadline.after(self.request_headers_s)
+        self.driver.start(serve_stream(self.conductor, self))
+
+    def data_received(self, data: bytes) -> None:
+        self.octets_in += len(data)
+        self.held.append(data)
+        if self.reader is not None and self.hello is None and self.error is None:
+            try:
+                self.hello = self.reader.feed(data)
+            except NotTls:
+                self.error = Denied(Reason.NOT_TLS, "the connection has to begin with a ClientHello")
+            except BadClientHello as error:
+                self.error = Denied(Reason.NOT_TLS, "malformed ClientHello", detail=str(error))
+            if self.hello is not None or self.error is not None:
+                self.driver.resume()
+        elif self.octets_in > HIGH_WATER:
+            self.pause_reading()
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        return self.driver.is_busy and (self.reader is None or self.hello is not None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        if self.driver.is_busy:
+            self.driver.throw(GatewayFault(Reason.CLIENT_GONE, "the client closed its connection"))
+        self.gone()
+
+    def gone(self) -> None:
+        self.deadline.close()
+        self.state.streams.discard(self)
+
+    def take_held(self) -> bytes:
+        held, self.held = self.held, []
+        self.resume_reading()
+        return b"".join(held)
+
+    def _too_late(self) -> None:
+        self.driver.throw(Denied(Reason.NOT_TLS, "no ClientHello came in time"))
+
+    def __repr__(self) -> str:
+        return f"StreamConnection({self.client}, {'lost' if self.is_lost else 'open'})"
+
+
+async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
+    """The life of one stream: name, route, dial, relay."""
+    port = client.state.port
+    x = conductor.new_exchange(client.client, port.first)
+    x.is_tunnel = True
+    x.kind = "tunnel"
+    try:
+        await tunnel_stream(conductor, x, client)
+    except GatewayError as error:
+        x.reason, x.rule, x.detail = error.reason, error.rule, error.detail
+        x.denied = is_denial(error)
+        client.life.release(reusable=False)
+        client.transport.abort()
+    except Exception as error:
+        log.exception("internal error in stream %s", x.request_id)
+        x.reason, x.detail = Reason.INTERNAL, type(error).__name__
+        client.transport.abort()
+    finally:
+        x.bytes_in = x.bytes_in or client.octets_in
+        conductor.account(x, client.life)
+        client.gone()
+
+
+async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnection) -> None:
+    life = client.life
+    while client.reader is not None and client.hello is None:
+        if client.error is not None:
+            raise client.error
+        await pause()
+    client.deadline.clear()
+    listener = name_stream(x, client)
+    host = x.authority.host if x.authority is not None else ""
+    route = listener.streams.match(host)
+    if route is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
+    life.route = route
+    x.route, x.series = route.name, route.series
+    if x.authority is not None:
+        enforce(x, route.mode, route.destinations.denial(x.authority))
+    if route.chain.request_headers is not None:
+        outcome = run(route.chain.request_headers, x)
+        if outcome is not None and not isinstance(outcome, Answer):
+            outcome = await outcome
+        if outcome is not None:
+            raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
+    choice = life.choice = route.choose()
+    x.backend, x.series = choice.backend, choice.series
+    take_tunnel_slot(client.state, life, listener)
+    upstream = await dial(x, choice, terminated=listener.terminate is not None)
+    x.status = 200
+    if listener.terminate is None:
+        rest = client.take_held()
+        await relay(conductor, x, client, upstream, rest, b"", None, route.tunnel_idle_s)
+        return
+    inner = await terminate(conductor, client, listener)
+    await relay(conductor, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
+    client.is_lost = True
+
+
+def name_stream(x: Exchange, client: StreamConnection) -> Listener:
+    """The listener by SNI, and the authority that is logged, matched and dialled."""
+    port = client.state.port
+    listener = port.first
+    if client.hello is None:
+        return listener
+    if client.hello.sni is None:
+        raise GatewayFault(Reason.NO_ROUTE, "the ClientHello names no server", status=404)
+    try:
+        x.authority = parse_authority(client.hello.sni.encode(), port.number if port.number != 0 else 443)
+    except AuthorityError:
+        raise Denied(Reason.SNI_MISMATCH, "the ClientHello names no valid host") from None
+    found = port.by_host.match(x.authority.host)
+    if found is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {x.authority.host}", status=404)
+    x.gateway, x.listener, x.series = found.gateway, found.name, found.series
+    x.authority = Authority(x.authority.host, 443)
+    return found
+
+
+class _Inner(Flow):
+    """The plaintext side of a terminated stream, until the tunnel takes it."""
+
+    __slots__ = ("driver", "has_ended", "held", "is_lost", "request_headers_s", "tunnel")
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self.driver = driver
+        self.held: list[bytes] = []
+        self.has_ended = False
+        self.is_lost = False
+        self.request_headers_s = 0.0
+        self.tunnel: Tunnel | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self.held.append(data)
+        self.pause_reading()
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        return True
+
+    def take_held(self) -> bytes:
+        held, self.held = self.held, []
+        self.resume_reading()
+        return b"".join(held)
+
+
+async def terminate(conductor: Conductor, client: StreamConnection, listener: Listener) -> _Inner:
+    """TLS with the client: the ClientHello that chose the route is the first that the handshake reads."""
+    assert listener.terminate is not None
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def on_handshake(_stream: TlsStream, error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(Denied(Reason.NOT_TLS, "the TLS handshake failed", detail=type(error).__name__))
+
+    inner = _Inner(client.driver)
+    stream = TlsStream(listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake)
+    timer = loop.call_later(listener.timeouts.tls_handshake_s or 60.0, stream.abort_handshake)
+    parked = Parked()
+    parked.transport = client.transport
+    held = client.take_held()
+    parked.hand_over(stream)
+    stream.data_received(held)
+    try:
+        await done
+    finally:
+        timer.cancel()
+    return inner

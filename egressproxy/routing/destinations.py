@@ -1,0 +1,120 @@
+"""Destinations: may a client reach this authority? Decided on what it named, before any name is resolved.
+
+Deny beats allow at any level; every level that says something has to allow; nothing said allows nothing.
+Source: resources.md, EgressPolicy `destinations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.model.authority import Authority
+from egressproxy.routing.hosts import HostMap
+from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, SniCheck
+
+__all__ = ["DestinationPolicy"]
+
+
+class DestinationPolicy:
+    """Compiled `destinations`. Lookups cost a few dictionary probes, however many entries there are."""
+
+    __slots__ = ("_allow", "_deny", "_sources")
+
+    def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
+        self._allow = tuple(_Entries(group) for group in spec.allow)
+        self._deny = _Entries(spec.deny)
+        self._sources = tuple(sources)
+
+    def denial(self, authority: Authority) -> Denied | None:
+        """The refusal if a `deny` entry matches: holds for routes too."""
+        rule = self._deny.find(authority)
+        if rule is None:
+            return None
+        message = f"{authority.host} is denied by policy {rule.policy}"
+        source = f"EgressPolicy {rule.policy}"
+        remedy = "remove it from destinations.deny of that policy"
+        return Denied(Reason.DESTINATION_DENIED, message, rule=source, remedy=remedy)
+
+    def refusal(self, authority: Authority) -> Denied | None:
+        """The refusal of a destination that no route matched; None if it is allowed."""
+        denied = self.denial(authority)
+        if denied is not None:
+            return denied
+        if not self._allow:
+            if not self._sources:
+                return Denied(
+                    Reason.NO_POLICY,
+                    f"{authority.host} is not allowed: no policy and no route says so",
+                    remedy="attach an EgressPolicy with destinations.allow to the Gateway, or a route with this hostname",
+                )
+            return self._not_allowed(authority, self._sources[0])
+        for group in self._allow:
+            if group.find(authority) is None:
+                return self._not_allowed(authority, group.policy or (self._sources[0] if self._sources else "-"))
+        return None
+
+    def sni_check(self, authority: Authority) -> SniCheck:
+        """What the entry that allows this destination says about SNI; ANY only if every level says so."""
+        rules = [group.find(authority) for group in self._allow]
+        if rules and all(rule is not None and rule.sni is SniCheck.ANY for rule in rules):
+            return SniCheck.ANY
+        return SniCheck.MATCH
+
+    @staticmethod
+    def _not_allowed(authority: Authority, policy: str) -> Denied:
+        return Denied(
+            Reason.DESTINATION_NOT_ALLOWED,
+            f"{authority.host} is not allowed by policy {policy}",
+            rule=f"EgressPolicy {policy}",
+            remedy=f'add {{hostnames: ["{authority.host}"], ports: [{authority.port}]}} to destinations.allow'
+            if authority.address is None
+            else f'add {{cidrs: ["{authority.host}"], ports: [{authority.port}]}} to destinations.allow',
+        )
+
+
+class _Entries:
+    """The entries of one list, found by host or by address."""
+
+    __slots__ = ("_hosts", "_networks", "policy")
+
+    def __init__(self, rules: Iterable[DestinationRule]) -> None:
+        self._hosts: HostMap[list[DestinationRule]] = HostMap()
+        self._networks: list[tuple[Network, DestinationRule]] = []
+        self.policy = ""
+        for rule in rules:
+            self.policy = self.policy or rule.policy
+            for pattern in rule.hostnames:
+                known = self._hosts.exactly(pattern)
+                if known is None:
+                    known = []
+                    self._hosts.put(pattern, known)
+                known.append(rule)
+            self._networks += [(network, rule) for network in rule.cidrs]
+            if not rule.hostnames and not rule.cidrs:  # ports alone: every host
+                everywhere = self._hosts.exactly("")
+                if everywhere is None:
+                    everywhere = []
+                    self._hosts.put("", everywhere)
+                everywhere.append(rule)
+
+    def find(self, authority: Authority) -> DestinationRule | None:
+        """The first entry that matches host and port, the most specific hostname first."""
+        address, port = authority.address, authority.port
+        if address is not None:
+            for network, rule in self._networks:
+                if address.version == network.version and address in network and _has_port(rule, port):
+                    return rule
+        exact = self._hosts.exact(authority.host)
+        for rule in exact or ():
+            if _has_port(rule, port):
+                return rule
+        for rules in self._hosts.after_exact(authority.host):
+            for rule in rules:
+                if _has_port(rule, port):
+                    return rule
+        return None
+
+
+def _has_port(rule: DestinationRule, port: int) -> bool:
+    return not rule.ports or port in rule.ports
