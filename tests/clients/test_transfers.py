@@ -1,0 +1,189 @@
+"""What real clients move through the gateway: uploads, downloads, streams, pushes, and the key that the gateway adds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.clients.test_table import script
+from tests.clients.world import PROVIDER_KEY, Outcome, Require, Way, World
+from tests.support.origins.basic import pattern
+
+WAYS = pytest.mark.parametrize("way", Way, ids=lambda way: way.value)
+MEBIBYTE = 1024 * 1024
+
+
+def curl(world: World, way: Way, path: str, *options: str) -> str:
+    """curl's output for a path of the origin; fails the test where curl fails."""
+    url = world.url(way, Outcome.ALLOWED, path)
+    ended = world.run(["curl", "--silent", "--show-error", "--fail", "--max-time", "60", *options, url], way)
+    assert ended.status == 0, ended.output
+    return ended.output
+
+
+@WAYS
+def test_a_large_download_arrives_unchanged(world: World, require: Require, tmp_path: Path, way: Way):
+    require("curl")
+    curl(world, way, f"/bytes/{5 * MEBIBYTE}", "--output", str(tmp_path / "file"))
+    assert (tmp_path / "file").read_bytes() == pattern(5 * MEBIBYTE)
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--header", "Transfer-Encoding: chunked"], ["--http1.0"], ["--header", "Expect:"]],
+    ids=["expect-continue", "chunked", "http1.0", "no-expect"],
+)
+def test_a_large_upload_arrives_unchanged(world: World, require: Require, tmp_path: Path, way: Way, options: list[str]):
+    require("curl")
+    (tmp_path / "file").write_bytes(pattern(3 * MEBIBYTE))
+    seen = json.loads(curl(world, way, "/upload", "--upload-file", str(tmp_path / "file"), *options))
+    assert seen == {"octets": 3 * MEBIBYTE, "sha256": hashlib.sha256(pattern(3 * MEBIBYTE)).hexdigest()}
+
+
+@WAYS
+def test_server_sent_events_and_chunks_come_whole(world: World, require: Require, way: Way):
+    require("curl")
+    events = curl(world, way, "/sse/50", "--no-buffer")
+    assert events.count("data: ") == 51
+    assert events.endswith("data: [DONE]\n\n")
+    assert curl(world, way, "/chunked/100") == "".join(f"chunk {number}\n" for number in range(100))
+
+
+@WAYS
+def test_a_compressed_answer_is_passed_as_it_is(world: World, require: Require, way: Way):
+    require("curl")
+    assert json.loads(curl(world, way, "/gzip", "--compressed")) == {"compressed": True}
+
+
+@WAYS
+@pytest.mark.parametrize("method", ["HEAD", "DELETE", "PATCH", "OPTIONS"])
+def test_every_method_is_passed(world: World, require: Require, way: Way, method: str):
+    require("curl")
+    # curl waits for a body after --request HEAD, so that one has an option of its own.
+    options = ["--head"] if method == "HEAD" else ["--request", method]
+    assert curl(world, way, "/status/204", "--output", "/dev/null", "--write-out", "%{http_code}", *options) == "204"
+    assert world.origin.requests("/status/204")[-1].method == method
+
+
+@pytest.mark.parametrize("way", [Way.HTTP, Way.BASE], ids=lambda way: way.value)
+def test_the_origin_sees_via_and_nothing_of_the_hop_before(world: World, require: Require, way: Way):
+    require("curl")
+    options = ["--header", "Connection: X-Secret-Hop", "--header", "X-Secret-Hop: 1", "--header", "X-End-To-End: 2"]
+    seen = json.loads(curl(world, way, "/headers", *options))
+    names = [name.lower() for name, _ in seen["fields"]]
+    assert "via" in names
+    assert "x-end-to-end" in names
+    assert not {"x-secret-hop", "proxy-connection", "proxy-authorization"} & set(names)
+    assert names.count("host") == 1
+
+
+def test_several_requests_share_one_connection_to_the_proxy(world: World, require: Require):
+    require("curl")
+    url = world.url(Way.HTTP, Outcome.ALLOWED, "/hello")
+    command = ["curl", "--silent", "--show-error", "--fail", "--write-out", "%{num_connects}\n", url, url, url]
+    ended = world.run(
+        [*command[:-3], *(part for _ in range(3) for part in ("--output", "/dev/null")), *command[-3:]], Way.HTTP
+    )
+    assert ended.output.split() == ["1", "0", "0"], ended.output
+
+
+@WAYS
+def test_a_git_push_of_several_mebibytes_arrives(world: World, require: Require, tmp_path: Path, way: Way):
+    require("git")
+    url = world.url(way, Outcome.ALLOWED, "/git/project.git")
+    branch = f"from-{way.value}"
+    settings = dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "Test")
+    settings |= dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "test@example.test")
+    steps = [
+        ["git", "clone", "--quiet", url, "work"],
+        ["git", "-C", "work", "checkout", "--quiet", "-b", branch],
+        ["git", "-C", "work", "add", "large"],
+        ["git", "-C", "work", "commit", "--quiet", "--message", "Something large"],
+        ["git", "-C", "work", "push", "--quiet", "origin", branch],
+        ["git", "ls-remote", "--exit-code", url, branch],
+    ]
+    # Random enough not to be compressed away: a push above 1 MiB is sent in chunks, after a probe.
+    noise = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(100_000))
+    for step in steps:
+        if "add" in step:
+            (tmp_path / "work" / "large").write_bytes(noise)
+        ended = world.run(step, way, folder=tmp_path, **settings)
+        assert ended.status == 0, f"{step}: {ended.output}"
+    pushed = world.origin.requests("/git/project.git/git-receive-pack")
+    assert any(seen.get("Transfer-Encoding") == ["chunked"] for seen in pushed)
+
+
+def test_pip_installs_through_the_tunnel(world: World, require: Require, tmp_path: Path):
+    require("python:pip")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+    index = world.url(Way.TLS, Outcome.ALLOWED, "/simple/")
+    ended = world.run([*command, "--index-url", index, "--target", str(tmp_path), "tiny-parcel"], Way.TLS,
+                      PIP_CONFIG_FILE="/dev/null")  # fmt: skip
+    assert ended.status == 0, ended.output
+    assert (tmp_path / "tiny_parcel.py").exists()
+
+
+@pytest.mark.parametrize(("client", "path"), [("openai", "/openai/v1"), ("anthropic", "/anthropic")])
+def test_an_sdk_is_served_with_the_gateways_key_and_its_own_goes_nowhere(
+    world: World, require: Require, tmp_path: Path, client: str, path: str
+):
+    require(f"python:{client}")
+    before = len(world.origin.seen)
+    base = f"http://127.0.0.1:{world.reverse_port}/keyed{path}"
+
+    ended = world.run(script(f"{client}_chat")(base, tmp_path), Way.BASE)
+
+    assert ended.status == 0, ended.output
+    seen = world.origin.seen[before:]
+    assert len(seen) == 2
+    for request in seen:
+        assert request.get("Authorization") == [f"Bearer {PROVIDER_KEY}"]
+        assert "the-clients-own-key" not in str(request)
+    assert PROVIDER_KEY not in world.gateway.access_log_path.read_text(encoding="utf-8")
+    assert PROVIDER_KEY not in world.gateway.stderr
+
+
+def test_a_denial_answers_what_by_whom_why_and_what_to_add(world: World, require: Require):
+    require("curl")
+    url = world.url(Way.HTTP, Outcome.DENIED, "/hello")
+    ended = world.run(["curl", "--silent", "--include", "--max-time", "30", url], Way.HTTP)
+
+    head, _, body = ended.output.partition("\r\n\r\n")
+    status, *lines = head.split("\r\n")
+    fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    assert status == f"HTTP/1.1 403 {world.denial(Way.HTTP)}"
+    assert "http_request_denied" in fields["proxy-status"]
+    error = json.loads(body)["error"]
+    assert error["reason"] == "destination_not_allowed"
+    assert "agents/default" in error["rule"]
+    assert "denied.egress.test" in error["message"]
+    assert error["remedy"]
+    assert error["request_id"] == fields["x-egress-request-id"]
+    record = world.gateway.wait_for_record(request_id=error["request_id"])
+    assert record["reason"] == "destination_not_allowed"
+
+
+def test_a_client_that_leaves_in_the_middle_harms_nobody(world: World, require: Require):
+    require("curl")
+    url = world.url(Way.HTTP, Outcome.ALLOWED, f"/bytes/{64 * MEBIBYTE}")
+    process = subprocess.Popen(
+        ["curl", "--silent", "--limit-rate", "64k", "--output", "/dev/null", url],
+        env=world.environment(Way.HTTP),
+        stdin=subprocess.DEVNULL,
+    )
+    since = len(world.gateway.records)
+    while not any(seen.target == f"/bytes/{64 * MEBIBYTE}" for seen in world.origin.seen):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    record = world.gateway.wait_for_record(since=since, reason="client_gone")
+    assert record["bytes_out"] < 64 * MEBIBYTE
+    assert curl(world, Way.HTTP, "/hello")
