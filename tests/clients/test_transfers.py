@@ -1,4 +1,4 @@
-"""What real clients move through the gateway: uploads, downloads, streams, pushes, and the key that the gateway adds."""
+"""What real clients move through the gateway: uploads, downloads, streams, pushes, and the added key."""
 
 from __future__ import annotations
 
