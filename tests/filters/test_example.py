@@ -47,3 +47,12 @@ def test_an_unknown_team_is_refused_by_the_policy_that_placed_the_filter(chain):
     with pytest.raises(Rejected, match="namespace strangers belongs to no team") as caught:
         run(chain.request_headers, exchange("strangers"))
     assert caught.value.rule == "EgressPolicy agents/stamp"
+
+
+def test_the_documentation_shows_the_file_as_it_is():
+    document = (FOLDER.parents[1] / "docs" / "filters.md").read_text()
+    code = (FOLDER / "stamp.py").read_text().partition("from pydantic")[2]
+    assert "from pydantic" + code in document
+    manifest = yaml.safe_load((FOLDER / "stamp.yaml").read_text())
+    blocks = [block.partition("```")[0] for block in document.split("```yaml\n")[1:]]
+    assert manifest in [yaml.safe_load(block) for block in blocks]
