@@ -23,6 +23,9 @@ from egressproxy.admin.state import AdminState
 __all__ = ["AdminServer", "Surface"]
 
 logger = logging.getLogger(__name__)
+#: aiohttp logs a traceback for every malformed request; the 400 says enough, and defects of ours are logged above.
+_malformed = logging.getLogger(f"{__name__}.malformed")
+_malformed.setLevel(logging.CRITICAL)
 
 MAX_CONNECTIONS: Final = 64
 #: For a connection to ask its first question, and to take its answer.
@@ -89,7 +92,12 @@ class AdminServer:
         listening = _bound(self._address, self.port)
         self.port = listening.getsockname()[1]
         self._web = web.Server(
-            self._handle, access_log=None, keepalive_timeout=KEEPALIVE_S, lingering_time=0, max_line_size=8190
+            self._handle,
+            access_log=None,
+            logger=_malformed,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=0,
+            max_line_size=8190,
         )
         self._listening = await loop.create_server(self._connection, sock=listening)
 
@@ -147,7 +155,7 @@ class AdminServer:
         handler = self._exact.get(path)
         if handler is not None:
             return await handler(request)
-        if self._surface is Surface.FULL and path.split("/", 2)[1] in ("api", "apis"):
+        if self._surface is Surface.FULL and (path in ("/api", "/apis") or path.startswith(("/api/", "/apis/"))):
             return await self._api(request)
         return _json(api.failure(404, "NotFound", f"nothing is served at {path}"))
 

@@ -187,6 +187,17 @@ async def test_a_defect_is_a_500_without_details(admin: AdminServer, state: Stat
     assert "/api/v1/secrets failed" in caplog.text
 
 
+@pytest.mark.parametrize("line", ["GARBAGE", "GET * HTTP/1.1", "GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b"])
+async def test_a_malformed_request_is_400_and_fills_no_log(
+    admin: AdminServer, line: str, caplog: pytest.LogCaptureFixture
+):
+    reader, writer = await asyncio.open_connection(admin.host, admin.port)
+    writer.write(f"{line}\r\n\r\n".encode())
+    assert Answer(await asyncio.wait_for(reader.read(), 5)).status == 400
+    writer.close()
+    assert caplog.text == ""
+
+
 async def test_scrapers_that_stall_do_not_stop_the_loop_or_the_next_scraper(admin: AdminServer, state: State):
     for number in range(500):
         state.metrics.series("gw", f"route-{number}", "b").attempt("ok")
