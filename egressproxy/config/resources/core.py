@@ -157,6 +157,11 @@ class Pod(_Core):
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
 
+    @field_validator("status", mode="before")
+    @classmethod
+    def _read_status(cls, value: object) -> object:
+        return value
+
 
 class EndpointConditions(OpenModel):
     """None means unknown, and counts as ready (discovery.k8s.io/v1)."""

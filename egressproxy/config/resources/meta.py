@@ -121,6 +121,12 @@ class Resource(Model):
     def _null_metadata(cls, value: object) -> object:
         return {} if value is None else value
 
+    @field_validator("status", mode="before")
+    @classmethod
+    def _read_status(cls, value: object) -> object:
+        """Status is ours to write; on input it is ignored."""
+        return None
+
     @property
     def group(self) -> str:
         return self.GROUP
