@@ -17,6 +17,7 @@ from egressproxy.model.message import CHUNKED
 __all__ = [
     "BARE_CR_OR_LF",
     "FIELD_LINE",
+    "FIELD_VALUE",
     "MAX_LENGTH",
     "TCHAR",
     "HeadLimits",
@@ -34,9 +35,11 @@ MAX_LENGTH = 2**53
 #: One octet of a token, RFC 9110 section 5.6.2 (source text of a pattern).
 TCHAR = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 
-#: One field line *preceded* by its CRLF: a token, the colon at once, then no control octet but HTAB (source text).
-#: Possessive throughout, so a mismatch costs one pass and never backtracks.
-FIELD_LINE = rb"\r\n" + TCHAR + rb"++:[\t\x20-\x7e\x80-\xff]*+"
+#: What is behind a field's name: the colon at once, then no control octet but HTAB (source text).
+FIELD_VALUE = rb":[\t\x20-\x7e\x80-\xff]*+"
+
+#: One field line *preceded* by its CRLF (source text). Possessive, so a mismatch costs one pass and never backtracks.
+FIELD_LINE = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
 
 #: A CR that is not followed by LF, or the reverse; a CR at the very end may still get its LF.
 BARE_CR_OR_LF = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")

@@ -14,11 +14,12 @@ import re
 from functools import lru_cache
 
 from egressproxy.errors import Reason
-from egressproxy.model.authority import Authority, AuthorityError, parse_authority
+from egressproxy.model.authority import AuthorityError, parse_authority
 from egressproxy.model.fields import TOKEN, Fields, finder
 from egressproxy.model.message import RequestHead, TargetForm
 from egressproxy.protocols.http1.framing import (
     FIELD_LINE,
+    FIELD_VALUE,
     TCHAR,
     HeadLimits,
     Malformed,
@@ -29,11 +30,22 @@ from egressproxy.protocols.http1.framing import (
     without_fields,
 )
 
-__all__ = ["REQUEST_LINE", "head_fault", "read_request_head", "request_line_fault", "request_pattern"]
+__all__ = [
+    "REQUEST_LINE",
+    "head_fault",
+    "plain_request_pattern",
+    "read_request_head",
+    "request_line_fault",
+    "request_pattern",
+    "without_twins",
+]
 
 #: Source text: method, target, minor version. A target is visible ASCII; a fragment is never part of it, and a
 #: backslash is a slash for some parsers and none for others.
 _LINE = rb"(" + TCHAR + rb'{1,32}+) ([!"$-\[\]-~]++) HTTP/1\.([01])'
+
+#: A token without an underscore (source text).
+_PLAIN_NAME = rb"[!#$%&'*+\-.^`|~0-9A-Za-z]++"
 
 REQUEST_LINE = re.compile(_LINE + rb"\r\n")
 
@@ -83,16 +95,26 @@ def request_pattern(max_fields: int) -> re.Pattern[bytes]:
     return re.compile(_LINE + rb"((?:" + FIELD_LINE + rb"){0,%d}+)\r\n\r\n" % max_fields)
 
 
-def read_request_head(match: re.Match[bytes], limits: HeadLimits) -> tuple[RequestHead, frozenset[bytes]]:
-    """The head that `request_pattern` matched, and the (lower-case) names that its Connection field listed.
+@lru_cache(maxsize=16)
+def plain_request_pattern(max_fields: int) -> re.Pattern[bytes]:
+    """`request_pattern` for heads with no underscore in a field's name: nearly all, and they need no look for twins."""
+    return re.compile(_LINE + rb"((?:\r\n" + _PLAIN_NAME + FIELD_VALUE + rb"){0,%d}+)\r\n\r\n" % max_fields)
+
+
+def without_twins(block: bytes) -> bytes:
+    """The block without the fields whose names read like sensitive ones where "_" and "-" are taken for the same."""
+    return _TWINS.sub(b"", block)
+
+
+def read_request_head(
+    method: bytes, target: bytes, minor: bytes, block: bytes, limits: HeadLimits
+) -> tuple[RequestHead, frozenset[bytes]]:
+    """The head from its parts, as `request_pattern` matched them, and the names (lower-case) that Connection listed.
 
     Raises Malformed.
     """
-    method, target, minor, block = match.groups()
     if len(target) > limits.max_target_bytes:
         raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limits.max_target_bytes} octets", 414)
-    if b"_" in block:
-        block = _TWINS.sub(b"", block)
     # text, name, value, text, name, value, ... text
     parts = _HOP.split(block)
     head = RequestHead(method, target, Fields(b"".join(parts[::3])))
@@ -102,8 +124,9 @@ def read_request_head(match: re.Match[bytes], limits: HeadLimits) -> tuple[Reque
     coding: bytes | None = None
     connection = upgrade = te = b""
     expect: bytes | None = None
-    for name, value in zip(parts[1::3], parts[2::3], strict=True):
-        name, value = name.lower(), value.strip(b" \t")
+    for at in range(1, len(parts), 3):
+        name = parts[at].lower()
+        value = parts[at + 1].strip(b" \t")
         if name == b"host":
             if host is not None:
                 raise Malformed(Reason.BAD_HOST, "more than one Host field")
@@ -137,14 +160,15 @@ def read_request_head(match: re.Match[bytes], limits: HeadLimits) -> tuple[Reque
     if is_1_0:
         head.connection_close = True
     if host is not None:
-        host_authority = _parse_host(host)
-    elif is_1_0:
-        host_authority = None
-    else:
+        try:
+            parse_authority(host, 80)
+        except AuthorityError as error:
+            raise Malformed(Reason.BAD_HOST, f"invalid Host: {error}") from None
+    elif not is_1_0:
         raise Malformed(Reason.BAD_HOST, "the Host field is missing")
 
     if method == b"CONNECT":
-        _read_connect(head, host_authority)
+        _read_connect(head, host)
     elif target[0] == 0x2F:  # "/": origin-form, path and target are the same
         head.host = host or b""
     else:
@@ -233,14 +257,7 @@ def _wanted_protocols(value: bytes) -> list[bytes]:
     return [p for p in protocols if p and not p.lower().startswith((b"h2", b"h3", b"http", b"tls"))]
 
 
-def _parse_host(value: bytes) -> Authority:
-    try:
-        return parse_authority(value, 80)
-    except AuthorityError as error:
-        raise Malformed(Reason.BAD_HOST, f"invalid Host: {error}") from None
-
-
-def _read_connect(head: RequestHead, host: Authority | None) -> None:
+def _read_connect(head: RequestHead, host: bytes | None) -> None:
     """RFC 9112 section 3.2.3. The target alone is the authority; Host may lack the port, but not name another host."""
     head.form = TargetForm.AUTHORITY
     head.host = head.target
@@ -248,7 +265,7 @@ def _read_connect(head: RequestHead, host: Authority | None) -> None:
         authority = parse_authority(head.target, None)
     except AuthorityError as error:
         raise Malformed(Reason.BAD_TARGET, f"the target of CONNECT has to be host:port: {error}") from None
-    if host is not None and host.host != authority.host:
+    if host is not None and parse_authority(host, 80).host != authority.host:
         raise Malformed(Reason.BAD_HOST, "the Host field names another host than the target of CONNECT")
 
 
@@ -260,7 +277,22 @@ def _read_other_form(head: RequestHead, host: bytes) -> None:
         head.form = TargetForm.ASTERISK
         head.host = host
         return
-    absolute = _ABSOLUTE.fullmatch(head.target)
+    head.form = TargetForm.ABSOLUTE
+    target = head.target
+    slash = target.find(b"/", 7)
+    if slash > 0 and target.startswith(b"http://"):
+        # the usual spelling, and half the price of the expression
+        authority = target[7:slash]
+        try:
+            parse_authority(authority, 80)
+        except AuthorityError:
+            pass
+        else:
+            head.scheme = b"http"
+            head.host = authority
+            head.path = target[slash:]
+            return
+    absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise Malformed(Reason.BAD_TARGET, "the target is neither a path nor an http or https URI")
     scheme, authority, rest = absolute.groups()
@@ -271,7 +303,6 @@ def _read_other_form(head: RequestHead, host: bytes) -> None:
         parse_authority(authority, 80 if scheme == b"http" else 443)
     except AuthorityError as error:
         raise Malformed(Reason.BAD_TARGET, f"invalid host in the target: {error}") from None
-    head.form = TargetForm.ABSOLUTE
     head.scheme = scheme
     head.host = authority
     if not rest:

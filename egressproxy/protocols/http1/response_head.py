@@ -74,8 +74,9 @@ def read_response_head(match: re.Match[bytes], method: bytes) -> tuple[ResponseH
     coding: bytes | None = None
     is_framing_repeated = False
     connection = upgrade = b""
-    for name, value in zip(parts[1::3], parts[2::3], strict=True):
-        name, value = name.lower(), value.strip(b" \t")
+    for at in range(1, len(parts), 3):
+        name = parts[at].lower()
+        value = parts[at + 1].strip(b" \t")
         if name == b"content-length":
             is_framing_repeated = is_framing_repeated or length is not None
             length = value
