@@ -114,7 +114,8 @@ class _Race:
     """One dial: attempts under way, those that failed, and the timers."""
 
     __slots__ = (
-        "_deadline", "_failures", "_loop", "_next", "_result", "_stagger", "_stagger_s", "_targets", "_timeout_s", "_trying",
+        "_deadline", "_failures", "_loop", "_next", "_result", "_stagger", "_stagger_s", "_targets", "_timeout_s",
+        "_trying",
     )  # fmt: skip
 
     def __init__(

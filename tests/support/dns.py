@@ -1,187 +1,125 @@
-"""A DNS server for tests: answers from a table, over UDP and TCP on one loopback port, in threads of its own.
-
-    with DnsServer({"origin.test": ["127.0.0.2"], "*.wild.test": ["127.0.0.3", "::1"]}) as dns:
-        ...  # dns.address is "127.0.0.1:PORT", dns.queries what was asked
-
-A name that is not in the table does not exist (NXDOMAIN); a name without addresses of the family asked for has no data.
-"""
+"""A small DNS server on loopback, UDP and TCP, with a zone of scripted answers."""
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import struct
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
 from dataclasses import dataclass, field
-from enum import Enum
-from types import TracebackType
+from ipaddress import ip_address
+from typing import Any
 
-from dnslib import AAAA, CNAME, QTYPE, RCODE, RR, A, DNSRecord
-
-__all__ = ["DnsServer", "Fault"]
-
-
-class Fault(Enum):
-    """What goes wrong for a name, instead of an answer."""
-
-    SERVFAIL = "servfail"
-    SILENCE = "silence"  # the query is never answered
-    TRUNCATED = "truncated"  # over UDP an empty answer with the TC bit, over TCP the real one
-    WRONG_ID = "wrong_id"  # an answer to a question that was not asked
+from dnslib import AAAA, CNAME, QTYPE, RCODE, RR, SOA, A, DNSRecord
 
 
 @dataclass
-class DnsServer:
-    """The table may be changed while it runs. `aliases` are CNAMEs, `delay_s` is waited before every answer.
+class Rule:
+    """How a name is answered. `records` are addresses and, ending in a dot, CNAME targets, followed in the zone."""
 
-    `queries` are the `(name, type, transport)` seen so far: type "A" or "AAAA", transport "udp" or "tcp".
-    """
-
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    ttl: int = 60
-    host: str = "127.0.0.1"
-    aliases: dict[str, str] = field(default_factory=dict)
-    faults: dict[str, Fault] = field(default_factory=dict)
+    records: tuple[str, ...] = ()
+    ttl: int = 30
+    rcode: str = "NOERROR"
+    soa: int = -1  # minimum of an SOA record in the authority section
     delay_s: float = 0.0
-    queries: list[tuple[str, str, str]] = field(default_factory=list)
+    silent: bool = False
+    truncated: bool = False  # over UDP
+    wrong_id: bool = False
+    wrong_question: bool = False
+    raw: bytes | None = None  # everything after the id
+    extra: tuple[tuple[str, str], ...] = ()  # records of other names
+    only: str = ""  # "A" or "AAAA": the rule holds for this type, the other gets nothing at all
+    gate: asyncio.Event | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        self.names = {name.lower(): list(addresses) for name, addresses in self.names.items()}
-        self._udp, self._tcp = _sockets(self.host)
-        self.port: int = self._udp.getsockname()[1]
-        self._threads = [threading.Thread(target=serve, daemon=True) for serve in (self._serve_udp, self._serve_tcp)]
 
-    @property
-    def address(self) -> str:
-        """As an EgressPolicy's `dns.servers` wants it."""
-        return f"{self.host}:{self.port}"
+class DnsServer(asyncio.DatagramProtocol):
+    """`zone` maps names to rules and may be changed at any time; `queries` counts (name, type, "udp" or "tcp")."""
 
-    def set(self, name: str, *addresses: str) -> None:
-        """Add or change a name; without addresses it exists and has no data."""
-        self.names = {**self.names, name.lower(): list(addresses)}
+    def __init__(self, zone: dict[str, Rule]) -> None:
+        self.zone = zone
+        self.queries: Counter[tuple[str, str, str]] = Counter()
+        self.seen = asyncio.Event()
+        self.port = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport: Any = None
+        self._tcp: asyncio.Server | None = None
 
-    def remove(self, name: str) -> None:
-        self.names = {key: value for key, value in self.names.items() if key != name.lower()}
-
-    def asked(self, name: str) -> int:
-        """How many queries there were for this name, of any type."""
-        return sum(query[0] == name for query in self.queries)
-
-    def start(self) -> DnsServer:
-        for thread in self._threads:
-            thread.start()
+    async def start(self, address: str = "127.0.0.1") -> DnsServer:
+        loop = asyncio.get_running_loop()
+        self._tcp = await asyncio.start_server(self._serve_tcp, address, 0)
+        self.port = self._tcp.sockets[0].getsockname()[1]
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(address, self.port))
         return self
 
     def stop(self) -> None:
-        """Close both sockets; a thread that waits on one ends with it."""
-        for sock in (self._udp, self._tcp):
-            with suppress(OSError):  # a UDP socket that is not connected says so, and wakes its reader all the same
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
+        self._transport.close()
+        assert self._tcp
+        self._tcp.close()
+        for task in self._tasks:
+            task.cancel()
 
-    def __enter__(self) -> DnsServer:
-        return self.start()
+    def count(self, name: str, kind: str = "A") -> int:
+        return self.queries[name, kind, "udp"] + self.queries[name, kind, "tcp"]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        async def reply() -> None:
+            for answer in await self._answers(data, "udp"):
+                self._transport.sendto(answer, addr)
 
-    def _serve_udp(self) -> None:
-        while True:
-            try:
-                data, peer = self._udp.recvfrom(4096)
-            except OSError:
-                return
-            if not data:
-                return
-            threading.Thread(target=self._reply_udp, args=(data, peer), daemon=True).start()
+        task = asyncio.get_running_loop().create_task(reply())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _reply_udp(self, data: bytes, peer: tuple[str, int]) -> None:
-        reply = self._answer(data, "udp")
-        if reply is not None:
-            with suppress(OSError):  # the server was stopped, or the client's socket is gone
-                self._udp.sendto(reply, peer)
-
-    def _serve_tcp(self) -> None:
-        while True:
-            try:
-                connection, _ = self._tcp.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve_stream, args=(connection,), daemon=True).start()
-
-    def _serve_stream(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as stream:
-            while len(prefix := stream.read(2)) == 2:
-                reply = self._answer(stream.read(struct.unpack("!H", prefix)[0]), "tcp")
-                if reply is None:
-                    return
-                connection.sendall(struct.pack("!H", len(reply)) + reply)
-
-    def _answer(self, data: bytes, transport: str) -> bytes | None:
-        query = DNSRecord.parse(data)
-        name = str(query.q.qname).rstrip(".").lower()
-        kind = QTYPE[query.q.qtype]
-        self.queries.append((name, kind, transport))
-        if self.delay_s:
-            time.sleep(self.delay_s)
-        fault = self.faults.get(name)
-        reply = query.reply()
-        if fault is Fault.SILENCE:
-            return None
-        if fault is Fault.SERVFAIL:
-            reply.header.rcode = RCODE.SERVFAIL
-        elif fault is Fault.TRUNCATED and transport == "udp":
-            reply.header.tc = 1
-        else:
-            self._fill(reply, name, kind)
-        if fault is Fault.WRONG_ID:
-            reply.header.id ^= 0x5555
-        packed: bytes = reply.pack()
-        return packed
-
-    def _fill(self, reply: DNSRecord, name: str, kind: str) -> None:
-        owner = name
-        for _ in range(16):  # a table with a loop in it answers with the loop, and ends here
-            target = self.aliases.get(owner)
-            if target is None:
-                break
-            reply.add_answer(RR(owner, QTYPE.CNAME, rdata=CNAME(target), ttl=self.ttl))
-            owner = target
-        addresses = self._lookup(owner)
-        if addresses is None:
-            reply.header.rcode = RCODE.NXDOMAIN
-            return
-        for address in addresses:
-            if (":" in address) == (kind == "AAAA") and kind in ("A", "AAAA"):
-                data = AAAA(address) if kind == "AAAA" else A(address)
-                reply.add_answer(RR(owner, QTYPE.AAAA if kind == "AAAA" else QTYPE.A, rdata=data, ttl=self.ttl))
-
-    def _lookup(self, name: str) -> Sequence[str] | None:
-        """The addresses of a name, those of the nearest wildcard above it, or None."""
-        found = self.names.get(name)
-        suffix = name
-        while found is None and "." in suffix:
-            suffix = suffix.partition(".")[2]
-            found = self.names.get(f"*.{suffix}")
-        return found
-
-
-def _sockets(host: str) -> tuple[socket.socket, socket.socket]:
-    """A UDP and a TCP socket on one free port."""
-    for _ in range(50):
-        udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        udp.bind((host, 0))
-        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    async def _serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            tcp.bind((host, udp.getsockname()[1]))
-        except OSError:
-            udp.close()
-            tcp.close()
-            continue
-        tcp.listen(64)
-        return udp, tcp
-    raise RuntimeError(f"no port is free for UDP and TCP on {host}")
+            size = struct.unpack("!H", await reader.readexactly(2))[0]
+            for answer in await self._answers(await reader.readexactly(size), "tcp"):
+                writer.write(struct.pack("!H", len(answer)) + answer)
+            await writer.drain()
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answers(self, data: bytes, transport: str) -> list[bytes]:
+        query = DNSRecord.parse(data)
+        name, kind = str(query.q.qname).rstrip(".").lower(), QTYPE[query.q.qtype]
+        self.queries[name, kind, transport] += 1
+        self.seen.set()
+        rule = self.zone.get(name) or self.zone.get("*") or Rule(rcode="NXDOMAIN", soa=5)
+        if rule.only and kind != rule.only:
+            rule = Rule(silent=True)
+        if rule.gate is not None:
+            await rule.gate.wait()
+        await asyncio.sleep(rule.delay_s)
+        if rule.silent:
+            return []
+        if rule.raw is not None:
+            return [data[:2] + rule.raw]
+        reply = query.reply()
+        reply.header.rcode = getattr(RCODE, rule.rcode)
+        if rule.truncated and transport == "udp":
+            reply.header.tc = 1
+            return [reply.pack()]
+        self._add(reply, name, kind, rule)
+        for other, address in rule.extra:
+            reply.add_answer(RR(other, QTYPE.A, rdata=A(address), ttl=300))
+        if rule.soa >= 0:
+            soa = SOA("ns.test", "root.test", (1, 60, 60, 60, rule.soa))
+            reply.add_auth(RR("test", QTYPE.SOA, rdata=soa, ttl=3600))
+        answer = reply.pack()
+        if rule.wrong_id:
+            answer = bytes([answer[0] ^ 0x5A]) + answer[1:]
+        if rule.wrong_question:
+            answer = answer.replace(name.split(".")[0].encode(), b"z" * len(name.split(".")[0]))
+        return [answer]
+
+    def _add(self, reply: DNSRecord, name: str, kind: str, rule: Rule, depth: int = 0) -> None:
+        for record in rule.records:
+            if record.endswith("."):
+                reply.add_answer(RR(name, QTYPE.CNAME, rdata=CNAME(record), ttl=rule.ttl))
+                target = record.rstrip(".")
+                if target in self.zone and depth < 40:
+                    self._add(reply, target, kind, self.zone[target], depth + 1)
+            elif (":" in record) == (kind == "AAAA"):
+                data = AAAA(ip_address(record).exploded) if kind == "AAAA" else A(record)
+                reply.add_answer(RR(name, getattr(QTYPE, kind), rdata=data, ttl=rule.ttl))

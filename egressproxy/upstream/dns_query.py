@@ -1,0 +1,281 @@
+"""One DNS question, put to a list of servers. No cache, no policy.
+
+Servers are asked in order, the next one when the one before fails or is silent for a while; the first answer wins, all
+within one time limit. Answers count only from the server's own address and port, with our random id and our question
+(RFC 5452); a truncated one is asked for again over TCP (RFC 7766). Only the chain of the asked name is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any, cast
+
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
+
+from egressproxy.errors import Reason
+from egressproxy.model.authority import IPAddress
+from egressproxy.spec.backend import BackendTlsSpec
+from egressproxy.transport.tls_contexts import client_context
+
+__all__ = ["Answer", "DnsFailure", "Server", "ask", "parse_server"]
+
+#: A name may lead through so many CNAME records.
+MAX_LINKS = 16
+#: More addresses of one name are not used.
+MAX_ADDRESSES = 32
+#: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
+HEDGE_S = 1.0
+#: RFC 6891 section 6.2.5, and the DNS flag day of 2020: no fragmentation.
+_UDP_PAYLOAD = 1232
+_PORTS = {"udp": 53, "tcp": 53, "tls": 853}
+_LEAST_ATTEMPTS = 3
+
+
+class DnsFailure(Exception):
+    """No usable answer. `reason` is DNS_SERVFAIL, DNS_TIMEOUT or DNS_ERROR; the text is for the log."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`transport` is udp, tcp or tls; `name` is what a tls server's certificate has to be for."""
+
+    host: str
+    port: int
+    transport: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.transport}://{self.host} port {self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came.
+
+    For a negative answer `ttl_s` follows RFC 2308 section 5, and is 0 where the server gave no SOA record.
+    """
+
+    addresses: tuple[IPAddress, ...]
+    ttl_s: float
+    is_nxdomain: bool = False
+
+
+def parse_server(text: str, transport: str = "udp") -> Server:
+    """Read `ip`, `ip:port`, `[ip6]:port` or `tls://ip[:port][#name]`; `transport` holds where no scheme is written.
+
+    Raises ValueError that says what is wrong.
+    """
+    rest, name = text, ""
+    if "://" in rest:
+        transport, _, rest = rest.partition("://")
+        rest, _, name = rest.partition("#")
+    if transport not in _PORTS:
+        raise ValueError(f"DNS server {text!r}: transport {transport!r} is not one of {', '.join(_PORTS)}")
+    host, colon, port = rest, "", ""
+    if rest.startswith("["):
+        host, bracket, tail = rest[1:].partition("]")
+        colon, port = tail[:1], tail[1:]
+        if not bracket or colon not in ("", ":"):
+            host = ""
+    elif rest.count(":") == 1:
+        host, colon, port = rest.partition(":")
+    try:
+        ip_address(host)
+    except ValueError:
+        raise ValueError(f"DNS server {text!r}: has to be an address, with or without port") from None
+    if colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"DNS server {text!r}: the port has to be a number from 1 to 65535")
+    return Server(host, int(port or _PORTS[transport]), transport, name or host)
+
+
+async def ask(
+    servers: Sequence[Server], name: dns.name.Name, kind: dns.rdatatype.RdataType, timeout_s: float
+) -> Answer:
+    """The addresses of a name in one family (`kind` A or AAAA), from the first server that answers.
+
+    Raises DnsFailure.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    queue = list(servers) * max(1, math.ceil(_LEAST_ATTEMPTS / max(1, len(servers))))
+    hedge_s = min(HEDGE_S, timeout_s / (len(queue) + 1))
+    broken: set[Server] = set()  # answered with a failure: not asked again
+    running: dict[asyncio.Task[Answer], Server] = {}
+    failure = DnsFailure(Reason.DNS_ERROR, "no DNS server is configured")
+    try:
+        while True:
+            while queue and queue[0] in broken:
+                queue.pop(0)
+            left = deadline - loop.time()
+            if left <= 0:
+                raise failure if broken else DnsFailure(Reason.DNS_TIMEOUT, f"no answer within {timeout_s} s")
+            if queue:
+                server = queue.pop(0)
+                running[loop.create_task(_ask_one(server, name, kind))] = server
+            elif not running:
+                raise failure
+            done, _ = await asyncio.wait(
+                running, timeout=min(left, hedge_s) if queue else left, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                server = running.pop(task)
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                broken.add(server)
+                failure = _worse(failure, error if isinstance(error, DnsFailure) else _broken(server, error))
+    finally:
+        for task in running:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # taken, or the loop would log it as never retrieved
+
+
+def _broken(server: Server, error: BaseException) -> DnsFailure:
+    return DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
+
+
+def _worse(one: DnsFailure, other: DnsFailure) -> DnsFailure:
+    """A server's own verdict says more than that another could not be reached."""
+    return one if one.reason is Reason.DNS_SERVFAIL else other
+
+
+async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Answer:
+    query = dns.message.make_query(name, kind, use_edns=0, payload=_UDP_PAYLOAD)
+    if server.transport == "udp":
+        reply = await _over_udp(server, query)
+        if reply.flags & dns.flags.TC:
+            reply = await _over_stream(server, query)
+    else:
+        reply = await _over_stream(server, query)
+    code = reply.rcode()
+    if code is dns.rcode.SERVFAIL:
+        raise DnsFailure(Reason.DNS_SERVFAIL, f"{server} answered SERVFAIL")
+    if code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {dns.rcode.to_text(code)}")
+    return read_answer(reply, name, kind)
+
+
+def read_answer(reply: dns.message.Message, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Answer:
+    """Follow the CNAME records from the asked name to its addresses; every other record is ignored.
+
+    Raises DnsFailure if the chain is a loop or too long. A chain that leads to no address means that there is none: the
+    servers that we ask resolve completely.
+    """
+    if reply.rcode() is dns.rcode.NXDOMAIN:
+        return Answer((), _negative_ttl(reply), is_nxdomain=True)
+    ttl = math.inf
+    for _ in range(MAX_LINKS + 1):
+        found = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, kind)
+        if found is not None:
+            addresses = tuple(ip_address(record.address) for record in found)
+            return Answer(addresses[:MAX_ADDRESSES], min(ttl, found.ttl))
+        link = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, dns.rdatatype.CNAME)
+        if link is None:
+            return Answer((), _negative_ttl(reply))
+        ttl = min(ttl, link.ttl)
+        name = cast(Any, link[0]).target
+    raise DnsFailure(Reason.DNS_ERROR, f"more than {MAX_LINKS} CNAME records, or a loop")
+
+
+def _negative_ttl(reply: dns.message.Message) -> float:
+    for rrset in reply.authority:
+        if rrset.rdtype is dns.rdatatype.SOA:
+            return float(min(rrset.ttl, cast(Any, rrset[0]).minimum))
+    return 0.0
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """Waits for the one datagram that answers the query. The socket is connected: the kernel drops what others send."""
+
+    def __init__(self, server: Server, query: dns.message.Message, wire: bytes, answered: asyncio.Future[Any]) -> None:
+        self._server = server
+        self._query = query
+        self._wire = wire
+        self._answered = answered
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.DatagramTransport, transport).sendto(self._wire)
+
+    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+        if data[:2] != self._wire[:2] or self._answered.done():
+            return  # forged, or late
+        try:
+            reply = _parse(self._server, data)
+        except DnsFailure as error:
+            self._answered.set_exception(error)
+            return
+        if self._query.is_response(reply):
+            self._answered.set_result(reply)
+
+    def error_received(self, exc: Exception) -> None:
+        self.connection_lost(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(_broken(self._server, exc or ConnectionError("the socket was closed")))
+
+
+async def _over_udp(server: Server, query: dns.message.Message) -> dns.message.Message:
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[dns.message.Message] = loop.create_future()
+    wire = query.to_wire()
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: _Datagrams(server, query, wire, answered), remote_addr=(server.host, server.port)
+    )
+    try:
+        return await answered
+    finally:
+        answered.cancel()
+        transport.close()
+
+
+async def _over_stream(server: Server, query: dns.message.Message) -> dns.message.Message:
+    """Over TCP or TLS: a length of two octets before each message (RFC 7766 section 8, RFC 7858)."""
+    context: ssl.SSLContext | None = None
+    if server.transport == "tls":
+        context = _tls_context()
+    reader, writer = await asyncio.open_connection(
+        server.host, server.port, ssl=context, server_hostname=server.name if context else None
+    )
+    try:
+        wire = query.to_wire()
+        writer.write(len(wire).to_bytes(2, "big") + wire)
+        size = int.from_bytes(await reader.readexactly(2), "big")
+        reply = _parse(server, await reader.readexactly(size))
+    except EOFError:
+        raise DnsFailure(Reason.DNS_ERROR, f"{server} closed the connection") from None
+    finally:
+        with suppress(RuntimeError):  # the loop is closing
+            writer.transport.abort()
+    if not query.is_response(reply):
+        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered another question")
+    return reply
+
+
+@lru_cache(maxsize=1)
+def _tls_context() -> ssl.SSLContext:
+    return client_context(BackendTlsSpec(), ("dot",))
+
+
+def _parse(server: Server, wire: bytes) -> dns.message.Message:
+    try:
+        return dns.message.from_wire(wire, ignore_trailing=True)
+    except Exception as error:  # the parser's errors are of many families, ValueError among them
+        raise DnsFailure(Reason.DNS_ERROR, f"{server}: malformed answer: {type(error).__name__}") from None

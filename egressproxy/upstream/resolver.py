@@ -1,0 +1,432 @@
+"""Resolver: names to addresses, with a cache, and one query for however many wait.
+
+Names are taken as absolute: lower case, ASCII, without trailing dot, as `model.authority` makes them. What stands in
+the policy's `hosts` and in /etc/hosts comes first; a search list applies to single labels only, and only where the
+servers are those of resolv.conf. Which of the addresses may be dialled is not decided here: the caller judges each of
+them, wherever it came from. Names are never given to getaddrinfo, which reads `127.1` as an address.
+
+Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 6761 (localhost), RFC 8305 section 4 (order).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import chain, zip_longest
+
+import dns.exception
+import dns.name
+import dns.rdatatype
+
+from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.model.authority import IPAddress
+from egressproxy.spec.policy import DnsSpec, Family
+from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
+
+__all__ = ["Resolver"]
+
+MAX_NAMES = 10_000  # cached
+MAX_LOOKUPS = 500  # names being asked for at one time: each holds up to six sockets
+MAX_WAITERS = 20_000  # exchanges that wait for an answer
+MAX_NEGATIVE_TTL_S = 30.0
+FAILURE_TTL_S = 1.0  # how long a failing name is not asked for again
+STALE_AFTER_S = 0.5  # an expired answer is used if a refresh takes longer (RFC 8767 section 5)
+MAX_BACKOFF_S = 10.0  # between refreshes while the servers fail
+AAAA_GRACE_S = 0.25  # IPv4 addresses wait so long for the IPv6 ones (RFC 8305 section 3 says 50 ms)
+FILE_CHECK_S = 5.0  # how often /etc/hosts and resolv.conf are looked at
+ROUTE_CHECK_S = 60.0
+
+_LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
+#: RFC 6761 section 6.4 and RFC 7686 section 2: never asked of a DNS server.
+_NEVER_ASKED = ("invalid", "onion")
+_WORDS = {
+    Reason.DNS_NXDOMAIN: ("nxdomain", "does not exist"),
+    Reason.DNS_NO_ADDRESS: ("no_address", "has no address"),
+    Reason.DNS_SERVFAIL: ("servfail", "could not be resolved: the DNS server failed"),
+    Reason.DNS_TIMEOUT: ("timeout", "could not be resolved in time"),
+    Reason.DNS_ERROR: ("error", "could not be resolved"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    reason: Reason
+    detail: str = ""
+
+    def fault(self, host: str) -> UpstreamFault:
+        """A new error each time: an exception that is raised twice collects the tracebacks of both."""
+        status = 504 if self.reason is Reason.DNS_TIMEOUT else 503
+        message = f'the name "{host}" {_WORDS[self.reason][1]}'
+        return UpstreamFault(self.reason, message, status=status, retry=Retry.SAFE, detail=self.detail)
+
+
+_Waiter = asyncio.Future[tuple[IPAddress, ...]]
+
+
+class _Entry:
+    """What is known of a name: addresses, or why there are none. Times are monotonic seconds."""
+
+    __slots__ = ("addresses", "backoff_s", "expires", "failure", "retry_at", "stale_until")
+
+    def __init__(
+        self, addresses: tuple[IPAddress, ...], failure: _Failure | None, expires: float, stale_s: float
+    ) -> None:
+        self.addresses = addresses
+        self.failure = failure
+        self.expires = expires
+        self.stale_until = expires + stale_s if addresses else expires
+        self.backoff_s = 0.0  # 0: no refresh has failed since it expired
+        self.retry_at = 0.0
+
+
+class _Lookup:
+    """A name that is being asked for."""
+
+    __slots__ = ("started", "task", "waiters")
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.task: asyncio.Task[None] | None = None
+        self.waiters: list[_Waiter] = []
+
+
+class Resolver:
+    """Resolves by one DnsSpec. `stats` is told how each lookup went.
+
+    The words: `hit` and `stale` for answers from the cache; `ok`, `nxdomain`, `no_address`, `servfail`, `timeout` and
+    `error` for what a question to the servers (or to a hosts file) gave, however many waited for it.
+    Raises ValueError if a server in the spec cannot be read.
+    """
+
+    def __init__(
+        self,
+        spec: DnsSpec,
+        stats: Callable[[str], None],
+        *,
+        resolv_conf: str = "/etc/resolv.conf",
+        hosts_file: str = "/etc/hosts",
+    ) -> None:
+        self._spec = spec
+        self._stats = stats
+        self._servers = tuple(parse_server(text, spec.transport) for text in spec.servers)
+        self._static = {name.lower().removesuffix("."): addresses for name, addresses in spec.hosts}
+        self._system = _ResolvConf(resolv_conf, spec.transport)
+        self._hosts = _HostsFile(hosts_file)
+        self._route = _Ipv6Route()
+        self._cache: dict[str, _Entry] = {}
+        self._lookups: dict[str, _Lookup] = {}
+        self._waiting = 0
+
+    def cached(self, host: str) -> tuple[IPAddress, ...] | None:
+        """The addresses of a name if they are known and fresh: the way that costs nothing. Else None: `resolve`."""
+        entry = self._cache.get(host)
+        if entry is None or not entry.addresses or entry.expires <= time.monotonic():
+            return None
+        self._stats("hit")
+        return entry.addresses
+
+    def resolve(self, host: str) -> _Waiter:
+        """A future of the addresses of a name (never empty), in the order in which they should be tried.
+
+        It raises UpstreamFault: DNS_NXDOMAIN, DNS_NO_ADDRESS, DNS_SERVFAIL or DNS_ERROR with 503, DNS_TIMEOUT with 504.
+        Cancelling it leaves the query, and everyone else who waits for it, alone. No task is needed to await it.
+        """
+        loop = asyncio.get_running_loop()
+        waiter: _Waiter = loop.create_future()
+        now = time.monotonic()
+        entry = self._cache.get(host)
+        if entry is not None and entry.expires > now:
+            self._stats("hit")
+            self._settle(waiter, host, entry.addresses, entry.failure)
+            return waiter
+        stale = entry is not None and entry.stale_until > now
+        lookup = self._lookups.get(host)
+        if lookup is None and not (stale and entry is not None and entry.retry_at > now):
+            lookup = self._start(host, now)
+        if entry is not None and stale and (lookup is None or entry.backoff_s or now - lookup.started > STALE_AFTER_S):
+            self._stats("stale")
+            waiter.set_result(entry.addresses)
+            return waiter
+        if lookup is None or self._waiting >= MAX_WAITERS:
+            self._stats("error")
+            self._settle(waiter, host, (), _Failure(Reason.DNS_ERROR, "too many names are being looked up"))
+            return waiter
+        self._waiting += 1
+        waiter.add_done_callback(self._left)
+        lookup.waiters.append(waiter)
+        if entry is not None and stale:
+            loop.call_later(STALE_AFTER_S, self._use_stale, waiter, entry)
+        return waiter
+
+    def close(self) -> None:
+        """Stop every query; whoever still waits gets CancelledError."""
+        for lookup in list(self._lookups.values()):
+            if lookup.task is not None:
+                lookup.task.cancel()
+            for waiter in lookup.waiters:
+                waiter.cancel()
+
+    # --- lookups -------------------------------------------------------------------------------------------------
+    def _start(self, host: str, now: float) -> _Lookup | None:
+        if len(self._lookups) >= MAX_LOOKUPS:
+            return None
+        lookup = self._lookups[host] = _Lookup(now)
+        lookup.task = asyncio.get_running_loop().create_task(self._run(host, lookup))
+        return lookup
+
+    async def _run(self, host: str, lookup: _Lookup) -> None:
+        """Ask, remember, and tell everyone who waits."""
+        try:
+            try:
+                entry = self._entry(await self._find(host))
+            except DnsFailure as error:
+                entry = self._failed(host, _Failure(error.reason, str(error)))
+            except Exception as error:  # a fault of ours must not leave anyone waiting
+                entry = self._failed(host, _Failure(Reason.DNS_ERROR, f"{type(error).__name__}: {error}"))
+        finally:
+            del self._lookups[host]
+        for waiter in lookup.waiters:
+            if not waiter.done():
+                if entry.backoff_s:
+                    self._stats("stale")
+                self._settle(waiter, host, entry.addresses, entry.failure)
+        self._remember(host, entry)
+
+    def _entry(self, found: Answer) -> _Entry:
+        now = time.monotonic()
+        if found.addresses:
+            self._stats("ok")
+            ttl_s = min(max(found.ttl_s, self._spec.min_ttl_s), self._spec.max_ttl_s)
+            return _Entry(found.addresses, None, now + ttl_s, self._spec.stale_ttl_s)
+        reason = Reason.DNS_NXDOMAIN if found.is_nxdomain else Reason.DNS_NO_ADDRESS
+        self._stats(_WORDS[reason][0])
+        ttl_s = max(min(found.ttl_s, MAX_NEGATIVE_TTL_S), self._spec.min_ttl_s)
+        return _Entry((), _Failure(reason), now + ttl_s, 0.0)
+
+    def _failed(self, host: str, failure: _Failure) -> _Entry:
+        """Keep using what is known, for a while (RFC 8767); else remember the failure for a moment (RFC 9520)."""
+        now = time.monotonic()
+        self._stats(_WORDS[failure.reason][0])
+        known = self._cache.get(host)
+        if known is None or known.stale_until <= now:
+            return _Entry((), failure, now + FAILURE_TTL_S, 0.0)
+        known.backoff_s = min(known.backoff_s * 2 or FAILURE_TTL_S, MAX_BACKOFF_S)
+        known.retry_at = now + known.backoff_s
+        return known
+
+    def _remember(self, host: str, entry: _Entry) -> None:
+        self._cache.pop(host, None)  # to the end: what was not refreshed for longest goes first
+        self._cache[host] = entry
+        if len(self._cache) > MAX_NAMES:
+            del self._cache[next(iter(self._cache))]
+
+    def _left(self, _waiter: _Waiter) -> None:
+        self._waiting -= 1
+
+    def _use_stale(self, waiter: _Waiter, entry: _Entry) -> None:
+        if not waiter.done():
+            self._stats("stale")
+            waiter.set_result(entry.addresses)
+
+    @staticmethod
+    def _settle(waiter: _Waiter, host: str, addresses: tuple[IPAddress, ...], failure: _Failure | None) -> None:
+        if failure is None:
+            waiter.set_result(addresses)
+        else:
+            waiter.set_exception(failure.fault(host))
+
+    # --- one name ------------------------------------------------------------------------------------------------
+    async def _find(self, host: str) -> Answer:
+        known = self._without_dns(host)
+        if known is not None:
+            addresses = self._order(known)
+            return Answer(addresses, FILE_CHECK_S)
+        servers, names = self._servers, [host]
+        if not servers:
+            servers, search = self._system.read()
+            if "." not in host:
+                names = [f"{host}.{domain}" for domain in search] + names
+        deadline = time.monotonic() + (self._spec.timeout_s or DnsSpec().timeout_s)
+        found = Answer((), 0.0, is_nxdomain=True)
+        for name in names:
+            if name.rpartition(".")[2] in _NEVER_ASKED:
+                continue
+            found = await self._both_families(servers, _qname(name), deadline)
+            if found.addresses:
+                break
+        return found
+
+    def _without_dns(self, host: str) -> Sequence[IPAddress] | None:
+        if host == "localhost" or host.endswith(".localhost"):
+            return _LOOPBACK
+        return self._static.get(host) or self._hosts.read().get(host)
+
+    async def _both_families(self, servers: Sequence[Server], name: dns.name.Name, deadline: float) -> Answer:
+        loop = asyncio.get_running_loop()
+        timeout_s = deadline - time.monotonic()
+        tasks = {
+            kind: loop.create_task(ask(servers, name, kind, timeout_s))
+            for kind, family in ((dns.rdatatype.A, Family.IPV4), (dns.rdatatype.AAAA, Family.IPV6))
+            if self._spec.family in (Family.ANY, family)
+        }
+        try:
+            first = tasks.get(dns.rdatatype.A)
+            if first is not None:
+                await asyncio.wait([first])
+                answer = first.result() if first.exception() is None else None
+                if answer is not None and answer.is_nxdomain:
+                    return answer  # the name, not the type, is what does not exist (RFC 8020)
+                has_some = answer is not None and bool(answer.addresses)
+                await asyncio.wait(tasks.values(), timeout=AAAA_GRACE_S if has_some else None)
+            else:
+                await asyncio.wait(tasks.values())
+            return self._merge([task for task in tasks.values() if task.done()])
+        finally:
+            for task in tasks.values():
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # taken, or the loop would log it as never retrieved
+
+    def _merge(self, tasks: Sequence[asyncio.Task[Answer]]) -> Answer:
+        """Addresses of either family are enough; without any, a failure counts more than an empty answer."""
+        errors = [error for error in (task.exception() for task in tasks) if error is not None]
+        answers = [task.result() for task in tasks if task.exception() is None]
+        found = [a for answer in answers for a in answer.addresses]
+        if found:
+            return Answer(self._order(found), min(answer.ttl_s for answer in answers if answer.addresses))
+        for answer in answers:
+            if answer.is_nxdomain:
+                return answer
+        if errors:
+            raise errors[0]
+        return Answer((), min(answer.ttl_s for answer in answers))
+
+    def _order(self, addresses: Sequence[IPAddress]) -> tuple[IPAddress, ...]:
+        """Families alternate, IPv6 first where this machine has a route for it (RFC 8305 section 4)."""
+        v4 = [a for a in addresses if a.version == 4 and self._spec.family is not Family.IPV6]
+        v6 = [a for a in addresses if a.version == 6 and self._spec.family is not Family.IPV4]
+        if not self._route.exists():
+            return (*v4, *v6)
+        return tuple(a for a in chain.from_iterable(zip_longest(v6, v4)) if a is not None)
+
+    def __repr__(self) -> str:
+        return f"Resolver({len(self._cache)} names, {len(self._lookups)} being asked for, {self._waiting} waiting)"
+
+
+def _qname(host: str) -> dns.name.Name:
+    """The absolute name, label by label: nothing in it is an escape."""
+    try:
+        return dns.name.Name([*(label.encode("ascii") for label in host.split(".")), b""])
+    except (dns.exception.DNSException, UnicodeEncodeError) as error:
+        raise DnsFailure(Reason.DNS_ERROR, f"not a name that DNS can carry: {type(error).__name__}") from None
+
+
+class _WatchedFile:
+    """A small file of the system that is read again when it has changed."""
+
+    __slots__ = ("_checked", "_path", "_stamp")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._checked = 0.0
+        self._stamp: tuple[int, int] | None = None
+
+    def changed_text(self) -> str | None:
+        """The text if it changed since the last call ("" if the file is gone), else None."""
+        now = time.monotonic()
+        if self._checked and now - self._checked < FILE_CHECK_S:
+            return None
+        first, self._checked = not self._checked, now
+        try:
+            status = os.stat(self._path)
+            stamp = (status.st_mtime_ns, status.st_ino)
+            if stamp == self._stamp:
+                return None
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                text = file.read(1 << 20)
+        except OSError:
+            gone = first or self._stamp is not None
+            self._stamp = None
+            return "" if gone else None
+        self._stamp = stamp
+        return text
+
+
+class _HostsFile(_WatchedFile):
+    """hosts(5)."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._names: dict[str, list[IPAddress]] = {}
+
+    def read(self) -> dict[str, list[IPAddress]]:
+        text = self.changed_text()
+        if text is not None:
+            self._names = {}
+            for line in text.splitlines():
+                words = line.partition("#")[0].split()
+                try:
+                    address = ip_address(words[0]) if words else None
+                except ValueError:
+                    continue
+                if address is not None:
+                    for name in words[1:]:
+                        self._names.setdefault(name.lower().removesuffix("."), []).append(address)
+        return self._names
+
+
+class _ResolvConf(_WatchedFile):
+    """resolv.conf(5): the servers and the search list."""
+
+    __slots__ = ("_search", "_servers", "_transport")
+
+    def __init__(self, path: str, transport: str) -> None:
+        super().__init__(path)
+        self._transport = transport
+        self._servers: tuple[Server, ...] = ()
+        self._search: tuple[str, ...] = ()
+
+    def read(self) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+        text = self.changed_text()
+        if text is not None:
+            servers: list[Server] = []
+            search: tuple[str, ...] = ()
+            for line in text.splitlines():
+                words = line.split()
+                if len(words) > 1 and words[0] == "nameserver":
+                    try:
+                        servers.append(parse_server(words[1], self._transport))
+                    except ValueError:
+                        continue  # glibc ignores such a line too
+                elif len(words) > 1 and words[0] in ("search", "domain"):
+                    search = tuple(word.lower().strip(".") for word in words[1:] if word.strip("."))
+            self._servers, self._search = tuple(servers), search
+        return self._servers, self._search
+
+
+class _Ipv6Route:
+    """Whether this machine has a route to the IPv6 internet; nothing is sent to find out."""
+
+    __slots__ = ("_checked", "_exists")
+
+    def __init__(self) -> None:
+        self._checked = 0.0
+        self._exists = False
+
+    def exists(self) -> bool:
+        now = time.monotonic()
+        if not self._checked or now - self._checked > ROUTE_CHECK_S:
+            self._checked = now
+            try:
+                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+                    probe.connect(("2000::1", 53))
+                self._exists = True
+            except OSError:
+                self._exists = False
+        return self._exists

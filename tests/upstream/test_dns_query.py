@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import dns.name
+import dns.rdatatype
+import pytest
+import pytest_asyncio
+
+from egressproxy.errors import Reason
+from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
+from tests.support.dns import DnsServer, Rule
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[DnsServer]:
+    made = await DnsServer({}).start()
+    yield made
+    made.stop()
+
+
+def at(*servers: DnsServer, transport: str = "udp") -> list[Server]:
+    return [parse_server(f"127.0.0.1:{server.port}", transport) for server in servers]
+
+
+async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = 2.0) -> Answer:
+    return await ask(servers, dns.name.from_text(name), dns.rdatatype.from_text(kind), timeout_s)
+
+
+async def failure(servers: list[Server], **options: Any) -> Reason:
+    with pytest.raises(DnsFailure) as caught:
+        await query(servers, **options)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.1", Server("10.0.0.1", 53, "udp", "10.0.0.1")),
+        ("10.0.0.1:5353", Server("10.0.0.1", 5353, "udp", "10.0.0.1")),
+        ("::1", Server("::1", 53, "udp", "::1")),
+        ("[::1]", Server("::1", 53, "udp", "::1")),
+        ("[::1]:54", Server("::1", 54, "udp", "::1")),
+        ("tls://10.0.0.1", Server("10.0.0.1", 853, "tls", "10.0.0.1")),
+        ("tls://10.0.0.1:8853#dns.test", Server("10.0.0.1", 8853, "tls", "dns.test")),
+        ("tls://[::1]:8853", Server("::1", 8853, "tls", "::1")),
+    ],
+)
+def test_servers_are_read(text: str, expected: Server):
+    assert parse_server(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "dns.test", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:x", "10.0.0.1:70000", "[::1", "[::1]53", "[::1]:", "127.1",
+     "https://10.0.0.1", "tls://dns.test"],
+)  # fmt: skip
+def test_other_servers_are_refused_with_their_text(text: str):
+    with pytest.raises(ValueError, match="DNS server"):
+        parse_server(text)
+
+
+def test_the_transport_of_the_policy_decides_the_port():
+    assert parse_server("10.0.0.1", "tls").port == 853
+
+
+async def test_addresses_come_with_the_least_ttl_of_their_chain(server: DnsServer):
+    server.zone.update({"a.test": Rule(("b.test.",), ttl=7), "b.test": Rule(("192.0.2.1", "192.0.2.2"), ttl=60)})
+    assert await query(at(server)) == Answer((ip_address("192.0.2.1"), ip_address("192.0.2.2")), 7)
+
+
+async def test_records_of_other_names_are_ignored(server: DnsServer):
+    server.zone["a.test"] = Rule(("192.0.2.1",), extra=(("b.test", "10.0.0.1"),))
+    assert (await query(at(server))).addresses == (ip_address("192.0.2.1"),)
+
+
+async def test_a_name_that_does_not_exist_has_the_soas_ttl(server: DnsServer):
+    server.zone["a.test"] = Rule(rcode="NXDOMAIN", soa=17)
+    assert await query(at(server)) == Answer((), 17, is_nxdomain=True)
+    server.zone["b.test"] = Rule(("2001:db8::1",))
+    assert await query(at(server), "b.test") == Answer((), 0)
+
+
+@pytest.mark.parametrize("links", [16, 17])
+async def test_chains_are_followed_up_to_a_limit(server: DnsServer, links: int):
+    server.zone["a.test"] = Rule(("c1.test.",))
+    for n in range(1, links):
+        server.zone[f"c{n}.test"] = Rule((f"c{n + 1}.test.",))
+    server.zone[f"c{links}.test"] = Rule(("192.0.2.1",))
+    if links == 16:
+        assert (await query(at(server, transport="tcp"))).addresses
+    else:
+        assert await failure(at(server, transport="tcp")) is Reason.DNS_ERROR
+
+
+async def test_a_loop_of_links_is_an_error(server: DnsServer):
+    server.zone.update({"a.test": Rule(("b.test.",)), "b.test": Rule(("a.test.",))})
+    assert await failure(at(server)) is Reason.DNS_ERROR
+
+
+async def test_a_truncated_answer_is_asked_for_over_tcp(server: DnsServer):
+    server.zone["a.test"] = Rule(("192.0.2.1",), truncated=True)
+    assert (await query(at(server))).addresses == (ip_address("192.0.2.1"),)
+    assert server.queries["a.test", "A", "tcp"] == 1
+
+
+async def test_a_very_large_answer_is_bounded(server: DnsServer):
+    server.zone["a.test"] = Rule(tuple(f"192.0.{n // 250}.{n % 250 + 1}" for n in range(500)), truncated=True)
+    assert len((await query(at(server))).addresses) == 32
+
+
+@pytest.mark.parametrize("rule", [Rule(("192.0.2.1",), wrong_id=True), Rule(("192.0.2.1",), wrong_question=True),
+                                  Rule(silent=True)])  # fmt: skip
+async def test_forged_answers_count_as_silence(server: DnsServer, rule: Rule):
+    server.zone["a.test"] = rule
+    assert await failure(at(server), timeout_s=0.2) is Reason.DNS_TIMEOUT
+
+
+async def test_a_lost_datagram_is_sent_again(server: DnsServer):
+    server.zone["a.test"] = Rule(silent=True)
+    asked = asyncio.create_task(query(at(server), timeout_s=0.6))
+    await server.seen.wait()
+    server.zone["a.test"] = Rule(("192.0.2.1",))
+    assert (await asked).addresses
+    assert server.count("a.test") == 2
+
+
+async def test_an_answer_with_a_pointer_loop_fails_fast(server: DnsServer):
+    question = b"\x01a\x04test\x00\x00\x01\x00\x01"
+    here = 12 + len(question)
+    loop = (0xC000 | here).to_bytes(2, "big")
+    server.zone["a.test"] = Rule(
+        raw=b"\x85\x80\x00\x01\x00\x01\x00\x00\x00\x00" + question + loop + b"\x00\x01\x00\x01" + bytes(8)
+    )
+    started = time.monotonic()
+    assert await failure(at(server)) is Reason.DNS_ERROR
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize(("rcode", "reason"), [("SERVFAIL", Reason.DNS_SERVFAIL), ("REFUSED", Reason.DNS_ERROR)])
+async def test_a_server_that_fails_is_passed_over_at_once(server: DnsServer, rcode: str, reason: Reason):
+    server.zone["a.test"] = Rule(rcode=rcode)
+    assert await failure(at(server)) is reason
+    assert server.count("a.test") == 1
+    second = await DnsServer({"a.test": Rule(("192.0.2.1",))}).start()
+    started = time.monotonic()
+    assert (await query(at(server, second))).addresses
+    assert time.monotonic() - started < 0.3
+    second.stop()
+
+
+async def test_a_silent_server_is_helped_out_by_the_next(server: DnsServer):
+    server.zone["a.test"] = Rule(silent=True)
+    second = await DnsServer({"a.test": Rule(("192.0.2.1",))}).start()
+    assert (await query(at(server, second), timeout_s=1.0)).addresses
+    second.stop()
+
+
+async def test_a_dead_server_is_noticed_before_the_time_limit(server: DnsServer):
+    dead = at(server)
+    server.stop()
+    await asyncio.sleep(0)
+    started = time.monotonic()
+    for servers in (dead, at(server, transport="tcp")):
+        assert await failure(servers) is Reason.DNS_ERROR
+    assert time.monotonic() - started < 1
+
+
+async def test_no_server_at_all_is_an_error():
+    assert await failure([]) is Reason.DNS_ERROR
+
+
+async def test_descriptors_are_returned(server: DnsServer):
+    import os
+
+    server.zone.update({"a.test": Rule(("192.0.2.1",)), "b.test": Rule(silent=True)})
+    before = len(os.listdir("/proc/self/fd"))
+    await query(at(server))
+    await failure(at(server), name="b.test", timeout_s=0.05)
+    await asyncio.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_tls_server_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from egressproxy.spec.backend import BackendTlsSpec
+    from egressproxy.transport.tls_contexts import client_context, server_context
+    from egressproxy.upstream import dns_query
+    from tests.support.pki import Pki
+
+    pki, stub = Pki(), DnsServer({"a.test": Rule(("192.0.2.1",))})
+    listener = await asyncio.start_server(stub._serve_tcp, "127.0.0.1", 0, ssl=server_context(pki.listener("dns.test")))
+    port = listener.sockets[0].getsockname()[1]
+    monkeypatch.setattr(dns_query, "_tls_context", lambda: client_context(BackendTlsSpec(ca_pem=pki.ca_pem), ("dot",)))
+    assert (await query([parse_server(f"tls://127.0.0.1:{port}#dns.test")])).addresses
+    assert await failure([parse_server(f"tls://127.0.0.1:{port}#other.test")]) is Reason.DNS_ERROR
+    assert await failure([parse_server(f"tls://127.0.0.1:{port}")]) is Reason.DNS_ERROR
+    listener.close()

@@ -1,0 +1,408 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.spec.policy import DnsSpec, Family
+from egressproxy.upstream import resolver as resolver_module
+from egressproxy.upstream.resolver import Resolver
+from tests.support.dns import DnsServer, Rule
+
+
+class Clock:
+    """Stands in for the `time` module of the resolver."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+class Bench:
+    """A DNS server, a resolver that asks it, a clock that can be moved, and what the resolver counted."""
+
+    def __init__(self, server: DnsServer, clock: Clock, folder: Path) -> None:
+        self.server = server
+        self.clock = clock
+        self.folder = folder
+        self.counted: Counter[str] = Counter()
+        self.resolver = self.make()
+
+    def make(self, **options: Any) -> Resolver:
+        spec = replace(DnsSpec(servers=(f"127.0.0.1:{self.server.port}",), timeout_s=1.0), **options)
+        self.resolver = Resolver(
+            spec,
+            lambda word: self.counted.update([word]),
+            resolv_conf=str(self.folder / "resolv.conf"),
+            hosts_file=str(self.folder / "hosts"),
+        )
+        return self.resolver
+
+    async def addresses(self, host: str = "a.test") -> list[str]:
+        return [str(a) for a in await self.resolver.resolve(host)]
+
+    async def fault(self, host: str = "a.test") -> UpstreamFault:
+        with pytest.raises(UpstreamFault) as caught:
+            await self.resolver.resolve(host)
+        assert caught.value.retry is Retry.SAFE
+        assert f'"{host}"' in caught.value.message
+        return caught.value
+
+
+@pytest_asyncio.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Bench]:
+    clock = Clock()
+    monkeypatch.setattr(resolver_module, "time", clock)
+    monkeypatch.setattr(resolver_module._Ipv6Route, "exists", lambda _self: True)
+    server = await DnsServer({}).start()
+    made = Bench(server, clock, tmp_path)
+    yield made
+    made.resolver.close()
+    server.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110   what is waited for comes over a socket
+        await asyncio.sleep(0.001)
+
+
+async def test_both_families_are_asked_for_and_alternate(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1", "192.0.2.2", "2001:db8::1"))
+    assert await bench.addresses() == ["2001:db8::1", "192.0.2.1", "192.0.2.2"]
+    assert bench.counted == {"ok": 1}
+
+
+async def test_without_a_route_for_ipv6_its_addresses_come_last(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module._Ipv6Route, "exists", lambda _self: False)
+    bench.server.zone["a.test"] = Rule(("192.0.2.1", "192.0.2.2", "2001:db8::1"))
+    assert await bench.addresses() == ["192.0.2.1", "192.0.2.2", "2001:db8::1"]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "address"), [(Family.IPV4, "A", "192.0.2.1"), (Family.IPV6, "AAAA", "2001:db8::1")]
+)
+async def test_one_family_only_is_asked_for(bench: Bench, family: Family, kind: str, address: str):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1", "2001:db8::1"))
+    bench.make(family=family, hosts=(("h.test", (ip_address("192.0.2.1"), ip_address("2001:db8::1"))),))
+    assert await bench.addresses() == [address]
+    assert await bench.addresses("h.test") == [address]
+    assert list(bench.server.queries) == [("a.test", kind, "udp")]
+
+
+async def test_a_fresh_answer_is_given_at_once_without_waiting(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=20)
+    assert bench.resolver.cached("a.test") is None
+    await bench.addresses()
+    assert bench.resolver.cached("a.test") == (ip_address("192.0.2.1"),)
+    assert bench.resolver.resolve("a.test").done()
+    bench.clock.ahead = 19
+    assert bench.resolver.cached("a.test")
+    bench.clock.ahead = 21
+    assert bench.resolver.cached("a.test") is None
+    assert bench.counted == {"ok": 1, "hit": 3}
+
+
+async def test_ttls_are_kept_within_bounds(bench: Bench):
+    bench.server.zone.update(
+        {"zero.test": Rule(("192.0.2.1",), ttl=0), "long.test": Rule(("192.0.2.1",), ttl=2**31 - 1)}
+    )
+    await bench.addresses("zero.test")
+    await bench.addresses("long.test")
+    bench.clock.ahead = 0.8
+    assert bench.resolver.cached("zero.test")
+    bench.clock.ahead = 1.1
+    assert not bench.resolver.cached("zero.test")
+    bench.clock.ahead = 299
+    assert bench.resolver.cached("long.test")
+    bench.clock.ahead = 301
+    assert not bench.resolver.cached("long.test")
+
+
+async def test_many_waiters_make_one_query(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), gate=asyncio.Event())
+    waiting = [bench.resolver.resolve("a.test") for _ in range(1000)]
+    await bench.server.seen.wait()
+    gate = bench.server.zone["a.test"].gate
+    assert gate
+    gate.set()
+    assert {len(found) for found in await asyncio.gather(*waiting)} == {1}
+    assert bench.server.count("a.test") == bench.server.count("a.test", "AAAA") == 1
+    assert bench.counted == {"ok": 1}
+
+
+async def test_a_waiter_who_leaves_takes_nobody_along(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), delay_s=0.05)
+    first, second = bench.resolver.resolve("a.test"), bench.resolver.resolve("a.test")
+    first.cancel()
+    assert [str(a) for a in await second] == ["192.0.2.1"]
+    assert first.cancelled()
+
+
+async def test_the_answer_is_remembered_when_everyone_has_left(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",))
+    bench.resolver.resolve("a.test").cancel()
+    await until(lambda: bench.resolver.cached("a.test"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "status", "word"),
+    [
+        (Rule(rcode="NXDOMAIN", soa=5), Reason.DNS_NXDOMAIN, 503, "nxdomain"),
+        (Rule(), Reason.DNS_NO_ADDRESS, 503, "no_address"),
+        (Rule(rcode="SERVFAIL"), Reason.DNS_SERVFAIL, 503, "servfail"),
+        (Rule(rcode="REFUSED"), Reason.DNS_ERROR, 503, "error"),
+        (Rule(("a.test.",)), Reason.DNS_ERROR, 503, "error"),
+        (Rule(silent=True), Reason.DNS_TIMEOUT, 504, "timeout"),
+    ],
+)
+async def test_failures_have_a_reason_a_status_and_a_word(
+    bench: Bench, rule: Rule, reason: Reason, status: int, word: str
+):
+    bench.make(timeout_s=0.2)
+    bench.server.zone["a.test"] = rule
+    fault = await bench.fault()
+    assert (fault.reason, fault.status) == (reason, status)
+    assert "127.0.0.1" not in fault.message
+    assert bench.counted == {word: 1}
+    again = await bench.fault()
+    assert again is not fault
+    assert bench.counted == {word: 1, "hit": 1}, "a failure is remembered for a moment"
+
+
+async def test_negative_answers_live_as_long_as_the_soa_says_up_to_a_limit(bench: Bench):
+    bench.server.zone.update(
+        {"short.test": Rule(rcode="NXDOMAIN", soa=10), "long.test": Rule(rcode="NXDOMAIN", soa=3600)}
+    )
+    await bench.fault("short.test")
+    await bench.fault("long.test")
+    for ahead, short, long in ((9, 1, 1), (11, 2, 1), (31, 3, 2)):
+        bench.clock.ahead = ahead
+        await bench.fault("short.test")
+        await bench.fault("long.test")
+        assert (bench.server.count("short.test"), bench.server.count("long.test")) == (short, long)
+
+
+async def test_a_failing_name_is_asked_for_again_after_a_moment(bench: Bench):
+    bench.server.zone["a.test"] = Rule(rcode="SERVFAIL")
+    await bench.fault()
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",))
+    bench.clock.ahead = 1.1
+    assert await bench.addresses() == ["192.0.2.1"]
+
+
+async def test_one_family_is_enough_when_the_other_fails(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), only="A")
+    started = time.monotonic()
+    assert await bench.addresses() == ["192.0.2.1"]
+    assert time.monotonic() - started < 0.8, "the silent family is given up early"
+
+
+async def test_a_changed_address_is_used_after_the_ttl(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=5)
+    await bench.addresses()
+    bench.server.zone["a.test"] = Rule(("192.0.2.2",), ttl=5)
+    bench.clock.ahead = 4
+    assert await bench.addresses() == ["192.0.2.1"]
+    bench.clock.ahead = 6
+    assert await bench.addresses() == ["192.0.2.2"]
+
+
+async def test_a_stale_answer_bridges_an_outage_and_then_ends(bench: Bench):
+    bench.make(stale_ttl_s=60.0)
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=5)
+    await bench.addresses()
+    bench.server.zone["a.test"] = Rule(rcode="SERVFAIL")
+    bench.clock.ahead = 6
+    assert await bench.addresses() == ["192.0.2.1"]
+    assert await bench.addresses() == ["192.0.2.1"]
+    assert bench.counted == {"ok": 1, "servfail": 1, "stale": 2}
+    assert bench.server.count("a.test") == 2, "no query while it backs off"
+    bench.clock.ahead = 8
+    assert bench.resolver.resolve("a.test").done(), "served at once, refreshed behind"
+    await until(lambda: bench.server.count("a.test") == 3)
+    bench.clock.ahead = 66
+    assert (await bench.fault()).reason is Reason.DNS_SERVFAIL
+
+
+async def test_a_slow_refresh_does_not_hold_up_those_with_a_stale_answer(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=5)
+    await bench.addresses()
+    bench.server.zone["a.test"] = Rule(("192.0.2.2",), gate=asyncio.Event())
+    bench.clock.ahead = 6
+    started = time.monotonic()
+    assert await bench.addresses() == ["192.0.2.1"]
+    assert time.monotonic() - started < 0.9
+    gate = bench.server.zone["a.test"].gate
+    assert gate
+    gate.set()
+    await until(lambda: bench.resolver.cached("a.test") == (ip_address("192.0.2.2"),))
+
+
+async def test_a_name_that_is_gone_is_not_served_stale(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=5)
+    await bench.addresses()
+    bench.server.zone["a.test"] = Rule(rcode="NXDOMAIN", soa=5)
+    bench.clock.ahead = 6
+    assert (await bench.fault()).reason is Reason.DNS_NXDOMAIN
+
+
+@pytest.mark.parametrize("host", ["localhost", "foo.localhost"])
+async def test_localhost_is_loopback_without_a_query(bench: Bench, host: str):
+    bench.server.zone["*"] = Rule(("192.0.2.1",))
+    assert await bench.addresses(host) == ["::1", "127.0.0.1"]
+    assert not bench.server.queries
+
+
+@pytest.mark.parametrize("host", ["a.invalid", "a.onion"])
+async def test_names_that_are_none_of_dns_are_never_asked_for(bench: Bench, host: str):
+    bench.server.zone["*"] = Rule(("192.0.2.1",))
+    assert (await bench.fault(host)).reason is Reason.DNS_NXDOMAIN
+    assert not bench.server.queries
+
+
+async def test_hosts_of_the_policy_come_before_the_file_and_dns(bench: Bench):
+    (bench.folder / "hosts").write_text("10.0.0.2 a.test b.test # c.test\nnonsense a.test\n")
+    bench.server.zone["*"] = Rule(("192.0.2.1",))
+    bench.make(hosts=(("A.test.", (ip_address("10.0.0.1"),)),))
+    assert await bench.addresses("a.test") == ["10.0.0.1"]
+    assert await bench.addresses("b.test") == ["10.0.0.2"]
+    assert await bench.addresses("c.test") == ["192.0.2.1"]
+
+
+async def test_a_changed_hosts_file_is_read_again(bench: Bench):
+    path = bench.folder / "hosts"
+    path.write_text("10.0.0.2 a.test\n")
+    assert await bench.addresses() == ["10.0.0.2"]
+    path.write_text("10.0.0.3 a.test\n")
+    os.utime(path, (1, 1))
+    bench.clock.ahead = 6
+    assert await bench.addresses() == ["10.0.0.3"]
+    path.unlink()
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",))
+    bench.clock.ahead = 12
+    assert await bench.addresses() == ["192.0.2.1"]
+
+
+async def test_the_systems_search_list_is_for_single_labels(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    (bench.folder / "resolv.conf").write_text(
+        "nameserver 127.0.0.1\nnameserver junk\nsearch one.test two.test\noptions ndots:5\n"
+    )
+    monkeypatch.setitem(resolver_module.parse_server.__globals__["_PORTS"], "udp", bench.server.port)
+    bench.make(servers=())
+    bench.server.zone.update({"db.two.test": Rule(("192.0.2.1",)), "db.one": Rule(("192.0.2.2",))})
+    assert await bench.addresses("db") == ["192.0.2.1"]
+    assert await bench.addresses("db.one") == ["192.0.2.2"]
+    assert bench.server.count("db.one.test") == 1
+    assert bench.server.count("db") == 0
+    assert bench.server.count("db.one.one.test") == 0
+    assert (await bench.fault("none")).reason is Reason.DNS_NXDOMAIN
+    assert bench.server.count("none") == 1
+
+
+async def test_the_search_list_is_not_used_with_the_policys_servers(bench: Bench):
+    (bench.folder / "resolv.conf").write_text("nameserver 127.0.0.9\nsearch one.test\n")
+    bench.server.zone["db.one.test"] = Rule(("192.0.2.1",))
+    assert (await bench.fault("db")).reason is Reason.DNS_NXDOMAIN
+    assert bench.server.count("db") == 1
+
+
+async def test_without_any_server_it_says_so(bench: Bench):
+    bench.make(servers=())
+    fault = await bench.fault()
+    assert fault.reason is Reason.DNS_ERROR
+    assert "no DNS server" in fault.detail
+
+
+async def test_the_cache_is_bounded_and_forgets_what_was_not_refreshed(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_NAMES", 3)
+    bench.server.zone["*"] = Rule(("192.0.2.1",), ttl=100)
+    for n in range(5):
+        await bench.addresses(f"{n}.test")
+    assert [bool(bench.resolver.cached(f"{n}.test")) for n in range(5)] == [False, False, True, True, True]
+
+
+async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_LOOKUPS", 2)
+    monkeypatch.setattr(resolver_module, "MAX_WAITERS", 3)
+    bench.server.zone["*"] = Rule(("192.0.2.1",), gate=asyncio.Event())
+    waiting = [bench.resolver.resolve(name) for name in ("a.test", "b.test", "a.test")]
+    assert "too many" in (await bench.fault("c.test")).detail
+    assert "too many" in (await bench.fault("a.test")).detail
+    gate = bench.server.zone["*"].gate
+    assert gate
+    gate.set()
+    await asyncio.gather(*waiting)
+    assert await bench.addresses("c.test") == ["192.0.2.1"]
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".test", ".".join(["a" * 60] * 5), "a..test", "ä.test", ""])
+async def test_what_dns_cannot_carry_is_an_error(bench: Bench, host: str):
+    assert (await bench.fault(host)).reason is Reason.DNS_ERROR
+    assert not bench.server.queries
+
+
+async def test_an_escape_in_a_name_means_nothing(bench: Bench):
+    bench.server.zone["a.b.test"] = Rule(("192.0.2.1",))
+    for host in ("a\\.b.test", "a\\046b.test"):
+        assert (await bench.fault(host)).reason is Reason.DNS_NXDOMAIN
+
+
+async def test_closing_ends_every_wait(bench: Bench):
+    bench.server.zone["a.test"] = Rule(silent=True)
+    waiter = bench.resolver.resolve("a.test")
+    await bench.server.seen.wait()
+    bench.resolver.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+
+
+async def test_a_coroutine_that_is_no_task_may_wait(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",))
+    got: list[Any] = []
+
+    async def life() -> None:
+        got.append(await bench.resolver.resolve("a.test"))
+
+    coroutine = life()
+    future: Any = coroutine.send(None)
+    future._asyncio_future_blocking = False
+
+    def resume(_done: object) -> None:
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+
+    future.add_done_callback(resume)
+    await until(lambda: got)
+    assert got == [(ip_address("192.0.2.1"),)]
+
+
+async def test_an_address_in_disguise_is_handed_over_as_it_is(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("::ffff:127.0.0.1",))
+    assert await bench.resolver.resolve("a.test") == (ip_address("::ffff:127.0.0.1"),)
+
+
+def test_it_works_on_uvloop(tmp_path: Path):
+    async def main() -> None:
+        server = await DnsServer({"a.test": Rule(("192.0.2.1",), truncated=True)}).start()
+        bench = Bench(server, Clock(), tmp_path)
+        assert await bench.addresses() == ["192.0.2.1"]
+        assert (await bench.fault("none.test")).reason is Reason.DNS_NXDOMAIN
+        server.stop()
+        await asyncio.sleep(0)
+        assert (await bench.fault("other.test")).reason is Reason.DNS_ERROR
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(main(), 10))
