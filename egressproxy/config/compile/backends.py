@@ -1,7 +1,7 @@
 """Every shape of Backend, read into one: BackendSpec.
 
 Ours, the working group's Backend and XBackendDestination, XBackend, and core Services. A backend that asks for
-something which is not enforced (pins, revocation lists, fail-over) is not used at all: what refers to it answers 500.
+something which is not served (a protocol, fail-over) is not used at all: what refers to it answers 500.
 Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
 """
 
@@ -134,7 +134,7 @@ class Backends:
         if (group, kind) == ("", "Service"):
             if port is None:
                 raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
-            return ResolvedBackend(self._services.backend(namespace, name, port), key, port)
+            return ResolvedBackend(_served(self._services.backend(namespace, name, port)), key, port)
         found = self._resources.get(*key)
         if isinstance(found, XBackend):
             return self._read_x_backend(found, port)
@@ -231,10 +231,6 @@ class Backends:
         tls = entry.tls if entry is not None else None
         if tls is None or tls.mode == "None":
             return None
-        if tls.pins and not support.CERTIFICATE_PINS:
-            raise Unresolved("UnsupportedValue", f"{backend}: tls.pins are not enforced yet, so it is not used")
-        if tls.crl_refs and not support.REVOCATION_LISTS:
-            raise Unresolved("UnsupportedValue", f"{backend}: tls.crlRefs are not enforced yet, so it is not used")
         made = BackendTlsSpec(
             sni=tls.sni or "",
             ca_pem="".join(self._references.ca_bundle(backend, ref) for ref in tls.ca_bundle_ref),

@@ -8,10 +8,9 @@ before anything is given out; everything else that is wrong is a condition in st
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.backends import Backends
@@ -71,7 +70,7 @@ def compile_config(
         spec=ConfigSpec(listeners, number),
         statuses=statuses,
         generations=generations,
-        warnings=(*run.warnings, *_complaints(statuses)),
+        warnings=tuple(run.warnings),
         written=written,
     )
 
@@ -298,26 +297,3 @@ def _generations(resources: ResourceSet, previous: Compiled | None) -> tuple[dic
         else:
             generations[key] = previous.generations.get(key, 0) + (previous.written[key] != spec)
     return generations, written
-
-
-_BAD_WHEN_FALSE = frozenset({"Accepted", "Programmed", "ResolvedRefs"})
-_BAD_WHEN_TRUE = frozenset({"Conflicted", "Degraded", "Insecure", "Overridden", "PartiallyInvalid"})
-
-
-def _complaints(statuses: Mapping[Key, Status]) -> Iterator[str]:
-    """Every condition that an operator should know of, as a sentence."""
-    for (_, kind, namespace, name), status in statuses.items():
-        full_name = f"{namespace}/{name}" if namespace else name
-        said: dict[str, None] = {}
-        for condition in _conditions(status):
-            kinds = _BAD_WHEN_FALSE if condition["status"] == "False" else _BAD_WHEN_TRUE
-            if condition["type"] in kinds:
-                said[f"{kind} {full_name}: {condition['reason']}: {condition['message']}"] = None
-        yield from said
-
-
-def _conditions(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from status.get("conditions", ())
-    for section in ("listeners", "parents", "ancestors"):
-        for part in status.get(section, ()):
-            yield from _conditions(part)

@@ -80,7 +80,8 @@ class Compiled:
     """A configuration ready to be put into service.
 
     `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
-    object with a spec, `written` those specs. `warnings` are sentences for the operator's log.
+    object with a spec, `written` those specs. `warnings` are sentences about what has no
+    status to say it in.
     """
 
     spec: ConfigSpec

@@ -25,6 +25,7 @@ from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Extension
 from egressproxy.config.resources.routes import HeaderModifier, HttpFilter, PathModifier, RequestRedirect, UrlRewrite
+from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import Secret
 from egressproxy.spec.gateway import ListenerProtocol
 from egressproxy.spec.policy import ExtensionSpec
@@ -47,6 +48,9 @@ REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
 INJECTOR = "egressproxy.io/CredentialInjector:"
 
 _DEFAULT_TIMEOUT_S = 5.0
+
+#: What an editor leaves at the end of a Secret; the injector takes it off.
+_SPACE = b" \t\r\n"
 
 
 class FilterNotSupported(Exception):
@@ -228,7 +232,7 @@ class ExtensionCompiler:
         secrets = []
         for name, key in found.secret_refs(config):
             value = self._references.secret_value(owner.namespace, name, key)
-            if value is None:
+            if value is None or not value.reveal().strip(_SPACE):
                 self.missing.setdefault(owner.key, []).append(f"Secret {owner.namespace}/{name} with key {key}")
                 continue
             if found.name.startswith(INJECTOR):
@@ -238,14 +242,13 @@ class ExtensionCompiler:
 
     def _check_one_line(self, owner: Resource, name: str, key: str, value: Secret) -> None:
         """A credential with a line break inside would add a field to every request (RFC 9110 section 5.5)."""
-        inner = value.reveal().rstrip(b"\r\n")
-        if not any(octet in inner for octet in b"\r\n\0"):
+        if VALUE.fullmatch(value.reveal().strip(_SPACE)):
             return
         secret = self._references.secret_object(owner.namespace, name) or owner
         self._problems.add(
             secret,
             f"data.{key}",
-            f"the value is injected into a header by {owner} and holds a line break or NUL",
+            f"the value is injected into a header by {owner} and holds a line break or another control character",
             "store the credential alone, on one line",
         )
 

@@ -386,8 +386,6 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
 
 def _family(plan: ListenerPlan) -> str:
     """Protocols of one family may share a port, told apart by hostname (SNI or Host)."""
-    if plan.protocol in (ListenerProtocol.HTTPS, ListenerProtocol.TLS):
-        return "TLS"
     if plan.protocol is ListenerProtocol.FORWARD_PROXY and plan.listener.tls is not None:
         return "forward-proxy over TLS"
     return plan.listener.protocol

@@ -11,8 +11,8 @@ What is written and cannot be enforced closes the place (`Merged.blockers`) wher
 
 * `subjects`: clients are not told apart yet. What such a policy forbids is forbidden to everybody; what it allows or
   sets is given to nobody; its filters cannot run for some clients only, so they close the place.
-* `identity.token`, `identity.basic`: would let in whom it was told to check: closed. `tls.pins`, `tls.crlRefs`,
-  `dns.reverseCheck: Enforce` and DNS over HTTPS alone: closed.
+* `identity.token`, `identity.basic`: would let in whom it was told to check: closed. `dns.reverseCheck: Enforce`, and
+  DNS over HTTPS where there is no other server: closed. So is `destinations.allow` on a route or Backend.
 * `intercept`: the tunnels that it names would pass unseen: those names are denied.
 """
 
@@ -31,7 +31,14 @@ from egressproxy.config.compile.listeners import age_of
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import Ancestors
 from egressproxy.config.load import ResourceSet
-from egressproxy.config.resources.policy import AddressEntry, DestinationEntry, Dns, EgressPolicy, TrafficTimeouts
+from egressproxy.config.resources.policy import (
+    AddressEntry,
+    DestinationEntry,
+    Dns,
+    EgressPolicy,
+    EgressPolicySpec,
+    TrafficTimeouts,
+)
 from egressproxy.spec.policy import (
     AddressAllowance,
     AddressesSpec,
@@ -81,7 +88,7 @@ class Layer:
 class Merged:
     """What holds at a place. `blockers` say why nothing may be served there; empty if all is enforced.
 
-    `regions` None: every region. `ca_pem` "" and `min_version` "" ask for nothing.
+    `regions` None: every region. `pins` None, `ca_pem`, `crl_pem` and `min_version` "" ask for nothing.
     """
 
     policy: PolicySpec
@@ -89,6 +96,12 @@ class Merged:
     regions: frozenset[str] | None = None
     min_version: str = ""
     ca_pem: str = ""
+    crl_pem: str = ""
+    pins: frozenset[str] | None = None
+
+    @property
+    def has_tls_floor(self) -> bool:
+        return bool(self.min_version or self.ca_pem or self.crl_pem or self.pins is not None)
 
 
 @dataclass(slots=True)
@@ -173,7 +186,8 @@ class Policies:
                 conditions.set("Accepted", False, "TargetNotFound", _not_found(ref.group, ref.kind, ref.name, section))
                 continue
             conditions.set("Accepted", True, "Accepted", "the policy is in force")
-            closed = self._blockers_of(policy)
+            level = Level.LISTENER if ref.kind in ("Gateway", "ListenerSet") else Level.ROUTE
+            closed = [*self._blockers_of(policy), *_misplaced(policy, level)]
             if closed:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}")
             for note in _notes(policy, ref.kind):
@@ -192,6 +206,8 @@ class Policies:
         ordered = sorted(layers, key=lambda layer: layer.level, reverse=True)
         policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
         blockers = {blocker: None for policy in policies for blocker in self._blockers_of(policy)}
+        for layer in ordered:
+            blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
         spec = PolicySpec(
             mode=self._mode(ordered),
             destinations=_destinations(ordered, is_routed),
@@ -203,9 +219,11 @@ class Policies:
         )
         return Merged(
             policy=spec,
-            regions=_regions(policies),
+            regions=_common(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
             min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
             ca_pem=self._ca(policies, blockers),
+            crl_pem=self._crls(policies, blockers),
+            pins=_common(policies, lambda spec: spec.tls.pins if spec.tls is not None and spec.tls.pins else None),
             blockers=tuple(blockers),
         )
 
@@ -314,6 +332,17 @@ class Policies:
             common = shared
         return common
 
+    def _crls(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
+        """Every revocation list that a policy names."""
+        lists: dict[str, None] = {}
+        for policy in policies:
+            for ref in policy.spec.tls.crl_refs if policy.spec.tls is not None else ():
+                try:
+                    lists[self._references.crl(policy, ref)] = None
+                except Unresolved as unresolved:
+                    blockers[f"tls.crlRefs of {policy}: {unresolved.message}"] = None
+        return "".join(lists)
+
     def _blockers_of(self, policy: EgressPolicy) -> tuple[str, ...]:
         if policy not in self._blockers:
             self._blockers[policy] = tuple(self._find_blockers(policy))
@@ -324,10 +353,6 @@ class Policies:
         spec = policy.spec
         if spec.dns is not None:
             yield from _dns_blockers(spec.dns, str(policy))
-        if spec.tls is not None and spec.tls.pins and not support.CERTIFICATE_PINS:
-            yield f"tls.pins of {policy} are not enforced yet"
-        if spec.tls is not None and spec.tls.crl_refs and not support.REVOCATION_LISTS:
-            yield f"tls.crlRefs of {policy} are not enforced yet"
         if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
             yield f"identity of {policy}: clients cannot be told by token or password yet"
         if spec.subjects and spec.extensions:
@@ -390,13 +415,23 @@ def _limits(ordered: Sequence[Layer]) -> LimitsSpec:
     return LimitsSpec(**chosen)
 
 
-def _regions(policies: Iterable[EgressPolicy]) -> frozenset[str] | None:
+def _common(
+    policies: Iterable[EgressPolicy], allowed_by: Callable[[EgressPolicySpec], Iterable[str] | None]
+) -> frozenset[str] | None:
+    """What all policies allow that say something; None where none does."""
     common: frozenset[str] | None = None
     for policy in policies:
-        if policy.spec.regions is not None:
-            allowed = frozenset(policy.spec.regions.allowed)
-            common = allowed if common is None else common & allowed
+        allowed = allowed_by(policy.spec)
+        if allowed is not None:
+            common = frozenset(allowed) if common is None else common & frozenset(allowed)
     return common
+
+
+def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
+    """What is enforced on a Gateway or listener, and not on a route or Backend."""
+    section = policy.spec.destinations
+    if level > Level.LISTENER and section is not None and section.allow is not None and not support.ROUTED_ALLOW:
+        yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"
 
 
 def _servers(dns: Dns) -> tuple[str, tuple[str, ...]]:

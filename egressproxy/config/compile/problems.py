@@ -20,7 +20,7 @@ class Problems:
         """Note what is wrong with one field; the line is that of the object."""
         origin = resource.origin
         line = origin.line if origin.file else 0
-        problem = Problem(origin.file or "-", line, 0, str(resource), field_path, message, remedy)
+        problem = Problem(origin.file or "-", line, 1, str(resource), field_path, message, remedy)
         self._found[problem] = None
 
     def raise_if_any(self) -> None:

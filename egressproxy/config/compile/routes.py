@@ -95,7 +95,7 @@ class RouteCompiler:
         self._extensions = extensions
         self._placement = placement
         self._defaults = defaults
-        self._hardened: dict[tuple[BackendTlsSpec, str, str], BackendTlsSpec | str] = {}
+        self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
         self._matches: dict[HttpMatch, MatchSpec] = {}
 
     def examine(self, route: Resource) -> Findings:
@@ -144,7 +144,7 @@ class RouteCompiler:
             name=route.full_name,
             hostnames=attachment.hostnames if isinstance(route, TlsRoute) else (),
             backends=backends,
-            policy=merged.policy,
+            policy=_with_denials(merged.policy, backends),
             extensions=ordered([*placed, *more]),
             created=route.metadata.creation_timestamp or "~",
             kind=route.KIND,
@@ -251,7 +251,7 @@ class RouteCompiler:
         return HttpRuleSpec(
             matches=tuple(self._match(match) for match in rule.matches),
             backends=backends,
-            policy=merged.policy,
+            policy=_with_denials(merged.policy, backends),
             extensions=ordered([*placed, *more]),
             request_s=request.seconds if request is not None else None,
             backend_request_s=attempt.seconds if attempt is not None else None,
@@ -280,10 +280,17 @@ class RouteCompiler:
         where: Where,
         error: str,
     ) -> tuple[tuple[WeightedBackend, ...], list[Placed]]:
-        """The backends of a rule; and the filters that they add to the rule itself (body limits)."""
+        """The backends of a rule; and the filters that they add to the rule itself (body limits).
+
+        A backend of weight 0 gets nothing and is left out; where no other is, the rule answers 500.
+        """
         made: list[WeightedBackend] = []
         more: list[Placed] = []
+        if refs and not any(ref.weight for ref in refs):
+            return (WeightedBackend(None, error="every backend of the rule has weight 0"),), []
         for ref in refs:
+            if not ref.weight:
+                continue
             try:
                 resolved = self._backends.resolve(route, ref)
             except Unresolved as unresolved:
@@ -335,14 +342,14 @@ class RouteCompiler:
 
     def _harden(self, spec: BackendSpec, merged: Merged) -> BackendSpec | str:
         """The backend with the policies' floor for TLS applied; or why that cannot be done."""
-        if not (merged.min_version or merged.ca_pem):
+        if not merged.has_tls_floor:
             return spec
         tls = spec.tls
         if tls is None:
             if spec.destination is not Destination.DYNAMIC:
                 return spec
             tls = BackendTlsSpec()
-        key = (tls, merged.min_version, merged.ca_pem)
+        key = (tls, merged.min_version, merged.ca_pem, merged.crl_pem, merged.pins)
         if key not in self._hardened:
             self._hardened[key] = _harden(tls, merged)
         made = self._hardened[key]
@@ -350,12 +357,18 @@ class RouteCompiler:
 
 
 def _harden(tls: BackendTlsSpec, merged: Merged) -> BackendTlsSpec | str:
-    if merged.ca_pem and tls.insecure_skip_verify:
-        return "the backend is not verified (insecureSkipVerify), and a policy demands certain CAs (tls.caBundleRefs)"
+    if (merged.ca_pem or merged.crl_pem) and tls.insecure_skip_verify:
+        return "the backend is not verified (insecureSkipVerify), and a policy demands that it is (tls)"
     ca_pem = common_ca(tls.ca_pem, merged.ca_pem)
     if merged.ca_pem and not ca_pem:
         return "the backend's caBundleRef has no CA in common with tls.caBundleRefs of the policies"
-    return replace(tls, min_version=max(tls.min_version, merged.min_version), ca_pem=ca_pem)
+    pins = tls.pins
+    if merged.pins is not None:
+        pins = tuple(sorted(merged.pins.intersection(tls.pins) if tls.pins else merged.pins))
+        if not pins:
+            return "the backend's pins and the tls.pins of the policies have none in common"
+    crl_pem = tls.crl_pem if merged.crl_pem in tls.crl_pem else tls.crl_pem + merged.crl_pem
+    return replace(tls, min_version=max(tls.min_version, merged.min_version), ca_pem=ca_pem, crl_pem=crl_pem, pins=pins)
 
 
 def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:
@@ -364,6 +377,16 @@ def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:
     allowed = ", ".join(sorted(merged.regions)) or "none"
     stands = f"stands in region {resolved.region}" if resolved.region else "says no region"
     return f"backend {resolved.spec.name} {stands}; allowed by policy: {allowed}"
+
+
+def _with_denials(policy: PolicySpec, backends: Sequence[WeightedBackend]) -> PolicySpec:
+    """What a Backend's policy denies is denied for every rule that has it: destinations are judged before backends."""
+    denied = dict.fromkeys(policy.destinations.deny)
+    more = [rule for b in backends for rule in b.policy.destinations.deny if rule not in denied]
+    if not more:
+        return policy
+    deny = tuple(dict.fromkeys([*denied, *more]))
+    return replace(policy, destinations=replace(policy.destinations, deny=deny))
 
 
 def _default_where(listener: ListenerPlan) -> Where:

@@ -10,19 +10,16 @@ from typing import Final
 
 from egressproxy.spec.backend import Protocol
 
-__all__ = ["CERTIFICATE_PINS", "CLIENT_CERTIFICATES", "REVOCATION_LISTS", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
+__all__ = ["CLIENT_CERTIFICATES", "ROUTED_ALLOW", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
 
-#: Backend `tls.pins`: a backend that asks for them is not used.
-CERTIFICATE_PINS: Final[bool] = False
-
-#: Backend `tls.crlRefs`: a backend that asks for them is not used.
-REVOCATION_LISTS: Final[bool] = False
+#: EgressPolicy `destinations.allow` on a route or Backend: a place where it is asked for stays closed.
+ROUTED_ALLOW: Final[bool] = False
 
 #: Gateway `spec.tls.frontend`: a listener that asks for it is not programmed.
 CLIENT_CERTIFICATES: Final[bool] = False
 
 #: Backend `protocol`: a backend that speaks another one is not used.
-UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset(Protocol)
+UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP})
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.
 ROUTE_FEATURES: Final[tuple[str, ...]] = (
@@ -31,7 +28,6 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "GatewayPort8080",
     "GatewayStaticAddresses",
     "HTTPRoute",
-    "HTTPRouteBackendProtocolH2C",
     "HTTPRouteBackendProtocolWebSocket",
     "HTTPRouteBackendRequestHeaderModification",
     "HTTPRouteBackendTimeout",
