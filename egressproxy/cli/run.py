@@ -40,6 +40,11 @@ __all__ = ["command"]
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
     help="Of the diagnostics on standard error.",
 )  # fmt: skip
+@click.option(
+    "--drain-timeout", "drain_timeout_s", type=click.FloatRange(min=0), default=10.0, show_default=True,
+    metavar="SECONDS",
+    help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
+)  # fmt: skip
 def command(
     config: tuple[Path, ...],
     bind: tuple[str, ...],
@@ -47,6 +52,7 @@ def command(
     metrics: tuple[str, int] | None,
     access_log: str | None,
     log_level: str,
+    drain_timeout_s: float,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
@@ -80,6 +86,7 @@ def command(
         metrics=metrics,
         access_log=None if access_log == "-" else access_log,
         log_level=log_level,
+        drain_timeout_s=drain_timeout_s,
     )
     try:
         status = app.run(options)

@@ -31,8 +31,8 @@ def command(kind: str | None) -> None:
     if kind is None:
         width = max(len(known.KIND) for known in KINDS)
         for known in KINDS:
-            versions = ", ".join(known.VERSIONS)
-            click.echo(f"{known.KIND:{width}}  {known.GROUP + '/' if known.GROUP else ''}{versions}")
+            group = f"{known.GROUP}/" if known.GROUP else ""
+            click.echo(f"{known.KIND:{width}}  {group}{', '.join(known.VERSIONS)}")
         return
     name, _, group = kind.partition(".")
     found = [known for known in KINDS if known.KIND.lower() == name.lower() and group in ("", known.GROUP)]
@@ -44,5 +44,8 @@ def command(kind: str | None) -> None:
         raise click.BadParameter(f"unknown kind {kind!r}; {hint}", param_hint="--kind")
     chosen = next((known for known in found if known.GROUP == OUR_GROUP), found[0])
     schema = chosen.model_json_schema(by_alias=True)
+    versions = [f"{chosen.GROUP}/{version}" if chosen.GROUP else version for version in chosen.VERSIONS]
+    schema["properties"]["apiVersion"]["enum"] = versions
+    schema["properties"]["kind"]["const"] = chosen.KIND
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     click.echo(json.dumps(schema, indent=2))

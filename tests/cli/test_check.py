@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,26 @@ def test_a_good_report_can_be_read_by_programs(tmp_path: Path):
             "addresses": ["127.0.0.1:3128", "[::1]:3128"],
         }
     ]
+
+
+def test_the_real_compiler_finds_what_cannot_be_served_and_nothing_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("a socket was opened"))
+    route = ROUTE.replace(
+        "spec: {parentRefs: [{name: gw}]}", "spec:\n  parentRefs: [{name: gw}]\n  rules:\n  - {backendRefs: [REF]}"
+    )
+    route = route.replace("REF", "{group: egressproxy.io, kind: Backend, name: not-there}")
+    (tmp_path / "a.yaml").write_text(GATEWAY)
+    assert invoke(tmp_path, "--strict").exit_code == 0
+    (tmp_path / "b.yaml").write_text(route)
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    assert (
+        f"{tmp_path}/b.yaml:1: HTTPRoute default/lost parent gw: ResolvedRefs is False (BackendNotFound)"
+        in result.output
+    )
+    assert "listener default/gw forward: egressproxy.io/forward-proxy on 127.0.0.1:3128\n" in result.output
 
 
 def test_an_empty_folder_is_a_problem(tmp_path: Path):

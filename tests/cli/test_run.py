@@ -66,6 +66,8 @@ def test_everything_that_is_asked_for_is_handed_over(asked: list[RunOptions], tm
         "/x/y",
         "--log-level",
         "debug",
+        "--drain-timeout",
+        "2.5",
     )
     assert result.exit_code == 0
     assert asked == [
@@ -76,6 +78,7 @@ def test_everything_that_is_asked_for_is_handed_over(asked: list[RunOptions], tm
             metrics=("0.0.0.0", 9090),
             access_log="/x/y",
             log_level="debug",
+            drain_timeout_s=2.5,
         )
     ]
 
@@ -95,6 +98,7 @@ def test_off_and_dash_are_understood(asked: list[RunOptions]):
         ["--metrics", "x:1"],
         ["--log-level", "loud"],
         ["--nope"],
+        ["--drain-timeout", "-1"],
         ["extra"],
         ["--config", "/does/not/exist"],
     ],

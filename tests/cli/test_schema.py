@@ -21,6 +21,7 @@ def test_every_kind_has_a_schema(kind: str):
     assert result.exit_code == 0
     schema = json.loads(result.output)
     assert {"apiVersion", "kind", "metadata"} <= set(schema["properties"])
+    assert schema["properties"]["kind"]["const"] == kind
 
 
 def test_a_name_of_several_groups_means_ours_unless_the_group_is_given():
