@@ -19,8 +19,8 @@ from tests.support.origins.packages import PACKAGE
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 ALL, BASE_ALONE = (Way.HTTP, Way.TLS, Way.BASE), (Way.BASE,)
 PROGRAM, PYTHON, NODE = "", "python:", "node:"
-#: What a client shows of a denial: the whole sentence in the status phrase (REASON), or our body's words (ALLOWED).
-REASON, ALLOWED = "<reason>", "allowed"
+#: What a client shows of a denial: the whole sentence, from the status phrase (REASON) or from the body (BODY).
+REASON, BODY = "<reason>", "<body>"
 #: What the scripts print when everything came back unchanged.
 SAME, STREAM = "unchanged", "stream: three small words"
 
@@ -77,14 +77,21 @@ def pip_download(url: str, folder: Path) -> list[str]:
 
 
 def npm_pack(url: str, folder: Path) -> list[str]:
-    options = ["--fetch-retries=0", "--replace-registry-host=always", f"--cache={folder / 'cache'}", "--registry", url]
+    options = [
+        "--cafile=../ca.crt",
+        "--fetch-retries=0",
+        "--replace-registry-host=always",
+        f"--cache={folder / 'cache'}",
+        "--registry",
+        url,
+    ]
     return ["npm", "pack", PACKAGE, f"--pack-destination={folder}", *options]
 
 
 # fmt: off
 CLIENTS = [
     #      name          kind      path                 command                  all well  denied   CONNECT refused
-    Client("curl",       PROGRAM,  "/hello",            curl,                    GREETING, ALLOWED, "403"),
+    Client("curl",       PROGRAM,  "/hello",            curl,                    GREETING, BODY,    "403"),
     Client("wget",       PROGRAM,  "/hello",            wget,                    GREETING, REASON,  REASON),
     Client("git",        PROGRAM,  "/git/project.git",  git_clone,               "Cloning", "403",  "403"),
     Client("pip",        PYTHON,   "/simple/",          pip_download,            "Saved",  PACKAGE, PACKAGE),
@@ -93,8 +100,8 @@ CLIENTS = [
     Client("httpx",      PYTHON,   "/hello",            script("httpx_get"),     GREETING, REASON,  REASON),
     Client("aiohttp",    PYTHON,   "/hello",            script("aiohttp_get"),   GREETING, REASON,  REASON),
     Client("boto3",      PYTHON,   "/s3",               script("boto3_objects"), SAME,     "403",   "proxy"),
-    Client("openai",     PYTHON,   "/openai/v1",        script("openai_chat"),   STREAM,   ALLOWED, "Connection error"),
-    Client("anthropic",  PYTHON,   "/anthropic",        script("anthropic_chat"), STREAM,  ALLOWED, "Connection error"),
+    Client("openai",     PYTHON,   "/openai/v1",        script("openai_chat"),   STREAM,   BODY,    "Connection error"),
+    Client("anthropic",  PYTHON,   "/anthropic",        script("anthropic_chat"), STREAM,  BODY,    "Connection error"),
     Client("websockets", PYTHON,   "/ws",               script("websockets_echo"), SAME,   "403",   "403"),
     Client("undici",     NODE,     "/hello",            script("undici_get"),    GREETING, "403",   "403"),
     Client("axios",      NODE,     "/hello",            script("axios_get"),     GREETING, "403",   "403"),
@@ -124,5 +131,11 @@ def test_a_client_is_served_denied_or_told(
         assert ended.status != 0, ended.output
         if outcome is Outcome.DENIED:
             shown = client.shows_tunnel if way is Way.TLS else client.shows
-            assert (world.denial(way) if shown is REASON else shown) in ended.output
-    world.gateway.wait_for_record(since=since, **world.expected_record(way, outcome))
+            sentence = world.denial(way)
+            expected = {REASON: f"Denied: {sentence}", BODY: sentence}.get(shown, shown)
+            assert expected in ended.output.replace('\\"', '"')  # as it stands in JSON, or not
+    wanted = world.expected_record(way, outcome)
+    if client.path == "/ws" and wanted["status"] == 200 and way is not Way.TLS:
+        wanted["status"] = 101
+    record = world.gateway.wait_for_record(since=since, **wanted)
+    assert record["request_id"]

@@ -158,7 +158,7 @@ def test_a_denial_answers_what_by_whom_why_and_what_to_add(world: World, require
     head, _, body = ended.output.partition("\r\n\r\n")
     status, *lines = head.split("\r\n")
     fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    assert status == f"HTTP/1.1 403 {world.denial(Way.HTTP)}"
+    assert status == f"HTTP/1.1 403 Denied: {world.denial(Way.HTTP)}"
     assert "http_request_denied" in fields["proxy-status"]
     error = json.loads(body)["error"]
     assert error["reason"] == "destination_not_allowed"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import manifests
-from tests.support.dns import DnsServer
+from tests.support.name_server import NameServer
 from tests.support.net import free_port, refusing_address
 from tests.support.origins import ai, basic, git, packages, s3
 from tests.support.origins.server import OriginServer
@@ -71,7 +71,7 @@ class World:
         self.origin = OriginServer(tables, self.pki.server_context(ORIGIN)).start()
         names = {ORIGIN: self.origin.address, DENIED: self.origin.address, DOWN: refusing_address()}
         # A name of the outside that resolves to an address of the inside.
-        self.dns = DnsServer({name: [address] for name, address in names.items()} | {PRIVATE: ["10.255.0.1"]}).start()
+        self.dns = NameServer({name: [address] for name, address in names.items()} | {PRIVATE: ["10.255.0.1"]}).start()
         self.forward_port, self.reverse_port = free_port(), free_port()
         self.gateway = GatewayProcess(folder / "gateway", self.manifests()).start()
 
@@ -159,5 +159,7 @@ class World:
         return {"status": status, "reason": reason, "listener": "forward", "authority": f"{host}:{port}"}
 
     def denial(self, way: Way) -> str:
-        """The sentence with which the gateway refuses, as far as every client that shows anything shows it."""
-        return "Denied: " if way is Way.BASE else f"Denied: {DENIED} is not allowed by policy agents/default"
+        """The sentence with which the gateway refuses."""
+        if way is Way.BASE:
+            return f'"{PRIVATE}" port {self.origin.tls_port} leads to an address that may not be dialled (private)'
+        return f"{DENIED} is not allowed by policy agents/default"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import manifests
-from tests.support.dns import DnsServer
+from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
@@ -89,7 +89,7 @@ def configuration(number: int, ports: list[int], origin_port: int, dns: str) -> 
 @pytest.mark.timeout(240)
 def test_not_one_of_100000_requests_is_lost_while_the_configuration_changes_50_times(load: Load, tmp_path: Path):
     ports = [free_port() for _ in range(3)]
-    with DnsServer({"*.egress.test": ["127.0.0.1"]}) as dns:
+    with NameServer({"*": ["127.0.0.1"]}) as dns:
         first = configuration(0, ports, load.origin_port, dns.address)
         with GatewayProcess(tmp_path / "gateway", first) as gateway:
             generation = gateway.metric("egress_config_generation")

@@ -1,0 +1,48 @@
+"""The kit itself is proved against real clients of the protocols: dnspython, ssl, requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dns.resolver
+import pytest
+import requests
+
+from tests.support.name_server import NameServer
+from tests.support.origins import basic
+from tests.support.origins.server import OriginServer
+from tests.support.pki import Pki
+
+
+def addresses(server: NameServer, name: str, *, tcp: bool) -> list[str]:
+    resolver = dns.resolver.Resolver(configure=False)
+    host, _, port = server.address.partition(":")
+    resolver.nameservers, resolver.port = [host], int(port)
+    return [record.to_text() for record in resolver.resolve(name, "A", tcp=tcp)]
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["udp", "tcp"])
+def test_names_are_answered_and_others_do_not_exist(tcp: bool):
+    with NameServer({"a.test": ["127.0.0.2", "::1"]}) as server:
+        assert addresses(server, "a.test", tcp=tcp) == ["127.0.0.2"]
+        with pytest.raises(dns.resolver.NXDOMAIN):
+            addresses(server, "none.test", tcp=tcp)
+        assert server.asked("a.test") == 1
+
+
+def test_the_certificate_is_good_for_its_names_and_for_no_other(tmp_path: Path):
+    pki = Pki(tmp_path)
+    with OriginServer([basic.routes()], pki.server_context("127.0.0.1")) as origin:
+        url = f"https://{origin.address}:{origin.tls_port}/hello"
+        with pytest.raises(requests.exceptions.SSLError, match=r"doesn't match|mismatch"):
+            requests.get(url, verify=str(pki.ca_file), timeout=10)
+
+
+def test_the_origin_answers_and_records_what_came(tmp_path: Path):
+    pki = Pki(tmp_path)
+    with OriginServer([basic.routes()], pki.server_context("origin.test")) as origin:
+        base = f"http://{origin.address}:{origin.plain_port}"
+        assert requests.get(f"{base}/bytes/1000", timeout=10).content == basic.pattern(1000)
+        assert requests.post(f"{base}/echo?a=b", data=b"some", headers={"X-Odd": "1"}, timeout=10).content == b"some"
+        assert origin.requests("/echo")[0].target == "/echo?a=b"
+        assert origin.requests("/echo")[0].get("x-odd") == ["1"]
