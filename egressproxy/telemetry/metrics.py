@@ -225,7 +225,7 @@ class Metrics:
         return made
 
     def count_dns(self, result: str) -> None:
-        """A lookup ended: "ok", "cached", "stale" or the value of one of the dns_* reasons."""
+        """A lookup ended; `result` is one of the few words of the resolver: "ok", "hit", "stale", "nxdomain" …"""
         _count(self.dns_lookups, result)
 
     def connection_rejected(self, reason: str) -> None:
