@@ -21,7 +21,8 @@ __all__ = ["MAX_PATTERN", "MAX_SUBJECT", "PatternError", "compile_pattern"]
 
 #: Characters of an expression. Gateway API allows 1024 for a path, 4096 for a header value.
 MAX_PATTERN = 1024
-#: Octets of a value that an expression is tried on: 2048² / 2 steps are about 10 ms.
+#: Octets of a value that an expression is tried on. Quadratic, that is about 30 ms; the worst of 60,000 random
+#: expressions that were accepted took 0.2 s on the values that are worst for it.
 MAX_SUBJECT = 2048
 #: Ways through the alternatives and options of one expression.
 MAX_WAYS = 64

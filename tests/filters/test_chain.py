@@ -193,6 +193,11 @@ async def test_a_filter_that_cancels_itself_fails_closed():
     assert stats.failed == 1
 
 
+async def test_a_waiting_filter_that_gives_another_type_is_a_failure():
+    with pytest.raises(GatewayFault):
+        await run(only(awaiting("yes"))[0], exchange())
+
+
 async def test_cancelling_the_task_cancels_the_filter():
     ended = []
 

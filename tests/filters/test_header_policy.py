@@ -54,6 +54,20 @@ def test_each_part_runs_in_the_phase_of_its_direction():
     assert (len(x.request.fields), len(x.response.fields)) == (0, 1)
 
 
+def test_backend_edits_change_what_goes_to_and_comes_from_the_backend():
+    made = chain("backend-request", request={"remove": ["x-a"]}, response={"set": [pair("x-a", "new")]})
+    x = exchange((b"x-a", b"1"))
+    run(made.backend_request, x)
+    run(made.backend_response, x)
+    assert (list(x.request.fields), list(x.response.fields)) == ([], [(b"x-a", b"new")])
+
+
+def test_a_policy_without_edits_runs_nowhere():
+    for phase in ("request-headers", "response-headers"):
+        made = chain(phase)
+        assert made.request_headers is made.response_headers is None
+
+
 def test_request_edits_cannot_be_placed_in_a_response_phase():
     with pytest.raises(FilterBuildError, match=r"HTTPRoute a/r: filter h .*cannot run in phase response-headers"):
         chain("response-headers", request={"remove": ["x"]})

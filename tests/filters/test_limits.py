@@ -74,6 +74,13 @@ def test_a_refusal_says_when_to_come_back():
     limit.request_headers(exchange())
 
 
+def test_attempts_at_a_backend_count_as_requests_do():
+    limit, _ = rate(limit=1, window=60)
+    limit.backend_request(exchange())
+    with pytest.raises(LimitExceeded):
+        limit.backend_request(exchange())
+
+
 def test_refused_requests_do_not_use_the_bucket_up():
     limit, clock = rate(limit=1, window=1)
     assert passed(limit, 100) == 1

@@ -107,6 +107,16 @@ def test_problems_are_told_with_file_and_line(tmp_path):
     assert "there is no such file" in problem(tmp_path, "", path="g.py")
 
 
+def test_a_config_that_is_no_model_is_refused(tmp_path):
+    assert "`Config` is not a pydantic model" in problem(tmp_path, SIMPLE.format(value=1) + "Config = 3\n")
+
+
+def test_an_interrupt_while_a_file_is_loaded_is_not_taken_for_its_failure(tmp_path):
+    (tmp_path / "f.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        FilterInstances(Catalog()).place(spec(tmp_path))
+
+
 def test_a_constructor_that_fails_does_not_show_its_secret(tmp_path):
     text = HEAD + "class F(Filter):\n    def __init__(self, c): raise ValueError(c.secrets['s/k'].reveal())\n"
     text += "    def request_headers(self, x): pass\n"

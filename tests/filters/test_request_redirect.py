@@ -45,6 +45,14 @@ def test_the_location_follows_the_rules_of_scheme_host_and_port(config, expected
     assert location(**config) == expected
 
 
+def test_a_redirect_of_a_backend_reference_answers_the_same():
+    x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
+    x.request = RequestHead(b"GET", b"/x", Fields())
+    config = RequestRedirectConfig(hostname="b.test")
+    redirect = RequestRedirect(FilterContext(config, {}, "r", "-", "-"))
+    assert redirect.backend_request(x) == redirect.request_headers(x)
+
+
 def test_the_status_is_302_unless_another_is_given():
     assert answer().status == 302
     assert answer(statusCode=308).status == 308

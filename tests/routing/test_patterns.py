@@ -16,6 +16,9 @@ from egressproxy.routing.patterns import MAX_SUBJECT, PatternError, compile_patt
         ("/(?:[a-z]/){2}x", b"/a/b/x"),
         ("/files/.*", b"/files/a/b"),
         ("/a(?:/b)?", b"/a"),
+        (r"^/\d+/\w+/\S$", b"/12/ab/-"),
+        (r"/[^\s\d]+", b"/abc"),
+        ("(?i:/a)/[^b]", b"/A/x"),
     ],
 )
 def test_an_expression_of_bounded_cost_matches_the_whole_value(text, subject):

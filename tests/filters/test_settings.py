@@ -1,0 +1,33 @@
+import pytest
+from pydantic import ValidationError
+
+from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, Hostname
+
+
+class Sample(FilterConfig):
+    field_name: FieldName = "x"
+    field_value: FieldValue = ""
+    host_name: Hostname = "a.test"
+
+
+def test_keys_are_camel_case_and_unknown_ones_refused():
+    assert Sample.model_validate({"fieldName": "X-A"}).field_name == "X-A"
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Sample.model_validate({"fieldname": "X-A"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fieldName", "a b"), ("fieldName", ""), ("fieldName", "a:"), ("fieldName", "ä"),
+        ("fieldValue", "a\nb"), ("fieldValue", " a"), ("fieldValue", "a\0"),
+        ("hostName", "a..b"), ("hostName", ""), ("hostName", "a.test:80"), ("hostName", "*.a.test"), ("hostName", "0x7f.1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_on_the_wire_is_refused(key, value):
+    with pytest.raises(ValidationError):
+        Sample.model_validate({key: value})
+
+
+def test_host_names_are_kept_in_lower_case():
+    assert Sample.model_validate({"hostName": "API.Example.COM."}).host_name == "api.example.com"
