@@ -76,7 +76,7 @@ def route_request(x: Exchange, listener: Listener) -> Route:
     authority, head = x.authority, x.request
     assert authority is not None
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
-    if found is not None:
+    if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, x.path_prefix = found
         enforce(x, route.mode, route.destinations.denial(authority))
     elif listener.is_forward:

@@ -14,7 +14,7 @@ from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostTable
 from egressproxy.routing.table import HttpTable
-from egressproxy.spec.backend import ConnectionSpec
+from egressproxy.spec.backend import ConnectionSpec, Destination
 from egressproxy.spec.gateway import ListenerSpec
 from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.telemetry.metrics import Series
@@ -50,7 +50,7 @@ class Route:
     """One rule of a route, or what a policy allows without a route (`name` "-")."""
 
     __slots__ = ("buffers_request", "chain", "choices", "destinations", "idle_s", "is_tls_only", "mode", "name", "request_s", "series", "total",
-                 "tunnel_idle_s")
+                 "tunnel_idle_s", "_ports")
 
     def __init__(
         self, name: str, chain: Chain, choices: Sequence[Choice], series: Series, policy: PolicySpec,
@@ -68,7 +68,17 @@ class Route:
         self.request_s = request_s
         self.idle_s = policy.timeouts.idle_s
         self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
+        self._ports = served_ports(choices)
         self.is_tls_only = is_tls_only              # a TLSRoute: what the tunnel carries has to be TLS
+
+    def serves(self, host: str, port: int) -> bool:
+        """On a forward-proxy listener: whether a destination with this port is the one that the backend stands for.
+
+        The same name on another port is another service, which this route (and its credential) says nothing about.
+        A plain http URL counts as that of a TLS backend: it goes out as https.
+        """
+        ports = self._ports.get(host)
+        return ports is None or port in ports
 
     def choose(self) -> Choice:
         """A backend by weight. Raises GatewayFault (500) where there is none (Gateway API, HTTPRouteRule.backendRefs)."""
@@ -90,6 +100,16 @@ class Route:
 
     def __repr__(self) -> str:
         return f"Route({self.name}, {len(self.choices)} choices)"
+
+
+def served_ports(choices: Sequence[Choice]) -> dict[str, set[int]]:
+    """By hostname of an Fqdn backend: the ports under which a client may name it."""
+    ports: dict[str, set[int]] = {}
+    for choice in choices:
+        backend = choice.connector.spec.backend if choice.connector is not None else None
+        if backend is not None and backend.destination is Destination.FQDN:
+            ports.setdefault(backend.hostname, set()).update((backend.port, 80) if backend.tls else (backend.port,))
+    return ports
 
 
 class Listener:

@@ -77,7 +77,7 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
 def route_tunnel(x: Exchange, listener: Listener, authority: Authority) -> Route | None:
     """The route of a tunnel, or None for one that we read HTTP in. Raises Denied."""
     route = listener.streams.match(authority.host)
-    if route is not None:
+    if route is not None and route.serves(authority.host, authority.port):
         enforce(x, route.mode, route.destinations.denial(authority))
         return route
     if authority.port != HTTP_PORT:

@@ -33,9 +33,10 @@ def pause() -> Generator[None, None, None]:
 class Driver:
     """Drives one coroutine at a time; lives as long as the client connection, and is used again for its next exchange."""
 
-    __slots__ = ("_coroutine", "_error", "_future", "_running")
+    __slots__ = ("_coroutine", "_error", "_future", "_running", "on_idle")
 
-    def __init__(self) -> None:
+    def __init__(self, on_idle: Callable[[], None] | None = None) -> None:
+        self.on_idle = on_idle          # called when a coroutine has ended, and the next may start
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._future: asyncio.Future[Any] | None = None
         self._error: BaseException | None = None
@@ -75,11 +76,13 @@ class Driver:
         try:
             awaited = advance(value)
         except StopIteration:
+            self._running = False
             self._end()
             return
         except BaseException as error:
-            self._end()
+            self._running = False
             log.error("an exchange ended with an unhandled %s", type(error).__name__, exc_info=error)
+            self._end()
             if not isinstance(error, Exception):
                 raise
             return
@@ -103,6 +106,8 @@ class Driver:
         self._coroutine = None
         self._future = None
         self._error = None
+        if self.on_idle is not None:
+            self.on_idle()
 
     def __repr__(self) -> str:
         state = "idle" if self._coroutine is None else "future" if self._future else "paused"

@@ -58,7 +58,7 @@ class DownstreamConnection(Flow):
         self.request_headers_s = request_headers_s
         self.idle_s = idle_s
         self.reader = RequestReader(limits)
-        self.driver = Driver()
+        self.driver = Driver(self._exchange_over)
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.sink: BodySink | None = None
         self.client = "-"
@@ -127,7 +127,7 @@ class DownstreamConnection(Flow):
             self._pump()
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over and its last octet written. Goes on with the next request, or closes."""
+        """The exchange is over and its last octet written. The next request follows when its coroutine has ended, or we close."""
         self.in_exchange = False
         self.sink = None
         self.feed_from(None)
@@ -141,8 +141,6 @@ class DownstreamConnection(Flow):
         self.octets_out = 0
         self.deadline.after(self.idle_s)
         self.resume_reading()
-        if not self._is_pumping:
-            self._pump()
 
     def close(self) -> None:
         """Say no more; let the client read what was said before the connection goes (RFC 9112 section 9.6)."""
@@ -178,6 +176,10 @@ class DownstreamConnection(Flow):
         self.reader = RequestReader(limits)
         self.reader.feed(rest)
 
+    def _exchange_over(self) -> None:
+        if not self._is_pumping and not self.is_lost:
+            self._pump()
+
     # --- reading -----------------------------------------------------------------------------------------------
     def _pump(self) -> None:
         """Take from the reader whatever can be used now."""
@@ -189,7 +191,7 @@ class DownstreamConnection(Flow):
                         if self.reader.buffered > HIGH_WATER:
                             self.pause_reading()
                         return
-                elif self.is_write_blocked:
+                elif self.is_write_blocked or self.driver.is_busy:
                     if self.reader.buffered > HIGH_WATER:
                         self.pause_reading()
                     return

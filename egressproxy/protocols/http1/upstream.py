@@ -7,6 +7,7 @@ never a second response). An end without the end of the message is passed on as 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
@@ -15,6 +16,7 @@ from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, Response
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow
 from egressproxy.transport.timers import Deadline, TimerWheel
+from egressproxy.transport.tls import tls_fault
 
 __all__ = ["UpstreamConnection"]
 
@@ -76,6 +78,8 @@ class UpstreamConnection(Flow):
             return
         self.is_lost = True
         self.deadline.close()
+        if isinstance(error, ssl.SSLError) and not self.is_idle and not self.has_ended and self.error is None:
+            self._fail(tls_fault(error))            # an alert: with TLS 1.3 a refused client certificate comes this late
         self._end(clean=error is None, reset=isinstance(error, ConnectionResetError | BrokenPipeError))
         self.feeder = None
         on_lost, self.on_lost = self.on_lost, None
