@@ -64,7 +64,6 @@ async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.E
             rust_timeout=_LOOK_MS,
             yield_on_timeout=True,
             recursive=False,
-            raise_interrupt=False,
         )
         async with aclosing(watch):
             async for found in watch:

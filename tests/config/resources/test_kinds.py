@@ -108,7 +108,7 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not EndpointSlice], ids=lambda kind: kind.__name__)
 def test_every_kind_reads_its_smallest_manifest(kind: type[Resource]) -> None:
-    read = made(kind, SPECS[kind], status={"anything": ["is", "ignored"]} if kind is not Pod else {})
+    read = made(kind, SPECS[kind], status={"anything": ["is", "ignored"]} if kind is not Pod else None)
     assert read.key == (kind.GROUP, kind.KIND, "default" if kind.NAMESPACED else "", "x")
     assert read == made(kind, SPECS[kind])
 
@@ -137,10 +137,18 @@ def test_fields_that_are_not_read_are_let_through_in_kubernetes_kinds(kind: type
 
 def test_metadata_lets_kubernetes_fields_through() -> None:
     metadata = {
-        "name": "x", "namespace": "n", "labels": {"a": "b"}, "annotations": None, "creationTimestamp": None,
+        "name": "x",
+        "namespace": "n",
+        "labels": {"a": "b"},
+        "annotations": None,
+        "creationTimestamp": None,
         "generation": 3,
-        "managedFields": [{}], "uid": "u", "resourceVersion": "1", "ownerReferences": [], "finalizers": [],
-    }  # fmt: skip
+        "managedFields": [{}],
+        "uid": "u",
+        "resourceVersion": "1",
+        "ownerReferences": [],
+        "finalizers": [],
+    }
     read = made(ConfigMap, None, metadata=metadata)
     assert (read.namespace, read.metadata.generation, read.metadata.labels) == ("n", 3, {"a": "b"})
 
@@ -157,16 +165,21 @@ def test_objects_are_equal_by_content_wherever_they_stand() -> None:
 
 def test_a_manifest_is_given_back_as_written_with_namespace_and_without_status() -> None:
     raw = {
-        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": "x"}, "spec": {},
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "x"},
+        "spec": {},
         "status": {"parents": []},
-    }  # fmt: skip
+    }
     read = HttpRoute.model_validate(raw)
     read.written(raw, Origin("a.yaml", 1))
     manifest = read.to_manifest()
     assert manifest == {
-        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
-        "metadata": {"name": "x", "namespace": "default"}, "spec": {},
-    }  # fmt: skip
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "x", "namespace": "default"},
+        "spec": {},
+    }
     manifest["spec"]["rules"] = []
     assert read.to_manifest()["spec"] == {}
     assert "status" in raw
@@ -261,29 +274,65 @@ def test_every_standard_field_of_a_rule_is_read() -> None:
     header = {"name": "X-A", "value": "1"}
     spec = rule(
         name="all",
-        matches=[{"path": {"type": "RegularExpression", "value": "/("}, "method": "GET", "headers": [header],
-                  "queryParams": [{"type": "RegularExpression", "name": "q", "value": ".*"}]}],
+        matches=[
+            {
+                "path": {"type": "RegularExpression", "value": "/("},
+                "method": "GET",
+                "headers": [header],
+                "queryParams": [{"type": "RegularExpression", "name": "q", "value": ".*"}],
+            }
+        ],
         filters=[
-            {"type": "RequestHeaderModifier",
-             "requestHeaderModifier": {"set": [header], "add": [header], "remove": ["X-B"]}},
+            {
+                "type": "RequestHeaderModifier",
+                "requestHeaderModifier": {"set": [header], "add": [header], "remove": ["X-B"]},
+            },
             {"type": "ResponseHeaderModifier", "responseHeaderModifier": {"remove": ["Server"]}},
             {"type": "RequestMirror", "requestMirror": {"backendRef": ref, "percent": 5}},
             {"type": "RequestMirror", "requestMirror": {"backendRef": ref, "fraction": {"numerator": 1}}},
-            {"type": "URLRewrite",
-             "urlRewrite": {"hostname": "b.test", "path": {"type": "ReplaceFullPath", "replaceFullPath": "/"}}},
+            {
+                "type": "URLRewrite",
+                "urlRewrite": {"hostname": "b.test", "path": {"type": "ReplaceFullPath", "replaceFullPath": "/"}},
+            },
             {"type": "ExtensionRef", "extensionRef": {"group": "egressproxy.io", "kind": "EgressPolicy", "name": "p"}},
-            {"type": "CORS", "cors": {"allowOrigins": ["https://*.a.test"], "allowCredentials": True,
-                                      "allowMethods": ["*"], "allowHeaders": ["X-A"], "exposeHeaders": ["X-B"], "maxAge": 9}},
-            {"type": "ExternalAuth", "externalAuth": {"protocol": "HTTP", "backendRef": ref, "http": {"path": "/auth",
-             "allowedHeaders": ["X-A"], "allowedResponseHeaders": ["X-B"]}, "forwardBody": {"maxSize": 10}}},
+            {
+                "type": "CORS",
+                "cors": {
+                    "allowOrigins": ["https://*.a.test"],
+                    "allowCredentials": True,
+                    "allowMethods": ["*"],
+                    "allowHeaders": ["X-A"],
+                    "exposeHeaders": ["X-B"],
+                    "maxAge": 9,
+                },
+            },
+            {
+                "type": "ExternalAuth",
+                "externalAuth": {
+                    "protocol": "HTTP",
+                    "backendRef": ref,
+                    "http": {"path": "/auth", "allowedHeaders": ["X-A"], "allowedResponseHeaders": ["X-B"]},
+                    "forwardBody": {"maxSize": 10},
+                },
+            },
         ],
-        backendRefs=[{**ref, "weight": 0, "filters": [
-            {"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["X-C"]}}]}],
+        backendRefs=[
+            {
+                **ref,
+                "weight": 0,
+                "filters": [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["X-C"]}}],
+            }
+        ],
         timeouts={"request": "10s", "backendRequest": "2s"},
         retry={"codes": [500, 503], "attempts": 2, "backoff": "100ms"},
-        sessionPersistence={"sessionName": "s", "absoluteTimeout": "1h", "idleTimeout": "1m", "type": "Cookie",
-                            "cookieConfig": {"lifetimeType": "Permanent"}},
-    )  # fmt: skip
+        sessionPersistence={
+            "sessionName": "s",
+            "absoluteTimeout": "1h",
+            "idleTimeout": "1m",
+            "type": "Cookie",
+            "cookieConfig": {"lifetimeType": "Permanent"},
+        },
+    )
     (read,) = made(HttpRoute, spec).spec.rules
     assert [entry.type for entry in read.filters][-2:] == ["CORS", "ExternalAuth"]
     assert read.timeouts is not None
@@ -370,9 +419,11 @@ def test_a_backend_of_another_kind_needs_no_port() -> None:
 
 
 def test_a_grpc_route_is_read() -> None:
-    spec = rule(matches=[{"method": {"service": "a.B", "method": "C"}, "headers": [{"name": "x", "value": "y"}]}],
-                filters=[{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["a"]}}],
-                backendRefs=[SERVICE])  # fmt: skip
+    spec = rule(
+        matches=[{"method": {"service": "a.B", "method": "C"}, "headers": [{"name": "x", "value": "y"}]}],
+        filters=[{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["a"]}}],
+        backendRefs=[SERVICE],
+    )
     assert made(GrpcRoute, spec).spec.rules[0].matches[0].method is not None
     assert "neither service nor method" in refused(GrpcRoute, rule(matches=[{"method": {}}]))
     assert "Input should be" in refused(GrpcRoute, rule(filters=[{"type": "URLRewrite"}]))
@@ -391,16 +442,37 @@ def port(**tls: Any) -> dict[str, Any]:
 
 def test_a_backend_is_read_in_full() -> None:
     tls = {
-        "mode": "Mutual", "sni": "API.test", "caBundleRef": [{"kind": "ConfigMap", "name": "ca"}],
-        "clientCertificateRef": {"name": "c"}, "subjectAltNames": ["a.test", "spiffe://a/b"],
+        "mode": "Mutual",
+        "sni": "API.test",
+        "caBundleRef": [{"kind": "ConfigMap", "name": "ca"}],
+        "clientCertificateRef": {"name": "c"},
+        "subjectAltNames": ["a.test", "spiffe://a/b"],
         "pins": ["sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="],
-        "crlRefs": [{"kind": "ConfigMap", "name": "crl"}], "minVersion": "1.3", "insecureSkipVerify": False,
-    }  # fmt: skip
-    spec = made(Backend, {
-        **port(**tls), "region": "us-east", "resolver": {"servers": ["192.0.2.1"]}, "parent": {"name": "p"},
-        "extensions": [{"name": "e", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request",
-                        "priority": 10, "failOpen": False, "preAuth": False, "timeout": "1s", "config": {"header": "Authorization"}}],
-    }).spec  # fmt: skip
+        "crlRefs": [{"kind": "ConfigMap", "name": "crl"}],
+        "minVersion": "1.3",
+        "insecureSkipVerify": False,
+    }
+    spec = made(
+        Backend,
+        {
+            **port(**tls),
+            "region": "us-east",
+            "resolver": {"servers": ["192.0.2.1"]},
+            "parent": {"name": "p"},
+            "extensions": [
+                {
+                    "name": "e",
+                    "type": "egressproxy.io/CredentialInjector:v1",
+                    "phase": "backend-request",
+                    "priority": 10,
+                    "failOpen": False,
+                    "preAuth": False,
+                    "timeout": "1s",
+                    "config": {"header": "Authorization"},
+                }
+            ],
+        },
+    ).spec
     (read,) = spec.destination.ports
     assert read.protocol is Protocol.HTTP
     assert read.tls is not None
@@ -466,30 +538,58 @@ def test_a_backend_tls_policy_has_one_source_of_trust() -> None:
 
 def test_a_policy_is_read_in_full() -> None:
     rate = {"per": "Identity", "limit": 10, "window": "1m", "burst": 5}
-    spec = made(EgressPolicy, {
-        "targetRefs": [{**TARGET, "sectionName": "forward"}], "subjects": [{"namespace": "n", "serviceAccount": "a"}],
-        "mode": "Report",
-        "destinations": {"allow": [{"hostnames": ["*.A.test"], "ports": [443], "sni": "Any"}, {"cidrs": ["10.0.0.0/8"]}],
-                         "deny": []},
-        "addresses": {"allow": [{"cidrs": ["127.0.0.1/32", "::1/128"], "hostnames": ["a.test"]}]},
-        "dns": {"servers": ["192.0.2.1:53"], "transport": "udp", "timeout": "5s", "hosts": {"B.test": ["192.0.2.7"]},
-                "minTTL": "1s", "maxTTL": "5m", "staleTTL": "1m", "family": "IPv4", "reverseCheck": "Report"},
-        "tls": {"minVersion": "1.3", "caBundleRefs": [{"kind": "ConfigMap", "name": "ca"}]},
-        "intercept": {"hostnames": ["*.b.test"], "caCertificateRef": {"name": "ca"}},
-        "identity": {"certificate": {"caCertificateRefs": [{"kind": "ConfigMap", "name": "ca"}]},
-                     "token": {"issuer": "https://i", "audiences": ["a"],
-                               "jwksRef": {"kind": "ConfigMap", "name": "k"}},
-                     "basic": {"secretRef": {"name": "users"}},
-                     "address": {"clients": [{"cidrs": ["10.1.0.0/16"], "namespace": "n", "serviceAccount": "a"}]}},
-        "limits": {"maxHeadBytes": 65536, "maxBodyBytes": 1, "requests": [rate], "tokens": [rate], "bytes": [rate],
-                   "concurrency": [{"per": "Route", "limit": 1}], "tunnels": 3, "store": {"type": "Memory"}},
-        "traffic": {"timeouts": {"connect": "5s", "tunnelIdle": "0s"},
-                    "retries": {"attempts": 2, "budget": {"percent": 10}}, "circuitBreaker": {"maxRequests": 5}, "outlierDetection": {"consecutiveErrors": 3},
-                    "loadBalancing": {"type": "ConsistentHash", "hashHeader": "X-User"},
-                    "healthCheck": {"path": "/up"}},
-        "regions": {"allowed": ["eu"]},
-        "extensions": [{"name": "e", "type": "egressproxy.io/X:v1"}],
-    }).spec  # fmt: skip
+    spec = made(
+        EgressPolicy,
+        {
+            "targetRefs": [{**TARGET, "sectionName": "forward"}],
+            "subjects": [{"namespace": "n", "serviceAccount": "a"}],
+            "mode": "Report",
+            "destinations": {
+                "allow": [{"hostnames": ["*.A.test"], "ports": [443], "sni": "Any"}, {"cidrs": ["10.0.0.0/8"]}],
+                "deny": [],
+            },
+            "addresses": {"allow": [{"cidrs": ["127.0.0.1/32", "::1/128"], "hostnames": ["a.test"]}]},
+            "dns": {
+                "servers": ["192.0.2.1:53"],
+                "transport": "udp",
+                "timeout": "5s",
+                "hosts": {"B.test": ["192.0.2.7"]},
+                "minTTL": "1s",
+                "maxTTL": "5m",
+                "staleTTL": "1m",
+                "family": "IPv4",
+                "reverseCheck": "Report",
+            },
+            "tls": {"minVersion": "1.3", "caBundleRefs": [{"kind": "ConfigMap", "name": "ca"}]},
+            "intercept": {"hostnames": ["*.b.test"], "caCertificateRef": {"name": "ca"}},
+            "identity": {
+                "certificate": {"caCertificateRefs": [{"kind": "ConfigMap", "name": "ca"}]},
+                "token": {"issuer": "https://i", "audiences": ["a"], "jwksRef": {"kind": "ConfigMap", "name": "k"}},
+                "basic": {"secretRef": {"name": "users"}},
+                "address": {"clients": [{"cidrs": ["10.1.0.0/16"], "namespace": "n", "serviceAccount": "a"}]},
+            },
+            "limits": {
+                "maxHeadBytes": 65536,
+                "maxBodyBytes": 1,
+                "requests": [rate],
+                "tokens": [rate],
+                "bytes": [rate],
+                "concurrency": [{"per": "Route", "limit": 1}],
+                "tunnels": 3,
+                "store": {"type": "Memory"},
+            },
+            "traffic": {
+                "timeouts": {"connect": "5s", "tunnelIdle": "0s"},
+                "retries": {"attempts": 2, "budget": {"percent": 10}},
+                "circuitBreaker": {"maxRequests": 5},
+                "outlierDetection": {"consecutiveErrors": 3},
+                "loadBalancing": {"type": "ConsistentHash", "hashHeader": "X-User"},
+                "healthCheck": {"path": "/up"},
+            },
+            "regions": {"allowed": ["eu"]},
+            "extensions": [{"name": "e", "type": "egressproxy.io/X:v1"}],
+        },
+    ).spec
     assert spec.mode is Mode.REPORT
     assert spec.destinations is not None
     assert spec.destinations.allow is not None

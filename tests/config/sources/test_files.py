@@ -1,0 +1,191 @@
+"""Watching files: real folders, real events."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from egressproxy.config.sources import files
+from egressproxy.config.sources.files import changes
+
+#: A change has to be seen well before this.
+SOON_S = 2.0
+
+
+class Watcher:
+    """Counts what `changes` yields."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.stop = asyncio.Event()
+        self.seen: asyncio.Queue[None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run(changes(paths, self.stop)))
+
+    async def _run(self, found: AsyncIterator[None]) -> None:
+        async for _ in found:
+            self.seen.put_nowait(None)
+
+    async def change(self) -> None:
+        await asyncio.wait_for(self.seen.get(), SOON_S)
+
+    async def quiet(self, seconds: float = 0.8) -> None:
+        """Nothing more is seen. (Longer than the regular look.)"""
+        await asyncio.sleep(seconds)
+        assert self.seen.empty()
+
+    async def close(self) -> None:
+        self.stop.set()
+        await asyncio.wait_for(self._task, SOON_S)
+
+
+@asynccontextmanager
+async def watching(*paths: Path) -> AsyncIterator[Watcher]:
+    watcher = Watcher(*paths)
+    await asyncio.sleep(0.2)  # so that the watch is set: there is no event that says so
+    try:
+        yield watcher
+    finally:
+        await watcher.close()
+
+
+def replace(path: Path, text: str) -> None:
+    """As editors and configuration managers do: write beside, then rename."""
+    fresh = path.with_name(f".{path.name}.tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+async def test_a_written_file_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a")
+    async with watching(tmp_path) as watcher:
+        (tmp_path / "a.yaml").write_text("b")
+        await watcher.change()
+        await watcher.quiet()
+
+
+async def test_a_change_is_seen_fast(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watcher:
+        started = asyncio.get_running_loop().time()
+        (tmp_path / "a.yaml").write_text("a")
+        await watcher.change()
+        assert asyncio.get_running_loop().time() - started < 0.45  # events, not the regular look
+
+
+async def test_a_file_that_comes_or_goes_is_seen(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watcher:
+        (tmp_path / "a.json").write_text("{}")
+        await watcher.change()
+        (tmp_path / "a.json").unlink()
+        await watcher.change()
+
+
+async def test_a_burst_is_one_change(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watcher:
+        for index in range(20):
+            (tmp_path / f"{index}.yaml").write_text("a")
+        await watcher.change()
+        await watcher.quiet()
+
+
+async def test_a_replaced_file_is_seen_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("0")
+    async with watching(path) as watcher:
+        for text in "123":
+            replace(path, text)
+            await watcher.change()
+        await watcher.quiet()
+
+
+async def test_temporary_files_of_editors_are_no_change(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a")
+    async with watching(tmp_path) as watcher:
+        for name in (".a.yaml.swp", ".#a.yaml", "#a.yaml#", "a.yaml~", "4913", "notes.txt"):
+            (tmp_path / name).write_text("x")
+        await watcher.quiet()
+
+
+async def test_other_files_beside_a_single_file_are_no_change(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a")
+    async with watching(tmp_path / "a.yaml") as watcher:
+        (tmp_path / "b.yaml").write_text("b")
+        await watcher.quiet()
+
+
+async def test_the_swap_of_a_mounted_config_map_is_one_change(tmp_path: Path) -> None:
+    for version in ("..1", "..2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "a.yaml").write_text(version)
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "a.yaml").symlink_to("..data/a.yaml")
+    async with watching(tmp_path) as watcher:
+        (tmp_path / "..data_tmp").symlink_to("..2")
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+        shutil.rmtree(tmp_path / "..1")
+        await watcher.change()
+        await watcher.quiet()
+
+
+async def test_a_folder_that_is_removed_and_made_again_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("a")
+    async with watching(folder) as watcher:
+        shutil.rmtree(folder)
+        await watcher.change()
+        folder.mkdir()
+        (folder / "a.yaml").write_text("b")
+        await watcher.change()
+        while True:  # the folder and its file may have been seen one after the other
+            try:
+                await asyncio.wait_for(watcher.seen.get(), 0.8)
+            except TimeoutError:
+                break
+        replace(folder / "a.yaml", "c")
+        await watcher.change()
+
+
+async def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "later" / "conf"
+    async with watching(folder) as watcher:
+        folder.mkdir(parents=True)
+        (folder / "a.yaml").write_text("a")
+        await watcher.change()
+
+
+async def test_changes_before_the_first_step_count(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    found = changes([tmp_path], stop)
+    (tmp_path / "a.yaml").write_text("a")
+    await asyncio.wait_for(anext(found), SOON_S)
+    stop.set()
+
+
+async def test_changes_are_found_without_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_inotify(*_args: object, **_options: object) -> AsyncIterator[object]:
+        raise OSError("inotify watch limit reached")
+
+    monkeypatch.setattr(files, "awatch", no_inotify)
+    async with watching(tmp_path) as watcher:
+        (tmp_path / "a.yaml").write_text("a")
+        await watcher.change()
+        await watcher.quiet()
+
+
+async def test_a_write_that_leaves_size_and_time_alone_is_still_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a")
+    stat = path.stat()
+    async with watching(tmp_path) as watcher:
+        path.write_text("b")
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        await watcher.change()
+
+
+async def test_stopping_ends_the_watch(tmp_path: Path) -> None:
+    watcher = Watcher(tmp_path)
+    await asyncio.sleep(0.2)
+    await watcher.close()
