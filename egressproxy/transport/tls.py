@@ -36,6 +36,9 @@ class _State(IntEnum):
     CLOSED = 2  # closing or lost: nothing is delivered or sent any more
 
 
+_HANDSHAKE, _OPEN, _CLOSED = _State  # an attribute of an Enum costs a look-up at every read
+
+
 class TlsStream(asyncio.Protocol, asyncio.Transport):
     """One TLS connection.
 
@@ -72,7 +75,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._inner = inner
         self._on_handshake: OnHandshake | None = on_handshake
         self._verify = verify
-        self._state = _State.HANDSHAKE
+        self._state = _HANDSHAKE
         self._error: Exception | None = None
         self._is_joined = False  # the inner protocol has been told of its connection
         self._is_paused = False  # the inner protocol does not want plaintext
@@ -89,30 +92,30 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def data_received(self, data: bytes) -> None:
         self._in.write(data)
-        if self._state is _State.OPEN:
+        if self._state is _OPEN:
             self._pump()
-        elif self._state is _State.HANDSHAKE:
+        elif self._state is _HANDSHAKE:
             self._handshake()
 
     def eof_received(self) -> bool:
-        """Never keeps the transport open: TCP FIN ends both directions of TLS."""
+        """TCP FIN: the end of everything, unless close_notify came before and the inner protocol still has to write."""
         self._has_eof = True
         self._in.write_eof()
-        if self._state is _State.OPEN:
+        if self._state is _OPEN:
             self._pump()
-        elif self._state is _State.HANDSHAKE:
+        elif self._state is _HANDSHAKE:
             self._handshake()
-        # A paused reader still has records to come; its transport is closed when they are read.
-        return self._state is _State.OPEN and self._is_paused
+        # A paused reader still has records to come: whether the end is clean shows when they are read.
+        return self._state is _OPEN and (self._is_paused or self._has_peer_eof)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        was, self._state = self._state, _State.CLOSED
+        was, self._state = self._state, _CLOSED
         if not self._is_joined:
             self._report(exc or ConnectionResetError("the peer closed the connection in the TLS handshake"))
             return
         if self._error is not None:
             exc = self._error
-        elif exc is None and was is _State.OPEN and not self._has_peer_eof:
+        elif exc is None and was is _OPEN and not self._has_peer_eof:
             exc = TlsTruncated("the connection ended without close_notify")
         self._inner.connection_lost(exc)
 
@@ -129,8 +132,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     # --- transport of the protocol above -------------------------------------------------------------------------
     def write(self, data: Any) -> None:
         """Encrypt and send. Ignored once the stream is closing, as asyncio's transports do."""
-        if self._state is not _State.OPEN or self._has_sent_eof or self._eof_wanted or not data:
-            if self._state is _State.HANDSHAKE:
+        if self._state is not _OPEN or self._has_sent_eof or self._eof_wanted or not data:
+            if self._state is _HANDSHAKE:
                 raise RuntimeError("write before the TLS handshake is done")
             return
         try:
@@ -152,7 +155,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def write_eof(self) -> None:
         """Half-close: send close_notify, and go on reading (RFC 8446 section 6.1)."""
-        if self._state is not _State.OPEN or self._has_sent_eof:
+        if self._state is not _OPEN or self._has_sent_eof:
             return
         if self._in.pending:
             self._eof_wanted = True  # OpenSSL drops records that it finds unread when it shuts down
@@ -161,30 +164,30 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def close(self) -> None:
         """Send close_notify, then close the transport when all is written. `connection_lost(None)` follows."""
-        if self._state is _State.CLOSED:
+        if self._state is _CLOSED:
             return
-        if self._state is _State.HANDSHAKE:
-            self._state = _State.CLOSED
+        if self._state is _HANDSHAKE:
+            self._state = _CLOSED
             self._transport.abort()
             return
         self._send_close_notify()
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._transport.close()
 
     def abort(self) -> None:
         """Close at once; nothing more is sent."""
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._transport.abort()
 
     def abort_handshake(self) -> None:
         """The handshake took too long: `on_handshake` is told TimeoutError. Does nothing once it is over."""
-        if self._state is _State.HANDSHAKE:
-            self._state = _State.CLOSED
+        if self._state is _HANDSHAKE:
+            self._state = _CLOSED
             self._transport.abort()
             self._report(TimeoutError("the TLS handshake took too long"))
 
     def is_closing(self) -> bool:
-        return self._state is _State.CLOSED or self._transport.is_closing()
+        return self._state is _CLOSED or self._transport.is_closing()
 
     def pause_reading(self) -> None:
         """No more plaintext from now on. At most one read of the transport below stays here, as ciphertext."""
@@ -202,7 +205,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._pump)  # never from within the caller
 
     def is_reading(self) -> bool:
-        return not self._is_paused and self._state is _State.OPEN
+        return not self._is_paused and self._state is _OPEN
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
@@ -242,7 +245,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             except ssl.SSLError as error:
                 self._fail(error)
                 return
-        self._state = _State.OPEN
+        self._state = _OPEN
         self._report(None)
         if self.is_closing():
             return
@@ -261,7 +264,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     def _pump(self) -> None:
         """Deliver what can be decrypted, until the inner protocol pauses."""
         incoming = self._in
-        while self._state is _State.OPEN and not self._is_paused and not self._has_peer_eof:
+        while self._state is _OPEN and not self._is_paused and not self._has_peer_eof:
             try:
                 plain = self._read(MAX_PLAINTEXT)
             except ssl.SSLWantReadError:
@@ -270,7 +273,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 plain = b""
             except ssl.SSLEOFError:
                 self._error = TlsTruncated("the connection ended without close_notify")
-                self._state = _State.CLOSED
+                self._state = _CLOSED
                 self._transport.close()
                 return
             except ssl.SSLError as error:
@@ -284,14 +287,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 break
         if self._out.pending:
             self._flush()  # an answer to KeyUpdate or a refused renegotiation
-        if self._eof_wanted and not incoming.pending and self._state is _State.OPEN:
+        if self._eof_wanted and not incoming.pending and self._state is _OPEN:
             self._eof_wanted = False
             self._send_close_notify()
 
     def _peer_closed(self) -> None:
         self._has_peer_eof = True
-        keeps_open = self._inner.eof_received()
-        if not keeps_open or self._has_eof:
+        if not self._inner.eof_received():
             self.close()
 
     def _send_close_notify(self) -> None:
@@ -308,7 +310,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def _fail(self, error: Exception) -> None:
         """Give up: send the alert that OpenSSL wrote, if the peer takes it at once."""
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._error = error
         is_free = self._transport.get_write_buffer_size() == 0
         self._flush()

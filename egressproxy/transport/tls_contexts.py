@@ -231,7 +231,7 @@ def check_pins(peer: ssl.SSLObject, pins: tuple[str, ...]) -> None:
 
 
 def _refusal(message: str, code: int) -> ssl.SSLCertVerificationError:
-    error = ssl.SSLCertVerificationError(message)
+    error = ssl.SSLCertVerificationError(ssl.SSL_ERROR_SSL, message)
     error.verify_code = code
     error.verify_message = message
     return error

@@ -261,6 +261,18 @@ def test_half_close_keeps_the_other_direction(version: str):
     assert not pair.client_wire.closing
 
 
+def test_a_fin_after_close_notify_leaves_the_other_direction_open():
+    pair = Pair(keeps_open=True).start().carry()
+    pair.client.write_eof()
+    pair.carry()
+    pair.end(pair.server_wire)
+    pair.server.write(b"answer")
+    pair.server.close()
+    pair.carry()
+    assert pair.client_inner.data == b"answer"
+    assert pair.server_inner.heard == ["made", "eof", ("lost", None)]
+
+
 async def test_half_close_loses_nothing_that_a_paused_reader_has_not_read(pair: Pair):
     pair.client.pause_reading()
     pair.server.write(b"answer")
