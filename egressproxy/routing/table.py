@@ -31,17 +31,15 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.model.fields import Fields
+from egressproxy.model.path import has_dot_segment
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import MAX_SUBJECT, PatternError, compile_pattern
 from egressproxy.spec.route import HttpRouteSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
 
-__all__ = ["HttpTable", "RouteError", "has_dot_segment"]
+__all__ = ["HttpTable", "RouteError"]
 
 T = TypeVar("T")
 
-#: A slash as some origin may read it.
-_SLASH = rb"(?:/|\\|%(?:25)*(?:2[fF]|5[cC]))"
-_DOT_SEGMENT = re.compile(rb"%s(?:\.|%%(?:25)*2[eE]){1,2}(?:\Z|;|%%(?:25)*3[bB]|(?=%s))" % (_SLASH, _SLASH))
 #: RFC 3986 section 2.3: ALPHA, DIGIT, "-", ".", "_", "~" in percent-encoding.
 _ENCODED_UNRESERVED = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])")
 
@@ -50,13 +48,6 @@ _PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREF
 
 class RouteError(ValueError):
     """A route cannot be compiled; the message names the route, the rule and the reason."""
-
-
-def has_dot_segment(path: bytes) -> bool:
-    """Whether some origin may read a segment of this path (without query) as `.` or `..`."""
-    if b"/." not in path and b"%" not in path and b"\\" not in path:
-        return False
-    return _DOT_SEGMENT.search(path) is not None
 
 
 class HttpTable(Generic[T]):

@@ -21,7 +21,8 @@ def test_keys_are_camel_case_and_unknown_ones_refused():
     [
         ("fieldName", "a b"), ("fieldName", ""), ("fieldName", "a:"), ("fieldName", "ä"),
         ("fieldValue", "a\nb"), ("fieldValue", " a"), ("fieldValue", "a\0"),
-        ("hostName", "a..b"), ("hostName", ""), ("hostName", "a.test:80"), ("hostName", "*.a.test"), ("hostName", "0x7f.1"),
+        ("hostName", "a..b"), ("hostName", ""),
+         ("hostName", "a.test:80"), ("hostName", "*.a.test"), ("hostName", "0x7f.1"),
     ],
 )  # fmt: skip
 def test_what_cannot_go_on_the_wire_is_refused(key, value):

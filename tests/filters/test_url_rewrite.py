@@ -1,3 +1,6 @@
+import pytest
+
+from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters import Exchange, FilterContext
 from egressproxy.filters.url_rewrite import UrlRewrite, UrlRewriteConfig
 from egressproxy.model.fields import Fields
@@ -20,6 +23,16 @@ def test_the_host_and_the_path_change_and_the_logged_path_does_not():
     assert x.upstream_host == b"api.example.com"
     assert x.request.path == b"/openai/v1/chat?k=1"
     assert x.path == b"/v1/chat"
+
+
+@pytest.mark.parametrize("target", [b"/../tenant-b/x", b"/v1/%2e%2e/%2e%2e/tenant-b", b"/v1/..%2f..%2ftenant-b"])
+def test_a_path_cannot_climb_out_of_the_prefix_that_it_is_given(target):
+    for prefix in (b"/", b"/v1"):
+        with pytest.raises(BadRequest) as caught:
+            rewritten(target, prefix, path={"type": "ReplacePrefixMatch", "value": "/tenant-a"})
+        assert (caught.value.reason, caught.value.close) == (Reason.BAD_TARGET, False)
+    full = rewritten(target, path={"type": "ReplaceFullPath", "value": "/x"})
+    assert full.request.path == b"/x"
 
 
 def test_what_is_not_configured_stays():

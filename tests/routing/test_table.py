@@ -1,5 +1,4 @@
 import time
-from urllib.parse import unquote_to_bytes
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +6,7 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.model.fields import Fields
-from egressproxy.routing.table import HttpTable, RouteError, has_dot_segment
+from egressproxy.routing.table import HttpTable, RouteError
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
 
 EXACT, PREFIX, REGEX = PathMatchType.EXACT, PathMatchType.PREFIX, PathMatchType.REGEX
@@ -293,10 +292,3 @@ def test_the_table_agrees_with_the_precedence_rules_tried_one_by_one(routes, req
         target = path.encode() + (b"?" + "&".join(f"{k}={v}" for k, v in query.items()).encode() if query else b"")
         found = made.match(host, method, target, Fields.of((k.encode(), v.encode()) for k, v in headers.items()))
         assert (found and found[0]) == naive(routes, host, method, path, headers, query)
-
-
-@given(st.binary(max_size=40).map(lambda tail: b"/" + tail.replace(b"?", b"")))
-def test_a_path_that_resolves_elsewhere_is_always_seen_as_having_dot_segments(path):
-    resolved = unquote_to_bytes(unquote_to_bytes(path)).replace(b"\\", b"/").split(b"/")
-    if any(segment.partition(b";")[0] in (b".", b"..") for segment in resolved):
-        assert has_dot_segment(path)

@@ -1,0 +1,23 @@
+"""Paths: what an origin may make of the path of a request target. Pure; nothing is repaired here, only seen."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["has_dot_segment"]
+
+#: A slash as some origin may read it: plain, a backslash, or either in percent-encoding, once or more often.
+_SLASH = rb"(?:/|\\|%(?:25)*(?:2[fF]|5[cC]))"
+#: One or two dots, plain or encoded, that end at a slash, at the end, or at a ";" (path parameters).
+_DOT_SEGMENT = re.compile(rb"%s(?:\.|%%(?:25)*2[eE]){1,2}(?:\Z|;|%%(?:25)*3[bB]|(?=%s))" % (_SLASH, _SLASH))
+
+
+def has_dot_segment(path: bytes) -> bool:
+    """Whether some origin may read a segment of this path (without query) as `.` or `..`.
+
+    Source: RFC 3986 section 5.2.4, and the spellings that origins have been tricked with: `%2e`, `%252e`, `..%2f`,
+    `..;` and backslashes.
+    """
+    if b"/." not in path and b"%" not in path and b"\\" not in path:
+        return False
+    return _DOT_SEGMENT.search(path) is not None
