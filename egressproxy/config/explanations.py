@@ -1,0 +1,209 @@
+"""What the schema refuses, in the words of the manifest: pydantic's errors as message and remedy.
+
+A remedy names the nearest thing that would have been right. Values are shown only where the caller hands over what was
+written, which it does not for Secrets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from egressproxy.config.resources.kinds import BY_API_VERSION
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.values import Refused
+
+__all__ = ["explain", "field_path", "path_text", "unknown_kind"]
+
+#: Longer values are cut in messages.
+_SHOWN = 60
+
+
+def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
+    """The field to blame, message and remedy for an apiVersion and kind that no model reads."""
+    versions = [version for version, known in BY_API_VERSION if known == kind]
+    if versions:
+        return "apiVersion", f"{kind} is not known in {_cut(api_version)}", f"use {' or '.join(versions)}"
+    near = difflib.get_close_matches(kind, {known for _, known in BY_API_VERSION}, 1, 0.5)
+    remedy = (
+        f"did you mean {near[0]}?" if near else f"known kinds are {', '.join(sorted({k for _, k in BY_API_VERSION}))}"
+    )
+    return "kind", f"unknown kind {_cut(kind)}", remedy
+
+
+def field_path(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], bool]:
+    """The field path of an error, and whether it is about a mapping's key."""
+    if loc and loc[-1] == "[key]":
+        return loc[:-1], True
+    return loc, False
+
+
+def path_text(path: Sequence[str | int]) -> str:
+    """As in `spec.rules[0].matches` or `data["ca.crt"]`."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif "." in step or "/" in step:
+            text += f"[{json.dumps(step)}]"
+        else:
+            text += f".{step}" if text else step
+    return text
+
+
+def explain(
+    details: ErrorDetails, kind: type[Resource], path: tuple[str | int, ...], written: str | None, show: bool
+) -> tuple[str, str]:
+    """Message and remedy. `written` is the scalar as it stands in the file, None where it may not be shown."""
+    error, context, value = details["type"], details.get("ctx", {}), details["input"]
+    shown = _cut(written) if written else '""' if value == "" and show else _type_name(value)
+    field = str(path[-1]) if path else ""
+    match error:
+        case "extra_forbidden":
+            return _unknown_field(field, _model_at(kind, path[:-1]))
+        case "missing":
+            return f"{field} is missing", f"add {field}"
+        case "value_error":
+            refused = context.get("error")
+            prefix = f"{shown}: " if isinstance(value, str | int | float) and show else ""
+            if isinstance(refused, Refused):
+                return prefix + refused.message, refused.remedy
+            return prefix + str(refused), ""
+        case "string_type":
+            if value is None:
+                return "nothing is written where text is expected", "write a value, or remove the field"
+            quoted = f'quote it: "{shown}"' if show and not isinstance(value, dict | list) else "quote the value"
+            return f"{shown} is {_type_name(value)}, not text", quoted
+        case "int_type" | "int_from_float" | "int_parsing":
+            return f"{shown} is not a whole number", _number_remedy(value)
+        case "bool_type":
+            return f"{shown} is not a truth value", "write true or false, without quotes"
+        case "model_type" | "dict_type" | "model_attributes_type" | "mapping_type":
+            return f"{shown} stands where a mapping is expected", "write its fields as key: value"
+        case "tuple_type" | "list_type":
+            return f"{shown} stands where a list is expected", "write it as [value], or as lines that start with -"
+        case "literal_error" | "enum":
+            return _not_one_of(shown, value, kind, path, str(context.get("expected", "")))
+        case "greater_than_equal":
+            return f"{shown} is less than {context.get('ge')}", f"write {context.get('ge')} or more"
+        case "less_than_equal":
+            return f"{shown} is more than {context.get('le')}", f"write {context.get('le')} or less"
+        case "too_long":
+            return (
+                f"{context.get('actual_length')} entries, at most {context.get('max_length')} are possible",
+                "split it",
+            )
+        case "too_short":
+            return "the list is empty", f"write at least {context.get('min_length')}, or remove the field"
+        case "string_too_long":
+            return f"longer than {context.get('max_length')} characters", "shorten it"
+        case "string_too_short":
+            return "the text is empty", "write a value, or remove the field"
+        case "string_pattern_mismatch":
+            return f"{shown} has not the form that is expected here", f"it has to match {context.get('pattern')}"
+    return details["msg"], ""
+
+
+def _unknown_field(name: str, model: type[BaseModel] | None) -> tuple[str, str]:
+    known = sorted(_spelling(field, info) for field, info in model.model_fields.items()) if model is not None else []
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    if near:
+        return f"unknown field {_cut(name)}", f"did you mean {near[0]}?"
+    return f"unknown field {_cut(name)}", f"known fields here are {', '.join(known)}" if known else ""
+
+
+def _spelling(field: str, info: Any) -> str:
+    return str(info.alias or field)
+
+
+def _number_remedy(value: Any) -> str:
+    if isinstance(value, bool):
+        return "write a number"
+    if isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,18}|0", value):
+        return "remove the quotes"
+    if isinstance(value, str) and (":" in value or value.startswith("0")):
+        return "write it in plain decimal digits; some YAML readers take this for a number in base 60 or 8"
+    return "write it in decimal digits, without quotes"
+
+
+def _not_one_of(
+    shown: str, value: Any, kind: type[Resource], path: tuple[str | int, ...], expected: str
+) -> tuple[str, str]:
+    choices = [choice for choice in _choices(kind, path) if isinstance(choice, str)]
+    near = difflib.get_close_matches(value, choices, 1, 0.6) if isinstance(value, str) else []
+    if not near and isinstance(value, str):
+        near = [choice for choice in choices if choice.lower() == value.lower()]
+    if isinstance(value, bool | int | float) and choices:
+        return f"{shown} is {_type_name(value)}, not text", f"quote it; possible are {', '.join(choices)}"
+    possible = ", ".join(choices) if choices else expected.replace("'", "").replace(" or ", ", ")
+    return f"{shown} is not possible here", f"did you mean {near[0]}?" if near else f"possible are {possible}"
+
+
+def _choices(kind: type[Resource], path: tuple[str | int, ...]) -> list[Any]:
+    found: list[Any] = []
+    for annotation in _annotations_at(kind, path):
+        if isinstance(annotation, type) and issubclass(annotation, Enum):
+            found += [member.value for member in annotation]
+        elif not isinstance(annotation, type):
+            found += get_args(annotation)
+    return found
+
+
+def _model_at(kind: type[BaseModel], path: tuple[str | int, ...]) -> type[BaseModel] | None:
+    """The model that reads the mapping at this path."""
+    for annotation in _annotations_at(kind, path):
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation
+    return None
+
+
+def _annotations_at(kind: type[BaseModel], path: tuple[str | int, ...]) -> list[Any]:
+    """The types that may stand at this path, with Optional, Annotated, tuple and dict taken off."""
+    current: list[Any] = [kind]
+    for step in path:
+        following: list[Any] = []
+        for annotation in current:
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                for field, info in annotation.model_fields.items():
+                    if _spelling(field, info) == step:
+                        following += _unwrap(info.annotation)
+            else:
+                for argument in get_args(annotation):
+                    following += _unwrap(argument)
+        current = following
+    return current
+
+
+def _unwrap(annotation: Any) -> list[Any]:
+    """The members of unions and the base of Annotated; a tuple or dict stays as it is."""
+    name = str(getattr(annotation, "__name__", "")) or type(annotation).__name__
+    if hasattr(annotation, "__metadata__"):
+        return _unwrap(get_args(annotation)[0])
+    if name in ("Union", "Optional", "UnionType") or type(annotation).__name__ == "UnionType":
+        return [part for argument in get_args(annotation) for part in _unwrap(argument)]
+    return [annotation]
+
+
+def _type_name(value: Any) -> str:
+    match value:
+        case bool():
+            return "a truth value"
+        case int() | float():
+            return "a number"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    return "text" if isinstance(value, str) else "nothing"
+
+
+def _cut(text: str) -> str:
+    text = "".join(c if c.isprintable() else "?" for c in text[: _SHOWN + 1])
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
