@@ -17,7 +17,6 @@ from egressproxy.gateway.admission import check_switch, name_destination, refuse
 from egressproxy.gateway.answers import answer_for, is_denial
 from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
-from egressproxy.gateway.connector import Connector, Target
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
@@ -141,16 +140,20 @@ class Conductor:
             client.start_attempt(choice.backend_request_s)
             target = connector.target(x)
             x.backend_is_secure = target.is_secure
+            x.upstream_host = x.upstream_host or connector.host_field(x, target)
+            via, way = connector.way(x, target)
             try:
-                upstream = target.pool.take()
+                upstream = way.pool.take()
                 if upstream is None:
-                    upstream = await connector.acquire(x, target, chain.connect)
-                life.hold(connector, target, upstream)
+                    upstream = await via.acquire(x, way, chain.connect)
+                life.hold(via, way, upstream)
                 x.upstream = upstream.address
                 if chain.backend_request is not None and await self.answered_by(chain.backend_request, x, client):
                     life.release(reusable=True)
                     return None
-                self.send_request(x, client, choice, upstream, connector, target, body)
+                if via is not connector:
+                    head.path = b"http://%b%b" % (x.upstream_host, head.path)       # absolute-form, to a parent
+                self.send_request(x, client, upstream, body)
                 x.response = await self.response_head(x, client, upstream)
             except GatewayError as error:
                 choice.series.attempt(error.reason.value)
@@ -164,9 +167,8 @@ class Conductor:
             return upstream
 
     def send_request(
-        self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection, connector: Connector,
-        target: Target, body: bytes | None,
-    ) -> None:  # fmt: skip
+        self, x: Exchange, client: ClientConnection, upstream: UpstreamConnection, body: bytes | None
+    ) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
         head, life = x.request, client.life
         plan = None
@@ -178,7 +180,7 @@ class Conductor:
                 head.body = CHUNKED
         has_body = head.body != 0
         upstream.begin(client.driver, head.method, is_chunked=head.body == CHUNKED, has_body=has_body)
-        upstream.send(request_bytes(head, x.upstream_host or connector.host_field(x, target), self.pseudonym))
+        upstream.send(request_bytes(head, x.upstream_host, self.pseudonym))
         if not has_body:
             return
         if body is not None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
-from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
 from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
@@ -118,6 +118,12 @@ class Connector:
         endpoint = self._next_endpoint()
         return self._target(str(endpoint.address), endpoint.port, backend.tls)
 
+    def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
+        """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else ours."""
+        if self.parent is None or target.is_secure:
+            return self, target
+        return self.parent.way(x, self.parent.target(x))
+
     def tunnel_target(self, x: Exchange) -> Target:
         """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them."""
         backend = self.spec.backend
@@ -211,17 +217,17 @@ class Connector:
     ) -> asyncio.Transport:
         """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
         if self.parent is not None:
-            transport = await self._open_through_parent(x, target, connect)
+            parked = await self._open_through_parent(x, target, connect)
         else:
             endpoints = await self._endpoints(x, target, connect)
-            transport, _parked, endpoint = await self.network.dialer.dial(
-                endpoints, Parked, timeout_s=self.spec.connect_s
-            )
+            _, parked, endpoint = await self.network.dialer.dial(endpoints, Parked, timeout_s=self.spec.connect_s)
             x.upstream = str(Authority(str(endpoint[0]), endpoint[1]))
+        if parked.is_lost:
+            raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=Retry.SAFE)
         if target.tls is None:
-            hand_over(transport, protocol)
-            return transport
-        return await self._handshake(transport, target, protocol)
+            parked.hand_over(protocol)
+            return parked.transport
+        return await self._handshake(parked, target, protocol)
 
     async def _endpoints(
         self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None,
@@ -251,7 +257,7 @@ class Connector:
                 raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
         return [(address, target.port) for address in addresses]
 
-    async def _open_through_parent(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> asyncio.Transport:
+    async def _open_through_parent(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> Parked:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6)."""
         assert self.parent is not None
         parent_target = self.parent.target(x)
@@ -270,9 +276,9 @@ class Connector:
         transport.set_protocol(parked)
         if rest:
             parked.data_received(rest)
-        return transport
+        return parked
 
-    async def _handshake(self, transport: asyncio.Transport, target: Target, protocol: asyncio.Protocol) -> asyncio.Transport:
+    async def _handshake(self, parked: Parked, target: Target, protocol: asyncio.Protocol) -> asyncio.Transport:
         assert target.tls is not None
         tls = target.tls
         done: asyncio.Future[None] = self.network.loop.create_future()
@@ -292,10 +298,10 @@ class Connector:
         )  # fmt: skip
         timer = self.network.loop.call_later(self.spec.tls_handshake_s or 60.0, stream.abort_handshake)
         try:
-            hand_over(transport, stream)
+            parked.hand_over(stream)
             await done
         except BaseException:
-            transport.abort()
+            parked.transport.abort()
             raise
         finally:
             timer.cancel()
@@ -332,9 +338,3 @@ def parent_spec(spec: ConnectionSpec) -> ConnectionSpec:
     assert parent is not None
     return ConnectionSpec(parent, spec.dns, spec.addresses, spec.connect_s, spec.tls_handshake_s, spec.idle_s)
 
-
-def hand_over(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
-    """Give a parked transport to its real protocol, with whatever came in between."""
-    parked = transport.get_protocol()
-    assert isinstance(parked, Parked)
-    parked.hand_over(protocol)

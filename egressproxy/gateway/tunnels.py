@@ -69,9 +69,10 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     if route.is_tls_only or listener.destinations.sni_check(authority) is SniCheck.MATCH:
         guard = SniGuard(authority, must_be_tls=route.is_tls_only)
     upstream = await dial(x, choice)
+    through_parent = choice.connector is not None and choice.connector.parent is not None
     client.send(TUNNEL_ESTABLISHED)
     x.status = 200
-    await relay(conductor, x, client, upstream, client.detach(), b"", guard, route.tunnel_idle_s)
+    await relay(conductor, x, client, upstream, client.detach(), b"", guard, route.tunnel_idle_s, through_parent=through_parent)
 
 
 def route_tunnel(x: Exchange, listener: Listener, authority: Authority) -> Route | None:
@@ -115,11 +116,17 @@ async def dial(x: Exchange, choice: Choice, *, terminated: bool = False) -> Park
 
 async def relay(
     conductor: Conductor, x: Exchange, client: TunnelClient, upstream: Parked, client_rest: bytes, upstream_rest: bytes,
-    guard: SniGuard | None, idle_s: float,
-) -> None:
-    """Octets both ways until both ends are gone. Raises Denied where the guard refuses."""
+    guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
+) -> None:  # fmt: skip
+    """Octets both ways until both ends are gone. Raises Denied where the guard refuses.
+
+    What the upstream says before the ClientHello that a TLSRoute asks for is held back; a parent answers for itself.
+    """
     series = x.series
-    tunnel = Tunnel(client.driver, conductor.wheel, idle_s=idle_s, guard=guard, guard_s=client.request_headers_s)
+    tunnel = Tunnel(
+        client.driver, conductor.wheel, idle_s=idle_s, guard=guard, guard_s=client.request_headers_s,
+        holds_upstream=guard is not None and guard.must_be_tls and not through_parent,
+    )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out
     client.tunnel = tunnel
     series.tunnels_active += 1

@@ -51,7 +51,8 @@ class Flow(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(HIGH_WATER)
+        if not self.transport.is_closing():
+            self.transport.set_write_buffer_limits(HIGH_WATER)
 
     # --- reading -----------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:

@@ -14,14 +14,14 @@ __all__ = ["Parked"]
 class Parked(asyncio.Protocol):
     """Holds a transport for a moment."""
 
-    __slots__ = ("_data", "_end", "_is_lost", "_loss", "transport")
+    __slots__ = ("_data", "_end", "is_lost", "_loss", "transport")
 
     transport: asyncio.Transport
 
     def __init__(self) -> None:
         self._data: list[bytes] = []
         self._end = False
-        self._is_lost = False
+        self.is_lost = False
         self._loss: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -36,7 +36,7 @@ class Parked(asyncio.Protocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._is_lost = True
+        self.is_lost = True
         self._loss = error
 
     def hand_over(self, protocol: asyncio.BaseProtocol) -> None:
@@ -50,7 +50,7 @@ class Parked(asyncio.Protocol):
         if self._data and not transport.is_closing():
             transport.resume_reading()
         self._data = []
-        if self._is_lost:
+        if self.is_lost:
             receiver.connection_lost(self._loss)
         elif self._end and not receiver.eof_received():
             transport.close()

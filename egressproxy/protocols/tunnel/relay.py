@@ -23,12 +23,13 @@ class Tunnel:
     `octets_in` came from the client, `octets_out` went to it. `reason` is OK, or why the tunnel was cut.
     """
 
-    __slots__ = ("client", "deadline", "driver", "early", "error", "guard", "idle_s", "is_over", "last_activity", "reason", "upstream",
+    __slots__ = ("client", "deadline", "driver", "early", "error", "guard", "holds_upstream", "idle_s", "is_over", "last_activity", "reason", "upstream",
                  "wheel")
 
     def __init__(
         self, driver: Driver, wheel: TimerWheel, *, idle_s: float, guard: SniGuard | None, guard_s: float,
-    ) -> None:
+        holds_upstream: bool,
+    ) -> None:  # fmt: skip
         self.driver = driver
         self.wheel = wheel
         self.idle_s = idle_s
@@ -43,6 +44,7 @@ class Tunnel:
         self.reason = Reason.OK
         self.error: GatewayError | None = None
         self.is_over = False
+        self.holds_upstream = holds_upstream
         self.early: list[bytes] = []            # what the upstream said before a ClientHello that has to come first
         self.deadline.after(guard_s if guard is not None and guard.must_be_tls else idle_s)
 
@@ -165,7 +167,7 @@ class TunnelEnd(Flow):
             data = tunnel.admit(data)
             if not data:
                 return
-        elif tunnel.guard is not None and tunnel.guard.must_be_tls:
+        elif tunnel.guard is not None and tunnel.holds_upstream:
             tunnel.early.append(data)
             self.pause_reading()
             return
