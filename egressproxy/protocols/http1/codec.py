@@ -20,8 +20,8 @@ What is checked here and in the modules beside this one, on raw bytes, before an
 * chunks: see `chunked`.
 
 llhttp is not on this path: it takes two Transfer-Encoding lines, a missing or second Host, HTTP/0.9 and HTTP/2.0,
-double spaces, and a bare LF behind a request line, and it refuses methods that it does not know. The tests prove that
-nothing is accepted here which it refuses.
+double spaces, and a bare LF behind a request line, and it refuses methods that it does not know. The tests show that
+it reads in the same way whatever is accepted here (but for optional blanks and trailers, where it is stricter).
 """
 
 from __future__ import annotations
@@ -166,12 +166,12 @@ class _Reader:
 
     def _find_head(self) -> re.Match[bytes] | None:
         """The head in the buffer. None if it is not finished or breaks a rule; which of them is for a second look."""
-        buffer, at = self._buffer, self._at
-        if type(buffer) is bytearray:
-            if buffer.find(b"\r\n\r\n", max(self._scanned, at)) < 0:
+        buffer = self._buffer
+        if type(buffer) is not bytes:
+            if buffer.find(b"\r\n\r\n", max(self._scanned, self._at)) < 0:
                 return None
             self._buffer = buffer = bytes(buffer)
-        return self._match(buffer, at)
+        return self._match(buffer, self._at)
 
     def _look_for_end(self) -> int:
         """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""
@@ -230,9 +230,11 @@ class RequestReader(_Reader):
         raise self._error()
 
     def _next_head(self) -> RequestHead | None:
-        if self._at == len(self._buffer):
+        buffer, at = self._buffer, self._at
+        size = len(buffer)
+        if at == size:
             return None
-        match = self._find_head()
+        match = self._match(buffer, at) if type(buffer) is bytes else self._find_head()
         if match is not None:
             method, target, minor, block = match.groups()
         else:
@@ -249,8 +251,9 @@ class RequestReader(_Reader):
         if end - self._at - 4 > self._limits.max_head_bytes:
             self._look_for_end()
         head, named = request_head.read_request_head(method, target, minor, block, self._limits)
-        if end == len(self._buffer):
-            self._release()
+        if end == size:
+            self._buffer = b""
+            self._at = self._scanned = 0
         else:
             self._at = self._scanned = end
         self._empty_lines = 0

@@ -22,6 +22,7 @@ __all__ = [
     "TCHAR",
     "HeadLimits",
     "Malformed",
+    "any_case",
     "connection_options",
     "field_section_fault",
     "read_content_length",
@@ -67,6 +68,16 @@ class Malformed(Exception):
         self.reason = reason
         self.message = message
         self.status = status
+
+
+def any_case(names: str) -> bytes:
+    """Source text of a pattern: one of these lower-case names, in any case.
+
+    Explicit sets, because under IGNORECASE no alternative can be ruled out by its first octet.
+    """
+    return "|".join(
+        "".join(f"[{c}{c.upper()}]" if c.isalpha() else re.escape(c) for c in name) for name in names.split()
+    ).encode()
 
 
 def connection_options(value: bytes) -> set[bytes]:

@@ -2,8 +2,9 @@
 
 The head is checked by one expression (start line, names, values, line ends, number of fields) before anything is
 looked at. Then one split of the field block takes out every field that concerns this hop or the framing, and leaves the
-rest of the bytes as they came. Measured, head of 12 fields and 600 octets: the check 0.95 us, the split 0.9 us; llhttp
-(0.55 us) checks less than the expression does, knows no extension methods, and cannot find the end of a head.
+rest of the bytes as they came. Measured, head of 12 fields and 600 octets: the check, which also finds the end, 0.9 us;
+the split 0.85 us; all of it 4.4 us. llhttp would add 0.55 us, checks less than the expression does, and knows no
+extension methods.
 
 Sources: RFC 9112 sections 3, 6 and 9, RFC 9110 sections 7 and 10.1.
 """
@@ -23,6 +24,7 @@ from egressproxy.protocols.http1.framing import (
     TCHAR,
     HeadLimits,
     Malformed,
+    any_case,
     connection_options,
     field_section_fault,
     read_content_length,
@@ -54,18 +56,11 @@ _ABSOLUTE = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[0-9]{1,9}")
 
 
-def _any_case(names: str) -> bytes:
-    """An alternation of names that ignores case; explicit sets are faster than IGNORECASE, which tests every letter."""
-    return "|".join(
-        "".join(f"[{c}{c.upper()}]" if c.isalpha() else re.escape(c) for c in name) for name in names.split()
-    ).encode()
-
-
 #: Fields of this hop and of the framing; group 1 the name, group 2 the value. The look-ahead spares the alternation for
 #: most lines.
 _HOP = re.compile(
     rb"\r\n(?=[cehkptuvCEHKPTUV])("
-    + _any_case(
+    + any_case(
         "host connection content-length transfer-encoding proxy-connection proxy-authorization keep-alive te "
         "upgrade expect via http2-settings"
     )

@@ -18,6 +18,7 @@ from egressproxy.protocols.http1.framing import (
     FIELD_LINE,
     HeadLimits,
     Malformed,
+    any_case,
     connection_options,
     field_section_fault,
     read_content_length,
@@ -33,16 +34,10 @@ _LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 STATUS_LINE = re.compile(_LINE + rb"\r\n")
 
 
-def _any_case(names: str) -> bytes:
-    return "|".join(
-        "".join(f"[{c}{c.upper()}]" if c.isalpha() else re.escape(c) for c in name) for name in names.split()
-    ).encode()
-
-
 #: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us.
 _HOP = re.compile(
     rb"\r\n(?=[ckptuvCKPTUV])("
-    + _any_case(
+    + any_case(
         "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
         "proxy-authentication-info"
     )
