@@ -36,7 +36,9 @@ _WORDS: dict[str, tuple[str, bool | None]] = {
     **{spelling: (_BOOL, False) for word in ("false", "no", "off") for spelling in (word, word.title(), word.upper())},
 }
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,18})|0x[0-9a-fA-F]{1,16}")
-_DECIMAL = re.compile(r"[-+]?(?:\.[0-9]{1,19}|(?:0|[1-9][0-9]{0,18})(?:\.[0-9]{0,19}|(?=[eE])))(?:[eE][-+]?[0-9]{1,2})?")
+_DECIMAL = re.compile(
+    r"[-+]?(?:\.[0-9]{1,19}|(?:0|[1-9][0-9]{0,18})(?:\.[0-9]{0,19}|(?=[eE])))(?:[eE][-+]?[0-9]{1,2})?"
+)
 _NUMERIC_START = frozenset("-+.0123456789")
 
 
