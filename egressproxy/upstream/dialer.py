@@ -1,18 +1,18 @@
 """Dialer: opens TCP connections to addresses that were already judged. It never sees a name.
 
 Several addresses are tried as RFC 8305 says: one after the other, the next after 250 ms or as soon as one fails, all
-within one time limit; the first that answers wins, and the others are closed. Everything runs in callbacks, and what is
-given back is a plain future, so that a coroutine that is no task may await it. Cancelling that future closes all.
+within one time limit; the first that answers wins, and the others are closed. What is given back is a plain future, so
+that a coroutine that is no task may await it. Cancelling it closes all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Generic, TypeVar
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
@@ -26,6 +26,7 @@ _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 15, 4
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _Target = tuple[IPAddress, int]
+_Made = asyncio.Future[tuple[asyncio.Transport, P, _Target]]
 
 
 class Dialer:
@@ -36,191 +37,118 @@ class Dialer:
     def __init__(self, stagger_s: float = STAGGER_S) -> None:
         self._stagger_s = stagger_s
 
-    def dial(
-        self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float
-    ) -> asyncio.Future[tuple[asyncio.Transport, P, _Target]]:
+    def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> _Made[P]:
         """Connect to the first of these (address, port) that answers, in this order; 0 seconds is no limit.
 
         The future raises UpstreamFault: CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to
-        retry. Its messages hold no address, `detail` does.
+        retry. Its messages hold no address, `detail` does. Whoever stops waiting for it calls `abandon`.
         """
         loop = asyncio.get_running_loop()
-        made: asyncio.Future[tuple[asyncio.Transport, P, _Target]] = loop.create_future()
-        opening = self.dial_socket(endpoints, timeout_s=timeout_s)
-
-        def opened(done: asyncio.Future[tuple[socket.socket, _Target]]) -> None:
-            if done.cancelled():
-                made.cancel()
-                return
-            error = done.exception()
-            if error is not None:
-                if not made.done():
-                    made.set_exception(error)
-                return
-            sock, target = done.result()
-            if made.done():
-                sock.close()
-                return
-            task = loop.create_task(_join(loop, sock, target, protocol_factory, made))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        tasks: set[asyncio.Task[None]] = set()
-        opening.add_done_callback(opened)
-        made.add_done_callback(lambda done: opening.cancel() if done.cancelled() else None)
+        made: _Made[P] = loop.create_future()
+        _Race(loop, endpoints, protocol_factory, made, self._stagger_s, timeout_s).start()
         return made
-
-    def dial_socket(
-        self, endpoints: Sequence[_Target], *, timeout_s: float
-    ) -> asyncio.Future[tuple[socket.socket, _Target]]:
-        """As `dial`, but gives the connected, non-blocking socket itself, for whoever relays without transports."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[tuple[socket.socket, _Target]] = loop.create_future()
-        _Race(loop, endpoints, result, self._stagger_s, timeout_s).start()
-        return result
 
     def __repr__(self) -> str:
         return f"Dialer(stagger {self._stagger_s} s)"
 
 
-def abandon(dial: asyncio.Future[tuple[asyncio.Transport, P, _Target]]) -> None:
+def abandon(dial: _Made[P]) -> None:
     """Whoever waited for this dial has gone: cancel it, or abort the connection that has just been made."""
     if not dial.cancel() and not dial.cancelled() and dial.exception() is None:
         dial.result()[0].abort()
 
 
-async def _join(
-    loop: asyncio.AbstractEventLoop,
-    sock: socket.socket,
-    target: _Target,
-    protocol_factory: Callable[[], P],
-    made: asyncio.Future[tuple[asyncio.Transport, P, _Target]],
-) -> None:
-    """Put a connected socket under a transport."""
-    try:
-        transport, protocol = await loop.create_connection(protocol_factory, sock=sock)
-    except Exception as error:
-        sock.close()
-        if not made.done():
-            made.set_exception(_fault([(target, error)]))
-        return
-    if made.done():
-        transport.abort()
-    else:
-        made.set_result((transport, protocol, target))
-
-
-class _Race:
+class _Race(Generic[P]):
     """One dial: attempts under way, those that failed, and the timers."""
 
     __slots__ = (
-        "_deadline", "_failures", "_loop", "_next", "_result", "_stagger", "_stagger_s", "_targets", "_timeout_s",
-        "_trying",
+        "_deadline", "_factory", "_failures", "_loop", "_made", "_next", "_stagger", "_stagger_s", "_targets",
+        "_timeout_s", "_trying",
     )  # fmt: skip
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         targets: Sequence[_Target],
-        result: asyncio.Future[tuple[socket.socket, _Target]],
+        factory: Callable[[], P],
+        made: _Made[P],
         stagger_s: float,
         timeout_s: float,
     ) -> None:
         self._loop = loop
         self._targets = targets
-        self._result = result
+        self._factory = factory
+        self._made = made
         self._stagger_s = stagger_s
         self._timeout_s = timeout_s
         self._next = 0
-        self._trying: dict[socket.socket, _Target] = {}
+        self._trying: dict[asyncio.Task[tuple[asyncio.Transport, P]], _Target] = {}
         self._failures: list[tuple[_Target, BaseException]] = []
         self._stagger: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._result.add_done_callback(self._finish)  # also when the caller cancels it
+        self._made.add_done_callback(self._finish)  # also when the caller cancels it
         if self._timeout_s > 0:
             self._deadline = self._loop.call_later(self._timeout_s, self._too_late)
         self._try_next()
 
     def _try_next(self) -> None:
-        """Start the next attempt that does not fail at once."""
-        self._stop_stagger()
-        while self._next < len(self._targets) and not self._result.done():
-            target = self._targets[self._next]
-            self._next += 1
-            if self._begin(target):
-                if self._next < len(self._targets) and not self._result.done():
-                    self._stagger = self._loop.call_later(self._stagger_s, self._try_next)
-                return
-        if not self._trying and not self._result.done():
-            self._result.set_exception(_fault(self._failures))
-
-    def _begin(self, target: _Target) -> bool:
-        """Whether a connection is now being opened (or is open)."""
-        address, port = target
-        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-        sock: socket.socket | None = None
-        try:
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-            _tune(sock)
-            code = sock.connect_ex((str(address), port))
-        except (OSError, OverflowError) as error:
-            if sock is not None:
-                sock.close()
-            self._failures.append((target, error))
-            return False
-        if code == 0:
-            self._result.set_result((sock, target))
-            return True
-        if code != errno.EINPROGRESS:
-            sock.close()
-            self._failures.append((target, OSError(code, os.strerror(code))))
-            return False
-        self._trying[sock] = target
-        self._loop.add_writer(sock.fileno(), self._answered, sock)
-        return True
-
-    def _answered(self, sock: socket.socket) -> None:
-        self._loop.remove_writer(sock.fileno())
-        target = self._trying.pop(sock)
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code == 0 and not self._result.done():
-            self._result.set_result((sock, target))
-            return
-        sock.close()
-        self._failures.append((target, OSError(code, os.strerror(code))))
-        if not self._result.done():
-            self._try_next()
-
-    def _too_late(self) -> None:
-        self._deadline = None
-        if not self._result.done():
-            last = self._targets[self._next - 1]
-            self._result.set_exception(_fault([*self._failures, (last, TimeoutError("the time limit is reached"))]))
-
-    def _finish(self, result: asyncio.Future[tuple[socket.socket, _Target]]) -> None:
-        self._stop_stagger()
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        for sock in self._trying:
-            self._loop.remove_writer(sock.fileno())
-            sock.close()
-        self._trying.clear()
-
-    def _stop_stagger(self) -> None:
         if self._stagger is not None:
             self._stagger.cancel()
             self._stagger = None
+        if self._made.done():
+            return
+        if self._next < len(self._targets):
+            target = self._targets[self._next]
+            self._next += 1
+            # The text of an address, which the loop does not look up; never a name.
+            opening = self._loop.create_connection(self._factory, str(target[0]), target[1])
+            task = self._loop.create_task(opening)
+            self._trying[task] = target
+            task.add_done_callback(self._ended)
+            if self._next < len(self._targets):
+                self._stagger = self._loop.call_later(self._stagger_s, self._try_next)
+        elif not self._trying:
+            self._made.set_exception(_fault(self._failures))
+
+    def _ended(self, task: asyncio.Task[tuple[asyncio.Transport, P]]) -> None:
+        target = self._trying.pop(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._failures.append((target, error))
+            self._try_next()
+            return
+        transport, protocol = task.result()
+        if self._made.done():
+            transport.abort()
+            return
+        _keep_alive(transport.get_extra_info("socket"))
+        self._made.set_result((transport, protocol, target))
+
+    def _too_late(self) -> None:
+        self._deadline = None
+        if not self._made.done():
+            silent = [(target, TimeoutError("no answer in time")) for target in self._trying.values()]
+            self._made.set_exception(_fault([*self._failures, *silent]))
+
+    def _finish(self, _made: _Made[P]) -> None:
+        for timer in (self._stagger, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        for task in self._trying:
+            task.cancel()
 
 
-def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+def _keep_alive(sock: socket.socket) -> None:
+    """Both loops have set TCP_NODELAY already."""
+    with suppress(OSError):  # gone already: the protocol is told
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
 
 
 def _fault(failures: Sequence[tuple[_Target, BaseException]]) -> UpstreamFault:
