@@ -450,7 +450,7 @@ def _dns_blockers(dns: Dns, owner: str) -> Iterable[str]:
 
 
 def _not_found(group: str, kind: str, name: str, section: str) -> str:
-    hint = "" if group or kind == "Service" else "; targetRefs without group mean the core group: add group"
+    hint = "" if group or kind == "Service" else f"; the core group has no {kind}: write its group"
     return f"{kind} {name}" + (f" with section {section}" if section else "") + f" is not here, or is not ours{hint}"
 
 

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import base64
+from ipaddress import ip_address
+
+import pytest
+
+from egressproxy.spec.backend import BackendSpec, Destination, Endpoint, Protocol
+from egressproxy.spec.route import WeightedBackend
+from tests.config.compile.kit import DYNAMIC, PLAIN, REVERSE, ROUTE, compiled, of_object, of_route, rule
+from tests.support.pki import Pki
+
+
+@pytest.fixture(scope="module")
+def pki() -> Pki:
+    return Pki()
+
+
+def ours(destination: str, more: str = "") -> str:
+    return f"""
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {{name: plain}}
+spec:
+  destination: {{{destination}}}
+{more}
+"""
+
+
+def fqdn(tls: str, port: str = "number: 443") -> str:
+    return ours(f"type: Fqdn, fqdn: {{hostname: a.example}}, ports: [{{{port}, tls: {{{tls}}}}}]")
+
+
+def config_map(name: str, key: str, text: str) -> str:
+    lines = "\n".join(f"    {line}" for line in text.splitlines())
+    return f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata:\n  {key}: |\n{lines}\n"
+
+
+def weighted(*manifests: str) -> WeightedBackend:
+    """The only backend of ROUTE."""
+    (found,) = rule(compiled(REVERSE, ROUTE, *manifests)).backends
+    return found
+
+
+def served(*manifests: str) -> BackendSpec:
+    found = weighted(*manifests)
+    assert found.backend is not None, found.error
+    return found.backend
+
+
+def refused(*manifests: str) -> str:
+    found = weighted(*manifests)
+    assert found.backend is None
+    return found.error
+
+
+def test_a_hostname_with_its_port_and_protocol():
+    found = served(fqdn("mode: Simple", "number: 8443, protocol: HTTP11"))
+    assert (found.destination, found.hostname, found.port) == (Destination.FQDN, "a.example", 8443)
+    assert found.protocol is Protocol.HTTP11
+    assert found.name == "default/plain"
+
+
+def test_an_address_is_an_endpoint():
+    found = served(ours("type: Ip, ip: {address: '::1'}, ports: [{number: 81}]"))
+    assert found.destination is Destination.IP
+    assert found.endpoints == (Endpoint(ip_address("::1"), 81),)
+
+
+def test_a_dynamic_backend_has_neither_host_nor_port():
+    found = served(DYNAMIC.replace("name: dynamic", "name: plain"))
+    assert (found.destination, found.hostname, found.port, found.tls) == (Destination.DYNAMIC, "", 0, None)
+
+
+def test_tls_says_how_the_server_is_verified(pki: Pki):
+    tls = (
+        "mode: Simple, sni: b.example, caBundleRef: [{kind: ConfigMap, name: ca}], subjectAltNames: [C.example], "
+        "minVersion: '1.3', pins: ['sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=']"
+    )
+    found = served(fqdn(tls), config_map("ca", "ca.crt", pki.ca_pem)).tls
+    assert found is not None
+    assert (found.sni, found.names, found.min_version) == ("b.example", ("c.example",), "1.3")
+    assert found.ca_pem.strip() == pki.ca_pem.strip()
+    assert found.pins == ("sha256/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",)
+
+
+def test_revocation_lists_are_read_from_their_config_map(pki: Pki):
+    found = served(
+        fqdn("mode: Simple, crlRefs: [{kind: ConfigMap, name: crl}]"), config_map("crl", "crl.pem", pki.crl())
+    )
+    assert found.tls is not None
+    assert "X509 CRL" in found.tls.crl_pem
+
+
+def test_a_missing_revocation_list_makes_the_backend_unusable():
+    made = compiled(REVERSE, ROUTE, fqdn("mode: Simple, crlRefs: [{kind: ConfigMap, name: crl}]"))
+    assert rule(made).backends[0].backend is None
+    assert of_object(made, "Backend", "default/plain", "ResolvedRefs")[0] == "False"
+    assert of_route(made, "ResolvedRefs")[0] == "False"
+
+
+def test_a_client_certificate_comes_from_a_secret(pki: Pki):
+    made = pki.certificate("client.example")
+    crt, key = base64.b64encode(made.chain_pem.encode()).decode(), base64.b64encode(made.key_pem.reveal()).decode()
+    secret = f"apiVersion: v1\nkind: Secret\nmetadata: {{name: me}}\ndata: {{tls.crt: {crt}, tls.key: {key}}}"
+    found = served(fqdn("mode: Mutual, clientCertificateRef: {name: me}"), secret).tls
+    assert found is not None
+    assert found.client_certificate == made.chain_pem
+    assert found.client_key == made.key_pem
+
+
+def test_a_missing_ca_makes_the_backend_unusable_and_says_so():
+    text = fqdn("mode: Simple, caBundleRef: [{kind: ConfigMap, name: gone}]")
+    assert "ConfigMap default/gone does not exist" in refused(text)
+    made = compiled(REVERSE, ROUTE, text)
+    assert of_object(made, "Backend", "default/plain", "ResolvedRefs")[:2] == ("False", "NotFound")
+
+
+def test_plain_text_has_to_be_written_out():
+    text = ours("type: Fqdn, fqdn: {hostname: a.example}, ports: [{number: 80}]")
+    assert "tls.mode" in refused(text)
+    made = compiled(REVERSE, ROUTE, text)
+    assert of_object(made, "Backend", "default/plain", "Accepted")[:2] == ("False", "TlsNotConfigured")
+
+
+def test_plain_text_is_marked_as_insecure():
+    made = compiled(REVERSE, ROUTE, PLAIN)
+    assert of_object(made, "Backend", "default/plain", "Insecure")[:2] == ("True", "NotVerified")
+    assert of_object(compiled(REVERSE, ROUTE, fqdn("mode: Simple")), "Backend", "default/plain", "Insecure") == (
+        "",
+        "",
+        "",
+    )
+
+
+def test_a_backend_that_is_not_verified_is_marked_as_insecure():
+    made = compiled(REVERSE, ROUTE, fqdn("mode: Simple, insecureSkipVerify: true"))
+    assert of_object(made, "Backend", "default/plain", "Insecure")[0] == "True"
+
+
+def test_fail_over_is_not_served_yet():
+    text = ours(
+        "type: Failover, failover: {endpoints: [{backendRef: {group: egressproxy.io, kind: Backend, name: other}}]}"
+    )
+    assert "Failover" in refused(text)
+    made = compiled(REVERSE, ROUTE, text)
+    assert of_object(made, "Backend", "default/plain", "Accepted")[:2] == ("False", "UnsupportedValue")
+
+
+def test_a_protocol_that_is_not_served_is_a_condition():
+    text = fqdn("mode: None", "number: 80, protocol: H2C")
+    assert "H2C" in refused(text)
+    made = compiled(REVERSE, ROUTE, text)
+    assert of_object(made, "Backend", "default/plain", "Accepted")[:2] == ("False", "UnsupportedProtocol")
+
+
+def test_of_several_ports_the_reference_names_one():
+    ports = "ports: [{number: 80, tls: {mode: None}}, {number: 81, tls: {mode: None}}]"
+    text = ours(f"type: Fqdn, fqdn: {{hostname: a.example}}, {ports}")
+    assert "has to name one" in refused(text)
+    route = ROUTE.replace("name: plain}", "name: plain, port: 81}")
+    assert rule(compiled(REVERSE, route, text)).backends[0].backend is not None
+    other = ROUTE.replace("name: plain}", "name: plain, port: 82}")
+    assert rule(compiled(REVERSE, other, text)).backends[0].error == "Backend default/plain has no port 82"
+
+
+def test_a_missing_backend_is_not_found():
+    made = compiled(REVERSE, ROUTE)
+    assert rule(made).backends[0].backend is None
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    assert of_route(made, "Accepted")[0] == "True"
+
+
+def test_a_kind_that_is_no_backend_is_an_invalid_kind():
+    made = compiled(REVERSE, ROUTE.replace("kind: Backend", "kind: Bucket"))
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "InvalidKind")
+
+
+def test_a_backend_of_another_namespace_needs_a_grant():
+    route = ROUTE.replace("name: plain}", "name: plain, namespace: team}")
+    backend = PLAIN.replace("{name: plain}", "{name: plain, namespace: team}")
+    grant = """
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: grant, namespace: team}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: default}]
+  to: [{group: egressproxy.io, kind: Backend}]
+"""
+    refused = compiled(REVERSE, route, backend)
+    assert rule(refused).backends[0].backend is None
+    assert of_route(refused, "ResolvedRefs")[:2] == ("False", "RefNotPermitted")
+    granted = rule(compiled(REVERSE, route, backend, grant)).backends[0].backend
+    assert granted is not None
+    assert granted.name == "team/plain"
+    others = grant.replace("namespace: default}", "namespace: elsewhere}")
+    assert rule(compiled(REVERSE, route, backend, others)).backends[0].backend is None
+
+
+def test_a_parent_is_resolved_with_the_backend():
+    parent = PLAIN.replace("name: plain", "name: proxy").replace("a.example", "proxy.example")
+    found = served(parent, ours("type: Dynamic", "  parent: {name: proxy}"))
+    assert found.parent is not None
+    assert (found.parent.name, found.parent.hostname, found.parent.port) == ("default/proxy", "proxy.example", 80)
+
+
+@pytest.mark.parametrize("parent", ["plain", "gone", "dynamic"])
+def test_a_parent_has_to_be_a_fixed_place_elsewhere(parent: str):
+    text = ours("type: Dynamic", f"  parent: {{name: {parent}}}")
+    assert "parent" in refused(text, DYNAMIC)
+    made = compiled(REVERSE, ROUTE, text, DYNAMIC)
+    assert of_object(made, "Backend", "default/plain", "ResolvedRefs")[:2] == ("False", "InvalidParent")
+
+
+def test_an_x_backend_is_read_like_ours(pki: Pki):
+    text = """
+apiVersion: gateway.networking.x-k8s.io/v1alpha1
+kind: XBackend
+metadata: {name: plain}
+spec:
+  type: ExternalHostname
+  port: {port: 443}
+  externalHostname: {hostname: a.example}
+  tls:
+    mode: ServerOnly
+    validation: {hostname: b.example, caCertificateRefs: [{group: "", kind: ConfigMap, name: ca}]}
+"""
+    route = ROUTE.replace("egressproxy.io, kind: Backend", "gateway.networking.x-k8s.io, kind: XBackend")
+    (found,) = rule(compiled(REVERSE, route, text, config_map("ca", "ca.crt", pki.ca_pem))).backends
+    assert found.backend is not None
+    assert (found.backend.destination, found.backend.hostname, found.backend.port) == (
+        Destination.FQDN,
+        "a.example",
+        443,
+    )
+    assert found.backend.tls is not None
+    assert found.backend.tls.sni == "b.example"
+    assert found.backend.tls.ca_pem.strip() == pki.ca_pem.strip()
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "named"),
+    [
+        ("gateway.networking.k8s.io/v1alpha1", "Backend", "Backend"),
+        ("ainetworking.prototype.x-k8s.io/v0alpha0", "XBackendDestination", "XBackendDestination"),
+        ("ainetworking.prototype.x-k8s.io/v0alpha0", "XBackendDestination", "Backend"),
+    ],
+)
+def test_the_working_groups_shapes_are_read_like_ours(version: str, kind: str, named: str):
+    text = f"""
+apiVersion: {version}
+kind: {kind}
+metadata: {{name: plain}}
+spec: {{destination: {{type: FQDN, fqdn: {{hostname: a.example}}, ports: [{{number: 443, tls: {{mode: Simple}}}}]}}}}
+"""
+    route = ROUTE.replace("egressproxy.io, kind: Backend", f"{version.partition('/')[0]}, kind: {named}")
+    (found,) = rule(compiled(REVERSE, route, text)).backends
+    assert found.backend is not None
+    assert (found.backend.hostname, found.backend.port) == ("a.example", 443)
+
+
+def test_a_service_behind_our_backend_brings_its_endpoints():
+    service = "apiVersion: v1\nkind: Service\nmetadata: {name: svc}\nspec: {ports: [{port: 80}]}"
+    slices = """
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: svc-1, labels: {kubernetes.io/service-name: svc}}
+addressType: IPv4
+endpoints: [{addresses: [10.0.0.1]}]
+ports: [{port: 8080}]
+"""
+    found = served(ours("type: Service, service: {name: svc}, ports: [{number: 80}]"), service, slices)
+    assert found.endpoints == (Endpoint(ip_address("10.0.0.1"), 8080),)
+    assert found.name == "default/plain"
+
+
+def test_an_unused_backend_has_its_status_too():
+    made = compiled(REVERSE, PLAIN)
+    assert of_object(made, "Backend", "default/plain", "Accepted")[0] == "True"
+
+
+def test_some_ports_that_cannot_be_used_degrade_the_backend():
+    ports = "ports: [{number: 80, tls: {mode: None}}, {number: 81, protocol: H2C, tls: {mode: None}}]"
+    made = compiled(REVERSE, ours(f"type: Fqdn, fqdn: {{hostname: a.example}}, {ports}"))
+    assert of_object(made, "Backend", "default/plain", "Degraded")[:2] == ("True", "PortsNotUsable")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.config.compile.certificates import (
+    CertificateProblem,
+    common_ca,
+    read_ca_bundle,
+    read_crls,
+    read_key_pair,
+)
+from tests.support.pki import Pki
+
+
+@pytest.fixture(scope="module")
+def pki() -> Pki:
+    return Pki()
+
+
+def test_a_key_pair_knows_the_names_of_its_certificate(pki: Pki):
+    made = pki.certificate("A.example", "*.b.example")
+    found = read_key_pair("ns/name", made.chain_pem.encode(), made.key_pem.reveal())
+    assert found.names == ("a.example", "*.b.example")
+    assert found.name == "ns/name"
+    assert found.key_pem == made.key_pem
+
+
+def test_a_key_of_another_certificate_is_refused(pki: Pki):
+    one, two = pki.certificate("a.example"), pki.certificate("b.example")
+    with pytest.raises(CertificateProblem, match="does not belong"):
+        read_key_pair("x", one.chain_pem.encode(), two.key_pem.reveal())
+
+
+@pytest.mark.parametrize(
+    "key", [b"", b"top secret text", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+def test_a_malformed_key_is_refused_without_showing_it(pki: Pki, key: bytes):
+    with pytest.raises(CertificateProblem) as caught:
+        read_key_pair("x", pki.certificate("a.example").chain_pem.encode(), key)
+    assert "top secret" not in str(caught.value)
+
+
+def test_text_that_is_no_certificate_is_refused(pki: Pki):
+    with pytest.raises(CertificateProblem, match=r"ca\.crt"):
+        read_ca_bundle(b"hello")
+
+
+def test_a_bundle_may_hold_comments_in_any_language(pki: Pki):
+    bundle = "# Zertifizierungsstelle für uns\n" + pki.ca_pem
+    assert "BEGIN CERTIFICATE" in read_ca_bundle(bundle.encode())
+    assert "BEGIN CERTIFICATE" in read_ca_bundle(bundle.encode("latin-1"))
+
+
+def test_revocation_lists_are_checked(pki: Pki):
+    assert read_crls(pki.crl().encode()).count("BEGIN X509 CRL") == 1
+    for bad in (b"", b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"):
+        with pytest.raises(CertificateProblem):
+            read_crls(bad)
+
+
+def test_common_cas_are_those_of_both_bundles(pki: Pki):
+    other = Pki()
+    assert common_ca("", pki.ca_pem) == pki.ca_pem
+    assert common_ca(pki.ca_pem, "") == pki.ca_pem
+    assert common_ca(pki.ca_pem + other.ca_pem, other.ca_pem).strip() == other.ca_pem.strip()
+    assert common_ca(pki.ca_pem, other.ca_pem) == ""

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from egressproxy.config.problems import ConfigError
+from egressproxy.spec.policy import ExtensionSpec
+from tests.config.compile.kit import (
+    FORWARD,
+    PLAIN,
+    REVERSE,
+    ROUTE,
+    compiled,
+    listener,
+    of_object,
+    of_policy,
+    of_route,
+    policy,
+    rule,
+)
+
+SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\nstringData: {token: sesame}"
+
+
+def backend(extension: str) -> str:
+    return PLAIN + f"  extensions:\n  - {{{extension}}}\n"
+
+
+def injector(more: str = "") -> str:
+    return backend(
+        "name: inject, type: 'egressproxy.io/CredentialInjector:v1', phase: backend-request, "
+        f"config: {{secretRef: {{name: key, key: token}}, header: Authorization}}{more}"
+    )
+
+
+def filters_of(filters: str, gateway: str = REVERSE, backends: str = "") -> tuple[ExtensionSpec, ...]:
+    route = ROUTE.replace("- backendRefs", f"- filters: {filters}\n    backendRefs")
+    if not backends:
+        route = route[: route.index("    backendRefs")]
+    return rule(compiled(gateway, PLAIN, route)).extensions
+
+
+def problems(*manifests: str) -> list[tuple[str, str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        compiled(REVERSE, *manifests)
+    return [(problem.object, problem.field_path, problem.message) for problem in caught.value.problems]
+
+
+# --- extensions ------------------------------------------------------------------------------------------------------
+
+
+def test_an_extension_of_a_backend_runs_for_that_backend():
+    made = compiled(REVERSE, ROUTE, SECRET, injector(", priority: 7, failOpen: true, preAuth: true, timeout: 2s"))
+    (found,) = rule(made).backends[0].extensions
+    assert (found.name, found.type) == ("inject", "egressproxy.io/CredentialInjector:v1")
+    assert (found.phase, found.priority, found.level) == ("backend-request", 7, 2)
+    assert (found.fail_open, found.pre_auth, found.timeout_s) == (True, True, 2.0)
+    assert json.loads(found.config) == {"header": "Authorization", "secretRef": {"key": "token", "name": "key"}}
+    assert (found.scope, found.source) == ("Backend default/plain", "Backend default/plain")
+    assert [(name, value.reveal()) for name, value in found.secrets] == [("key/token", b"sesame")]
+    assert rule(made).extensions == ()
+
+
+def test_the_folder_of_the_file_goes_with_the_extension(tmp_path):
+    from egressproxy.config.compile import Defaults, compile_config
+    from egressproxy.config.load import load
+    from egressproxy.filters.catalog import Catalog
+
+    (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, ROUTE, SECRET, injector()]))
+    made = compile_config(load([tmp_path]), Catalog(), Defaults())
+    assert rule(made).backends[0].extensions[0].folder == str(tmp_path)
+
+
+def test_a_missing_secret_leaves_the_filter_in_place_without_it():
+    made = compiled(REVERSE, ROUTE, injector())
+    (found,) = rule(made).backends[0].extensions
+    assert found.secrets == ()
+    assert rule(made).backends[0].backend is not None
+    status, reason, message = of_object(made, "Backend", "default/plain", "ResolvedRefs")
+    assert (status, reason) == ("False", "SecretNotFound")
+    assert "Secret default/key with key token" in message
+
+
+def test_a_secret_of_another_namespace_is_no_secret():
+    made = compiled(REVERSE, ROUTE, injector(), SECRET.replace("{name: key}", "{name: key, namespace: other}"))
+    assert rule(made).backends[0].extensions[0].secrets == ()
+
+
+def test_an_unknown_type_is_refused_with_the_nearest_one():
+    text = injector().replace("CredentialInjector:v1", "CredentialInjektor:v1")
+    with pytest.raises(ConfigError, match=r"did you mean egressproxy.io/CredentialInjector:v1\?") as caught:
+        compiled(REVERSE, text)
+    (problem,) = caught.value.problems
+    assert problem.field_path == "spec.extensions[0].type"
+    assert (problem.file, problem.line > 1) == ("config.yaml", True)
+
+
+def test_a_phase_where_the_type_cannot_run_is_refused():
+    ((name, path, message),) = problems(injector().replace("phase: backend-request", "phase: response-body"))
+    assert (name, path) == ("Backend default/plain", "spec.extensions[0].phase")
+    assert "cannot run in phase response-body" in message
+
+
+def test_a_phase_of_requests_is_refused_on_a_backend():
+    text = backend("name: h, type: 'egressproxy.io/HeaderPolicy:v1', phase: request-headers")
+    ((_, _, message),) = problems(text)
+    assert "for a backend" in message
+
+
+def test_a_phase_may_be_left_out_where_there_is_only_one():
+    made = compiled(REVERSE, ROUTE, SECRET, injector().replace("phase: backend-request, ", ""))
+    assert rule(made).backends[0].extensions[0].phase == "backend-request"
+    text = backend("name: h, type: 'egressproxy.io/HeaderPolicy:v1'")
+    ((_, path, _),) = problems(text)
+    assert path == "spec.extensions[0].phase"
+
+
+def test_a_config_that_does_not_fit_its_type_is_refused_with_its_field():
+    text = backend(
+        "name: h, type: 'egressproxy.io/HeaderPolicy:v1', phase: backend-request, "
+        "config: {request: {set: [{name: a b, value: x}]}, more: 1}"
+    )
+    found = problems(text)
+    assert [path for _, path, _ in found] == [
+        "spec.extensions[0].config.more",
+        "spec.extensions[0].config.request.set[0].name",
+    ]
+
+
+def test_problems_of_all_objects_come_at_once():
+    second = injector().replace("name: plain", "name: second").replace("CredentialInjector", "Nothing")
+    text = injector().replace("phase: backend-request", "phase: connect")
+    assert [name for name, _, _ in problems(text, second)] == ["Backend default/plain", "Backend default/second"]
+
+
+def test_the_extensions_of_a_backend_that_cannot_be_used_are_checked_all_the_same():
+    text = (
+        injector()
+        .replace("CredentialInjector", "Nothing")
+        .replace("tls: {mode: None}", "protocol: H2C, tls: {mode: None}")
+    )
+    assert problems(text)
+
+
+def test_the_extensions_of_a_policy_without_target_are_checked_all_the_same():
+    assert problems(policy("extensions: [{name: x, type: 'egressproxy.io/Nothing:v1'}]", name="gone"))
+
+
+@pytest.mark.parametrize("value", [r'"tok\r\nX: y"', r'"tok\ny"', r'"tok\0y"'])
+def test_a_credential_with_a_line_break_inside_is_refused(value: str):
+    ((name, path, message),) = problems(injector(), SECRET.replace("sesame", value))
+    assert (name, path) == ("Secret default/key", "data.token")
+    assert "tok" not in message
+
+
+def test_a_newline_at_the_end_of_a_credential_is_no_problem():
+    made = compiled(REVERSE, ROUTE, injector(), SECRET.replace("sesame", r'"sesame\n"'))
+    assert rule(made).backends[0].extensions[0].secrets
+
+
+def test_an_empty_credential_is_a_missing_one():
+    made = compiled(REVERSE, ROUTE, injector(), SECRET.replace("sesame", r'"\n"'))
+    assert rule(made).backends[0].extensions[0].secrets == ()
+    assert of_object(made, "Backend", "default/plain", "ResolvedRefs")[0] == "False"
+
+
+def test_a_policys_missing_secret_is_said_in_its_status():
+    text = policy(
+        "extensions: [{name: i, type: 'egressproxy.io/CredentialInjector:v1', phase: backend-request, "
+        "config: {secretRef: {name: key, key: token}, header: x-key}}]",
+        "Backend",
+        "plain",
+    )
+    made = compiled(REVERSE, PLAIN, ROUTE, text)
+    assert of_policy(made, "ResolvedRefs")[:2] == ("False", "SecretNotFound")
+
+
+def test_the_working_groups_extension_defaults_to_backend_request():
+    text = """
+apiVersion: gateway.networking.k8s.io/v1alpha1
+kind: Backend
+metadata: {name: plain}
+spec:
+  destination: {type: FQDN, fqdn: {hostname: a.example}, ports: [{number: 443, tls: {mode: Simple}}]}
+  extensions:
+  - {name: h, type: 'egressproxy.io/HeaderPolicy:v1', rawConfig: {request: {remove: [x-a]}}}
+"""
+    route = ROUTE.replace("egressproxy.io, kind", "gateway.networking.k8s.io, kind")
+    (found,) = rule(compiled(REVERSE, route, text)).backends[0].extensions
+    assert (found.phase, json.loads(found.config)) == ("backend-request", {"request": {"remove": ["x-a"]}})
+
+
+# --- filters of routes -----------------------------------------------------------------------------------------------
+
+
+def test_header_modifiers_become_header_policies_of_both_directions():
+    found = filters_of(
+        "[{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-A, value: b}], remove: [x-c]}}, "
+        "{type: ResponseHeaderModifier, responseHeaderModifier: {add: [{name: X-D, value: e}]}}]",
+        backends="yes",
+    )
+    assert [(one.type, one.phase, one.priority, one.level) for one in found] == [
+        ("egressproxy.io/HeaderPolicy:v1", "request-headers", 50, 1),
+        ("egressproxy.io/HeaderPolicy:v1", "response-headers", 50, 1),
+    ]
+    assert json.loads(found[0].config) == {
+        "request": {"set": [{"name": "X-A", "value": "b"}], "add": [], "remove": ["x-c"]}
+    }
+    assert json.loads(found[1].config) == {
+        "response": {"set": [], "add": [{"name": "X-D", "value": "e"}], "remove": []}
+    }
+    assert found[0].source == "HTTPRoute default/route"
+
+
+def test_a_rewrite_carries_host_and_path():
+    (found,) = filters_of(
+        "[{type: URLRewrite, urlRewrite: {hostname: b.example, "
+        "path: {type: ReplacePrefixMatch, replacePrefixMatch: /x}}}]",
+        backends="yes",
+    )
+    assert (found.type, found.phase) == ("egressproxy.io/UrlRewrite:v1", "request-headers")
+    assert json.loads(found.config) == {
+        "hostname": "b.example",
+        "path": {"type": "ReplacePrefixMatch", "value": "/x"},
+    }
+
+
+def test_a_redirect_knows_the_port_and_scheme_of_its_listener():
+    redirect = "[{type: RequestRedirect, requestRedirect: {hostname: b.example, statusCode: 301}}]"
+    (found,) = filters_of(redirect)
+    assert (found.type, found.phase) == ("egressproxy.io/RequestRedirect:v1", "request-headers")
+    assert json.loads(found.config) == {
+        "hostname": "b.example",
+        "statusCode": 301,
+        "listenerPort": 8080,
+        "listenerScheme": "http",
+    }
+
+
+def test_on_a_forward_proxy_the_request_itself_says_port_and_scheme():
+    (found,) = filters_of("[{type: RequestRedirect, requestRedirect: {scheme: https}}]", FORWARD)
+    assert json.loads(found.config) == {"scheme": "https", "statusCode": 302}
+
+
+def test_filters_keep_the_order_in_which_they_are_written():
+    rewrite = "{type: URLRewrite, urlRewrite: {hostname: b.example}}"
+    header = "{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: b}]}}"
+    assert [one.name for one in filters_of(f"[{rewrite}, {header}]", backends="yes")] == [
+        "URLRewrite",
+        "RequestHeaderModifier",
+    ]
+    assert [one.name for one in filters_of(f"[{header}, {rewrite}]", backends="yes")] == [
+        "RequestHeaderModifier",
+        "URLRewrite",
+    ]
+
+
+def test_filters_of_a_backend_ref_run_for_that_backend():
+    filters = "[{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: b}]}}]"
+    made = compiled(REVERSE, PLAIN, ROUTE.replace("name: plain}", f"name: plain, filters: {filters}}}"))
+    (found,) = rule(made).backends[0].extensions
+    assert (found.phase, found.level) == ("backend-request", 2)
+    assert rule(made).extensions == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [
+        ("RequestMirror", "requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}"),
+        ("CORS", "cors: {allowOrigins: ['https://a.example']}"),
+        ("ExtensionRef", "extensionRef: {group: egressproxy.io, kind: EgressPolicy, name: p}"),
+        (
+            "ExternalAuth",
+            "externalAuth: {protocol: HTTP, backendRef: {group: egressproxy.io, kind: Backend, name: plain}, http: {}}",
+        ),
+    ],
+)
+def test_a_filter_that_is_not_there_closes_its_rule(kind: str, block: str):
+    route = ROUTE.replace("- backendRefs", f"- filters: [{{type: {kind}, {block}}}]\n    backendRefs")
+    made = compiled(REVERSE, PLAIN, route)
+    assert [one.backend for one in rule(made).backends] == [None]
+    assert kind in rule(made).backends[0].error
+    assert of_route(made, "Accepted")[:2] == ("False", "UnsupportedValue")
+    assert kind in of_route(made, "Accepted")[2]
+
+
+def test_the_other_rules_of_such_a_route_work():
+    mirror = "{type: RequestMirror, requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}}"
+    bad = (
+        f"  - filters: [{mirror}]\n    matches: [{{path: {{value: /bad}}}}]\n"
+        "    backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]\n"
+    )
+    made = compiled(REVERSE, PLAIN, ROUTE + bad)
+    assert rule(made, 0).backends[0].backend is not None
+    assert rule(made, 1).backends[0].backend is None
+    assert rule(made, 1).matches[0].path == "/bad"
+    assert of_route(made, "Accepted")[0] == "True"
+    assert of_route(made, "PartiallyInvalid")[:2] == ("True", "UnsupportedValue")
+    assert "Rule 1 answers 500" in of_route(made, "PartiallyInvalid")[2]
+
+
+def test_a_header_that_cannot_be_set_closes_its_rule():
+    filters = "[{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: Connection, value: close}]}}]"
+    made = compiled(REVERSE, PLAIN, ROUTE.replace("- backendRefs", f"- filters: {filters}\n    backendRefs"))
+    assert rule(made).backends[0].backend is None
+    assert of_route(made, "Accepted")[:2] == ("False", "UnsupportedValue")
+
+
+def test_extensions_run_by_priority_then_level_then_age():
+    extension = (
+        "extensions: [{{name: {}, type: 'egressproxy.io/HeaderPolicy:v1', phase: request-headers, priority: {}}}]"
+    )
+    made = compiled(
+        REVERSE,
+        PLAIN,
+        ROUTE,
+        policy(extension.format("young", 5), policy_name="a", meta='creationTimestamp: "2025-01-01T00:00:00Z"'),
+        policy(extension.format("old", 5), policy_name="b", meta='creationTimestamp: "2024-01-01T00:00:00Z"'),
+        policy(extension.format("route", 5), "HTTPRoute", "route", policy_name="c"),
+        policy(extension.format("first", 1), "HTTPRoute", "route", policy_name="d"),
+    )
+    assert [one.name for one in rule(made).extensions] == ["first", "old", "young", "route"]
+    assert [one.name for one in listener(made).extensions] == ["old", "young"]
+    assert [one.scope for one in rule(made).extensions][-1] == "HTTPRoute default/route"

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.load import load_text
+from egressproxy.filters.catalog import Catalog
+from egressproxy.spec.backend import Destination
+from egressproxy.spec.route import MatchSpec, MatchType, PathMatchType, ValueMatch
+from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, listener, of_route, route, rule
+
+
+def with_rule(lines: str) -> str:
+    return ROUTE.replace("- backendRefs", f"- {lines}\n    backendRefs")
+
+
+def stream(kind: str, refs: str, hostnames: str = "hostnames: [a.example]") -> str:
+    return f"""
+apiVersion: gateway.networking.k8s.io/v1
+kind: {kind}
+metadata: {{name: route}}
+spec:
+  parentRefs: [{{name: gw}}]
+  {hostnames}
+  rules: [{{backendRefs: [{refs}]}}]
+"""
+
+
+REF = "{group: egressproxy.io, kind: Backend, name: plain}"
+
+
+def test_a_rule_without_matches_matches_everything():
+    found = rule(compiled(REVERSE, PLAIN, ROUTE))
+    assert found.matches == (MatchSpec("/", PathMatchType.PREFIX),)
+    assert route(compiled(REVERSE, PLAIN, ROUTE)).name == "default/route"
+
+
+def test_every_part_of_a_match_arrives():
+    text = with_rule(
+        "matches: [{path: {type: Exact, value: /a}, method: POST, "
+        "headers: [{name: X-A, value: b}, {name: x-a, value: c}], "
+        "queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]"
+    )
+    (match,) = rule(compiled(REVERSE, PLAIN, text)).matches
+    assert match == MatchSpec(
+        "/a",
+        PathMatchType.EXACT,
+        "POST",
+        (ValueMatch("x-a", "b"),),
+        (ValueMatch("Q", "[0-9]+", MatchType.REGEX),),
+    )
+
+
+def test_timeouts_of_a_rule_are_its_own_and_zero_disables():
+    found = rule(compiled(REVERSE, PLAIN, with_rule("timeouts: {request: 0s, backendRequest: 2s}")))
+    assert (found.request_s, found.backend_request_s) == (0.0, 2.0)
+    found = rule(compiled(REVERSE, PLAIN, ROUTE))
+    assert (found.request_s, found.backend_request_s) == (None, None)
+
+
+def test_the_name_of_a_rule_arrives():
+    assert rule(compiled(REVERSE, PLAIN, with_rule("name: first"))).name == "first"
+
+
+def test_weights_arrive_and_backends_without_any_are_left_out():
+    refs = f"[{REF}, {REF[:-1]}, weight: 3}}, {REF[:-1]}, weight: 0}}]"
+    text = ROUTE.replace(f"[{REF}]", refs)
+    assert [one.weight for one in rule(compiled(REVERSE, PLAIN, text)).backends] == [1, 3]
+
+
+def test_a_rule_whose_weights_are_all_zero_answers_500():
+    text = ROUTE.replace(f"[{REF}]", f"[{REF[:-1]}, weight: 0}}]")
+    (found,) = rule(compiled(REVERSE, PLAIN, text)).backends
+    assert found.backend is None
+    assert "weight 0" in found.error
+
+
+def test_one_bad_reference_leaves_the_other_its_share():
+    text = ROUTE.replace(f"[{REF}]", f"[{REF}, {REF.replace('plain', 'gone')}]")
+    made = compiled(REVERSE, PLAIN, text)
+    assert [one.backend is None for one in rule(made).backends] == [False, True]
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    assert of_route(made, "Accepted")[0] == "True"
+
+
+def test_a_rule_without_backends_has_none():
+    text = ROUTE.replace(f"backendRefs: [{REF}]", "matches: [{path: {value: /}}]")
+    made = compiled(REVERSE, text)
+    assert rule(made).backends == ()
+    assert of_route(made, "ResolvedRefs")[0] == "True"
+
+
+def test_a_regular_expression_that_is_refused_drops_its_rule_alone():
+    text = with_rule("matches: [{path: {type: RegularExpression, value: '('}}]") + f"  - backendRefs: [{REF}]\n"
+    made = compiled(REVERSE, PLAIN, text)
+    assert len(route(made).rules) == 1
+    assert of_route(made, "PartiallyInvalid")[0] == "True"
+    assert of_route(made, "PartiallyInvalid")[2].startswith("Dropped Rule 0")
+
+
+def test_the_data_plane_says_which_expressions_it_refuses():
+    def refuse(pattern: str) -> None:
+        raise ValueError(f"{pattern} is too slow")
+
+    text = with_rule("matches: [{headers: [{name: a, type: RegularExpression, value: 'x+'}]}]")
+    resources = load_text("\n---\n".join([REVERSE, PLAIN, text]))
+    made = compile_config(resources, Catalog(), Defaults(check_pattern=refuse))
+    assert listener(made).http_routes == ()
+    assert "x+ is too slow" in of_route(made, "Accepted")[2]
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [("retry: {attempts: 2}", "retry"), ("sessionPersistence: {sessionName: a}", "sessionPersistence")],
+)
+def test_a_field_that_does_nothing_is_named_in_status(field: str, named: str):
+    made = compiled(REVERSE, PLAIN, with_rule(field))
+    assert of_route(made, "Accepted")[0] == "True"
+    assert named in of_route(made, "Accepted")[2]
+
+
+def test_a_tls_route_on_a_forward_proxy_serves_tunnels():
+    made = compiled(FORWARD, DYNAMIC, stream("TLSRoute", REF.replace("plain", "dynamic")))
+    (found,) = listener(made).tls_routes
+    assert (found.name, found.hostnames, found.kind) == ("default/route", ("a.example",), "TLSRoute")
+    assert found.backends[0].backend is not None
+    assert found.backends[0].backend.destination is Destination.DYNAMIC
+
+
+def test_a_tcp_route_has_no_hostnames():
+    gateway = REVERSE.replace("protocol: HTTP", "protocol: TCP")
+    made = compiled(gateway, PLAIN, stream("TCPRoute", REF, ""))
+    (found,) = listener(made).tcp_routes
+    assert (found.hostnames, found.kind) == ((), "TCPRoute")
+
+
+def test_a_tls_listener_takes_tls_routes_below_its_hostname():
+    gateway = REVERSE.replace("protocol: HTTP}", "protocol: TLS, hostname: '*.example', tls: {mode: Passthrough}}")
+    made = compiled(gateway, PLAIN, stream("TLSRoute", REF))
+    assert listener(made).tls_routes[0].hostnames == ("a.example",)
+
+
+def test_grpc_routes_are_refused_by_listeners():
+    text = stream("GRPCRoute", "{name: svc, port: 80}")
+    made = compiled(REVERSE, text)
+    assert of_route(made, "Accepted", kind="GRPCRoute")[:2] == ("False", "NotAllowedByListeners")
+
+
+def test_an_unmatched_destination_is_served_by_the_default_backend():
+    default = listener(compiled(FORWARD)).default_backend
+    assert default is not None
+    assert default.backend is not None
+    assert (default.backend.name, default.backend.destination) == ("-", Destination.DYNAMIC)
+
+
+def test_a_reverse_listener_has_no_default_backend():
+    assert listener(compiled(REVERSE)).default_backend is None
