@@ -9,7 +9,7 @@ import resource
 import signal
 import ssl
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class RunOptions:
     bind: tuple[str, ...] = ("127.0.0.1",)
     admin: tuple[str, int] | None = ("127.0.0.1", 15000)
     metrics: tuple[str, int] | None = None
-    access_log: str | None = None           # None: stdout; "off": none; else a path
+    access_log: str | None = None  # None: stdout; "off": none; else a path
     log_level: str = "info"
     drain_timeout_s: float = 10.0
 
@@ -62,7 +62,7 @@ def run(options: RunOptions) -> int:
 
     Raises ConfigError if the configuration is bad at the start.
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))        # a core would hold secrets
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets
     diagnostics = Diagnostics(options.log_level)
     diagnostics.start()
     try:
@@ -122,8 +122,13 @@ class App:
             "egress_access_log_dropped_total", "Access log lines that could not be written.",
             lambda: self._access_log.dropped if self._access_log is not None else 0,
         )  # fmt: skip
+        self.metrics.add_counter(
+            "egress_access_log_suppressed_total", "Access log lines of denials that were left out in a flood.",
+            lambda: self._access_log.suppressed if self._access_log is not None else 0,
+        )  # fmt: skip
         lag = LoopLag()
-        self.metrics.add_gauge("egress_event_loop_lag_seconds", "Longest delay of the event loop since the last scrape.", lag.take)
+        self.metrics.add_gauge("egress_event_loop_lag_seconds", "Longest delay since the last scrape.", lag.take)
+        changed = changes(self.options.config, self._stop)  # what changes from here on is seen
         try:
             await self._take_configuration()
         except (BindError, FilterBuildError, ssl.SSLError, OSError) as error:
@@ -133,9 +138,11 @@ class App:
         except OSError as error:
             return _start_failed(f"admin: {error.strerror or error}")
         lag.start()
-        _settle_memory()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
         self._announce()
-        watcher = asyncio.create_task(self._watch()) if self.options.config else None
+        watcher = asyncio.create_task(self._watch(changed)) if self.options.config else None
         reloader = asyncio.create_task(self._reload_when_asked())
         await self._stop.wait()
         self._is_draining = True
@@ -155,7 +162,7 @@ class App:
         draining = asyncio.create_task(self._gateway.drain(self.options.drain_timeout_s))
         while not draining.done():
             await asyncio.wait((draining,), timeout=0.1)
-            if self._signals > 1:                   # asked again: at once
+            if self._signals > 1:  # asked again: at once
                 draining.cancel()
                 return 0
         return draining.result()
@@ -178,9 +185,14 @@ class App:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
         assert self._gateway is not None
         loop = asyncio.get_running_loop()
-        resources, fresh = await loop.run_in_executor(None, self._read)
-        spec = replace(fresh.spec, generation=self._generation + 1)
-        await self._gateway.apply(spec, self._own_sockets())
+        gc.disable()  # a collection over the many new objects would stop the loop
+        try:
+            resources, fresh = await loop.run_in_executor(None, self._read)
+            spec = replace(fresh.spec, generation=self._generation + 1)
+            await self._gateway.apply(spec, self._own_sockets())
+        finally:
+            gc.freeze()
+            gc.enable()
         self._resources, self._compiled = resources, fresh
         self._generation += 1
         self._rejection = ""
@@ -199,8 +211,8 @@ class App:
             if place is not None:
                 yield place
 
-    async def _watch(self) -> None:
-        async for _ in changes(self.options.config, self._stop):
+    async def _watch(self, changed: AsyncIterator[None]) -> None:
+        async for _ in changed:
             self._reload.set()
 
     async def _reload_when_asked(self) -> None:
@@ -233,8 +245,6 @@ class App:
                 log.info("%s listener %s/%s on %s", listener.protocol.value, listener.gateway, listener.name, place)
         if self.options.admin is not None:
             log.info("admin on http://%s:%d/", *self.options.admin)
-        if any(listener.is_open for listener in self._compiled.spec.listeners):
-            log.warning("this forward proxy is OPEN: every public destination is allowed, for clients on this machine only")
 
 
 def _defaults(bind: tuple[str, ...]) -> Defaults:
@@ -255,10 +265,3 @@ def _with_rejection(status: Mapping[str, Any], why: str, generation: int) -> dic
 def _start_failed(why: str) -> int:
     print(f"egressproxy: {why}", file=sys.stderr)
     return 1
-
-
-def _settle_memory() -> None:
-    """What is there now stays: the collector need not look at it again, nor run often for what follows."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

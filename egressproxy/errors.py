@@ -9,7 +9,15 @@ from __future__ import annotations
 from enum import Enum
 
 __all__ = [
-    "BadRequest", "ClientGone", "Denied", "GatewayError", "GatewayFault", "LimitExceeded", "Reason", "Retry", "Source",
+    "BadRequest",
+    "ClientGone",
+    "Denied",
+    "GatewayError",
+    "GatewayFault",
+    "LimitExceeded",
+    "Reason",
+    "Retry",
+    "Source",
     "UpstreamFault",
 ]
 
@@ -26,8 +34,8 @@ class Retry(Enum):
     """Whether another attempt may be made (RFC 9110 section 9.2.2)."""
 
     NEVER = "never"
-    SAFE = "safe"                    # nothing of the request was sent
-    IF_REUSED = "if_reused"          # an idle connection died under the request: an idempotent request may go again
+    SAFE = "safe"  # nothing of the request was sent
+    IF_REUSED = "if_reused"  # an idle connection died under the request: an idempotent request may go again
 
 
 class Reason(str, Enum):
@@ -111,8 +119,17 @@ class GatewayError(Exception):
     default_status = 500
 
     def __init__(
-        self, reason: Reason, message: str, *, status: int = 0, rule: str = "-", remedy: str = "", detail: str = "",
-        retry: Retry = Retry.NEVER, retry_after_s: int = 0, close: bool = False,
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        status: int = 0,
+        rule: str = "-",
+        remedy: str = "",
+        detail: str = "",
+        retry: Retry = Retry.NEVER,
+        retry_after_s: int = 0,
+        close: bool = False,
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -123,7 +140,7 @@ class GatewayError(Exception):
         self.detail = detail
         self.retry = retry
         self.retry_after_s = retry_after_s
-        self.close = close          # the client's connection cannot be used further
+        self.close = close  # the client's connection cannot be used further
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.status} {self.reason}: {self.message})"

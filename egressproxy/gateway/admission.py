@@ -1,6 +1,7 @@
 """Admission: what a request asks for, and whether policy lets it. Decided on names alone: nothing is resolved here.
 
-Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.2 (Max-Forwards), 7.6.3 (loops) and 9.3.8 (TRACE),
+Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.2 (Max-Forwards), 7.6.3 (loops) and 9.3.8
+(TRACE),
 resources.md sections 2 and 4.
 """
 
@@ -18,8 +19,16 @@ from egressproxy.spec.policy import Mode
 if TYPE_CHECKING:
     from egressproxy.gateway.client import ClientConnection
 
-__all__ = ["HTTP_PORT", "check_switch", "default_route", "enforce", "name_destination", "read_authority", "refuse_loops",
-           "route_request"]
+__all__ = [
+    "HTTP_PORT",
+    "check_switch",
+    "default_route",
+    "enforce",
+    "name_destination",
+    "read_authority",
+    "refuse_loops",
+    "route_request",
+]
 
 HTTP_PORT = 80
 HTTPS_PORT = 443

@@ -1,6 +1,7 @@
 """Errors to answers: the one place where a GatewayError becomes a response, and what a denial tells the client.
 
-A denial answers four questions in every form it takes: what was refused, by which rule, why, and what to add. It shows no
+A denial answers four questions in every form it takes: what was refused, by which rule, why, and what to add. It
+shows no
 secret, no address that DNS gave, and nothing of the request but the host that policy was asked about.
 Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15, clients.md.
 """
@@ -48,11 +49,24 @@ PROXY_ERRORS: dict[Reason, str] = {
     Reason.CONNECTION_LIMIT: "connection_limit_reached",
     Reason.TUNNEL_LIMIT: "connection_limit_reached",
 }
-DENIALS = frozenset({
-    Reason.DESTINATION_NOT_ALLOWED, Reason.DESTINATION_DENIED, Reason.NO_POLICY, Reason.ADDRESS_DENIED, Reason.SNI_MISMATCH,
-    Reason.NOT_TLS, Reason.PLAINTEXT_CREDENTIAL, Reason.FILTER_REJECTED, Reason.LOOP_DETECTED, Reason.METHOD_NOT_ALLOWED,
-    Reason.REQUEST_RATE, Reason.CONCURRENCY, Reason.TUNNEL_LIMIT, Reason.BODY_TOO_LARGE,
-})
+DENIALS = frozenset(
+    {
+        Reason.DESTINATION_NOT_ALLOWED,
+        Reason.DESTINATION_DENIED,
+        Reason.NO_POLICY,
+        Reason.ADDRESS_DENIED,
+        Reason.SNI_MISMATCH,
+        Reason.NOT_TLS,
+        Reason.PLAINTEXT_CREDENTIAL,
+        Reason.FILTER_REJECTED,
+        Reason.LOOP_DETECTED,
+        Reason.METHOD_NOT_ALLOWED,
+        Reason.REQUEST_RATE,
+        Reason.CONCURRENCY,
+        Reason.TUNNEL_LIMIT,
+        Reason.BODY_TOO_LARGE,
+    }
+)
 
 
 def is_denial(error: GatewayError) -> bool:
@@ -81,7 +95,9 @@ def answer_for(error: GatewayError, request_id: str) -> Answer:
     about["request_id"] = request_id
     body = json.dumps({"error": about}).encode() + b"\n"
     fields: list[tuple[bytes, bytes]] = [
-        (b"Content-Type", b"application/json"), (b"Proxy-Status", proxy_status), (b"X-Egress-Request-Id", request_id.encode()),
+        (b"Content-Type", b"application/json"),
+        (b"Proxy-Status", proxy_status),
+        (b"X-Egress-Request-Id", request_id.encode()),
         (b"Cache-Control", b"no-store"),
     ]
     if error.retry_after_s > 0:

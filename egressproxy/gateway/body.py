@@ -14,9 +14,11 @@ __all__ = ["BodyFilter", "Collector"]
 
 
 class BodyFilter:
-    """A sink that filters and hands on. While a filter waits the source is paused, and what still comes is kept in order."""
+    """A sink that filters and hands on. While a filter waits the source is paused, and what still comes is kept in
+    order.
+    """
 
-    __slots__ = ("_chain", "_driver", "is_over", "_sink", "_source", "_task", "_waiting", "_x")
+    __slots__ = ("_chain", "_driver", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
 
     def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, driver: Driver) -> None:
         self._x = x
@@ -25,7 +27,7 @@ class BodyFilter:
         self._source = source
         self._driver = driver
         self._task: asyncio.Task[bytes] | None = None
-        self._waiting: list[tuple[bytes, bytes | None]] = []       # (data, trailers); trailers None: not the last
+        self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
         self.is_over = False
 
     def send_body(self, data: bytes) -> None:
@@ -63,7 +65,7 @@ class BodyFilter:
     def _done(self, task: asyncio.Task[bytes], trailers: bytes | None) -> None:
         if self._task is not task:
             if not task.cancelled():
-                task.exception()                # seen, and too late to matter
+                task.exception()  # seen, and too late to matter
             return
         self._task = None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -81,7 +83,7 @@ class BodyFilter:
             self._sink.send_body(data)
         if trailers is not None:
             self.is_over = True
-            self._sink.end_body(trailers)
+            self._sink.end_body(b"")  # trailers went past no filter: they end here
             self._driver.resume()
 
     def _fail(self, error: BaseException) -> None:
@@ -92,13 +94,12 @@ class BodyFilter:
 class Collector:
     """A sink that keeps a whole (filtered) body; the filters that asked for it bound its size."""
 
-    __slots__ = ("_driver", "_parts", "is_whole", "trailers")
+    __slots__ = ("_driver", "_parts", "is_whole")
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._parts: list[bytes] = []
         self.is_whole = False
-        self.trailers = b""
 
     @property
     def body(self) -> bytes:
@@ -108,6 +109,5 @@ class Collector:
         self._parts.append(data)
 
     def end_body(self, trailers: bytes) -> None:
-        self.trailers = trailers
         self.is_whole = True
         self._driver.resume()

@@ -1,6 +1,8 @@
-"""Build: ConfigSpec → Snapshot. Everything that configuration alone decides is decided here, so that a request looks up nothing.
+"""Build: ConfigSpec → Snapshot. Everything that configuration alone decides is decided here, so that a request looks
+up nothing.
 
-What has an equal spec in the snapshot before is kept: connectors with their pools, filters with their buckets, series with
+What has an equal spec in the snapshot before is kept: connectors with their pools, filters with their buckets, series
+with
 their counts. Makes no socket and changes nothing of what is in service; may run in a thread.
 """
 
@@ -28,8 +30,12 @@ STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
 NO_FILTERS = Chain()
 
 
-def build(config: ConfigSpec, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None) -> Snapshot:
-    """The live form of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError where a part cannot be built."""
+def build(
+    config: ConfigSpec, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
+) -> Snapshot:
+    """The live form of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError where a part cannot be
+    built.
+    """
     return _Builder(catalog, network, metrics, previous).snapshot(config)
 
 
@@ -57,7 +63,9 @@ class _Builder:
         is_stream = first.protocol in STREAM_PROTOCOLS
         tls = None
         if not is_stream and first.tls is not None:
-            certificates = tuple(c for listener in listeners if listener.spec.tls for c in listener.spec.tls.certificates)
+            certificates = tuple(
+                c for listener in listeners if listener.spec.tls for c in listener.spec.tls.certificates
+            )
             tls = server_context(ListenerTlsSpec(TlsMode.TERMINATE, certificates))
         by_host = HostTable.build(HostEntry((listener.spec.hostname,), listener) for listener in listeners)
         return Port(key[0], key[1], listeners, by_host, tls=tls, is_stream=is_stream)
@@ -65,7 +73,9 @@ class _Builder:
     def listener(self, spec: ListenerSpec) -> Listener:
         chain = self.chain(spec.extensions)
         http = [(route, [self.rule(spec, route, rule) for rule in route.rules]) for route in spec.http_routes]
-        hosts = HostTable.build(HostEntry(route.hostnames, True, route.created, route.name) for route in spec.http_routes)
+        hosts = HostTable.build(
+            HostEntry(route.hostnames, True, route.created, route.name) for route in spec.http_routes
+        )
         streams = HostTable.build(
             HostEntry(route.hostnames, self.stream(spec, route), route.created, route.name)
             for route in (*spec.tls_routes, *spec.tcp_routes)
@@ -98,7 +108,8 @@ class _Builder:
         return made
 
     def route(
-        self, listener: ListenerSpec, name: str, extensions: tuple[ExtensionSpec, ...], backends: Sequence[WeightedBackend],
+        self, listener: ListenerSpec, name: str, extensions: tuple[ExtensionSpec, ...], backends:
+        Sequence[WeightedBackend],
         policy: PolicySpec, request_s: float, backend_request_s: float | None,
     ) -> Route:  # fmt: skip
         choices = [self.choice(listener, name, extensions, backend, backend_request_s) for backend in backends]

@@ -20,7 +20,7 @@ class ListenerState:
     __slots__ = ("connections", "per_client", "port", "streams", "tunnels")
 
     def __init__(self, port: Port) -> None:
-        self.port = port                            # the current snapshot's; a reload assigns a new one
+        self.port = port  # the current snapshot's; a reload assigns a new one
         self.connections: set[ClientConnection] = set()
         self.streams: set[object] = set()
         self.per_client: dict[str, int] = {}
@@ -33,8 +33,17 @@ class ListenerState:
 class ClientConnection(DownstreamConnection):
     """Asks its listener of the current snapshot anew for every request: a reload holds for the next one."""
 
-    __slots__ = ("attempt_ends_at", "exchange", "exchange_ends_at", "idle_limit_s", "life", "seen_octets", "state",
-                 "tunnel", "tunnel_authority")
+    __slots__ = (
+        "attempt_ends_at",
+        "exchange",
+        "exchange_ends_at",
+        "idle_limit_s",
+        "life",
+        "seen_octets",
+        "state",
+        "tunnel",
+        "tunnel_authority",
+    )
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: ListenerState) -> None:
         first = state.port.first
@@ -60,7 +69,9 @@ class ClientConnection(DownstreamConnection):
 
     # --- the exchange's clock ------------------------------------------------------------------------------------
     def start_clock(self, x: Exchange, request_s: float, idle_s: float) -> None:
-        """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it moves."""
+        """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it
+        moves.
+        """
         self.exchange = x
         now = self.wheel.now
         self.exchange_ends_at = now + request_s if request_s > 0 else NEVER

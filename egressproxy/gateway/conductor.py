@@ -1,7 +1,9 @@
 """Conductor: the life of an exchange, written as the list of its phases. It only calls; the hard things are elsewhere.
 
-Runs on the client connection's Driver (ARCHITECTURE.md, the conductor): an await here is a pause of this exchange alone, and
-costs nothing where nothing has to be waited for. Every way out of `serve` passes `rescue` (errors to answers) and `complete`.
+Runs on the client connection's Driver (ARCHITECTURE.md, the conductor): an await here is a pause of this exchange
+alone, and
+costs nothing where nothing has to be waited for. Every way out of `serve` passes `rescue` (errors to answers) and
+`complete`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
 from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.upstream import UpstreamConnection
@@ -134,7 +137,7 @@ class Conductor:
         """The attempts at one backend, until `x.response` is there. None: a filter has answered."""
         connector, chain, head, life = choice.connector, choice.chain, x.request, client.life
         assert connector is not None
-        block, path = head.fields.block, head.path
+        block, path, host = head.fields.block, head.path, x.upstream_host
         while True:
             x.attempts += 1
             client.start_attempt(choice.backend_request_s)
@@ -152,16 +155,17 @@ class Conductor:
                     life.release(reusable=True)
                     return None
                 if via is not connector:
-                    head.path = b"http://%b%b" % (x.upstream_host, head.path)       # absolute-form, to a parent
+                    head.path = b"http://%b%b" % (x.upstream_host, head.path)  # absolute-form, to a parent
                 self.send_request(x, client, upstream, body)
-                x.response = await self.response_head(x, client, upstream)
+                x.response = await self.response_head(x, client, choice, upstream)
             except GatewayError as error:
                 choice.series.attempt(error.reason.value)
                 held = life.upstream
                 life.release(reusable=False)
                 if held is None or not may_retry(x, held, error):
                     raise
-                head.fields.block, head.path = block, path      # each attempt gets its own credential
+                # Each attempt starts from the client's request: it gets its own credential and no other.
+                head.fields.block, head.path, x.upstream_host = block, path, host
                 continue
             choice.series.attempt("ok")
             return upstream
@@ -193,7 +197,9 @@ class Conductor:
             sink = life.request_filter = BodyFilter(x, plan.begin(x), upstream, client, client.driver)
         client.send_request_body_to(sink)
 
-    async def response_head(self, x: Exchange, client: ClientConnection, upstream: UpstreamConnection) -> ResponseHead:
+    async def response_head(
+        self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
+    ) -> ResponseHead:
         """The final head; interim ones are passed on on the way, to 1.1 clients (RFC 9110 section 15.2)."""
         while True:
             head = await upstream.response_head()
@@ -201,8 +207,11 @@ class Conductor:
                 if head.status == 101:
                     check_switch(x.request, head)
                 return head
-            if (head.status != 100 or x.request.expect_continue) and not x.request.http_1_0:
-                client.send(interim_bytes(head, self.pseudonym))
+            if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
+                continue
+            if head.status != 100 and choice.chain.response_headers is not None:
+                continue  # fields that no filter would have seen
+            client.send(interim_bytes(head, self.pseudonym))
 
     async def relay_response(
         self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
@@ -229,7 +238,7 @@ class Conductor:
             while life.response_filter is not None and not life.response_filter.is_over:
                 await pause()
         if not client.is_request_read:
-            life.close = True                       # answered before the request was whole: nothing can follow
+            life.close = True  # answered before the request was whole: nothing can follow
         life.release(reusable=upstream.is_reusable)
 
     # --- filters and bodies --------------------------------------------------------------------------------------
@@ -240,11 +249,29 @@ class Conductor:
             outcome = await outcome
         if outcome is None:
             return False
-        self.answer(x, client, outcome)
+        self.answer(x, client, await self.dressed(outcome, steps, x, client))
         return True
 
+    async def dressed(
+        self, answer: Answer, steps: tuple[HeaderStep, ...], x: Exchange, client: ClientConnection
+    ) -> Answer:
+        """A filter's answer as the response-headers filters leave it: they see all that a client gets."""
+        place = client.life.choice or client.life.route
+        dressing = place.chain.response_headers if place is not None else None
+        if dressing is None or dressing is steps:
+            return answer
+        x.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
+        outcome = run(dressing, x)
+        if outcome is not None and not isinstance(outcome, Answer):
+            outcome = await outcome
+        if outcome is not None:
+            return outcome
+        return Answer(x.response.status, tuple(x.response.fields), answer.body, x.response.phrase)
+
     async def collect_body(self, x: Exchange, client: ClientConnection, head: RequestHead, route: Route) -> bytes:
-        """The whole request body, through the body filters. We ask for it ourselves where the client waits to be asked."""
+        """The whole request body, through the body filters. We ask for it ourselves where the client waits to be
+        asked.
+        """
         plan = route.chain.request_body
         assert plan is not None
         if head.expect_continue:
@@ -267,12 +294,12 @@ class Conductor:
     def new_exchange(self, client: str, listener: Listener) -> Exchange:
         x = Exchange(client, listener.gateway, listener.name, time.monotonic())
         x.started_wall = time.time()
-        x.request_id = "%s-%x" % (self._id_prefix, next(self._numbers))
+        x.request_id = "%s-%x" % (self._id_prefix, next(self._numbers))  # noqa: UP031 (per request)
         x.series = listener.series
         return x
 
     def answer(self, x: Exchange, client: ClientConnection, answer: Answer) -> None:
-        """A response that a filter or we ourselves have made. Response filters do not see it: it is not the backend's."""
+        """A response that a filter or we ourselves have made."""
         client.life.close = client.life.close or self.must_close(client, x.request)
         x.status = answer.status
         client.send(answer_bytes(answer, close=client.life.close, with_body=x.method != b"HEAD"))
@@ -304,7 +331,10 @@ class Conductor:
             if client.is_lost:
                 leave(client)
             else:
-                client.finish(close=client.life.close or self.is_draining)
+                # Octets behind a CONNECT or an upgrade that did not come about were never meant as a request.
+                wanted_tunnel = x.request is not None and (x.method == b"CONNECT" or bool(x.request.upgrade))
+                refused = wanted_tunnel and client.reader.buffered > 0 and client.tunnel_authority is None
+                client.finish(close=client.life.close or self.is_draining or refused)
 
     def account(self, x: Exchange, life: Life) -> None:
         """Give back what the exchange holds, and say what it was."""
@@ -346,5 +376,3 @@ def leave(client: ClientConnection) -> None:
             state.per_client[host] = left
         else:
             state.per_client.pop(host, None)
-
-

@@ -59,7 +59,11 @@ class Network:
     """What all connectors share: the loop, the timers, the dialer, resolvers and address policies by their specs."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, wheel: TimerWheel, count_dns: Callable[[str], None], pseudonym: bytes,
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wheel: TimerWheel,
+        count_dns: Callable[[str], None],
+        pseudonym: bytes,
     ) -> None:
         self.loop = loop
         self.wheel = wheel
@@ -155,7 +159,7 @@ class Connector:
         while not pool.may_open():
             given = await self._wait(pool)
             if given is None:
-                break                               # the right to open one, counted already
+                break  # the right to open one, counted already
             if not given.is_lost:
                 return given
         try:
@@ -165,7 +169,7 @@ class Connector:
             pool.lost()
             raise
         connection.on_lost = pool.lost
-        if connection.is_lost:                      # gone between the handshake and here
+        if connection.is_lost:  # gone between the handshake and here
             pool.lost(connection)
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
         return connection
@@ -213,7 +217,11 @@ class Connector:
 
     # --- opening -----------------------------------------------------------------------------------------------
     async def open(
-        self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None, protocol: asyncio.Protocol,
+        self,
+        x: Exchange,
+        target: Target,
+        connect: tuple[HeaderStep, ...] | None,
+        protocol: asyncio.Protocol,
     ) -> asyncio.Transport:
         """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
         if self.parent is not None:
@@ -230,7 +238,10 @@ class Connector:
         return await self._handshake(parked, target, protocol)
 
     async def _endpoints(
-        self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None,
+        self,
+        x: Exchange,
+        target: Target,
+        connect: tuple[HeaderStep, ...] | None,
     ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self._address_policy()
@@ -337,4 +348,3 @@ def parent_spec(spec: ConnectionSpec) -> ConnectionSpec:
     parent = spec.backend.parent
     assert parent is not None
     return ConnectionSpec(parent, spec.dns, spec.addresses, spec.connect_s, spec.tls_handshake_s, spec.idle_s)
-

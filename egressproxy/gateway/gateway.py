@@ -1,6 +1,7 @@
 """Gateway: the snapshot in service, the sockets, and the swap from one configuration to the next.
 
-A new configuration is built beside the old one; sockets that it needs are bound before anything changes; then the ports of all
+A new configuration is built beside the old one; sockets that it needs are bound before anything changes; then the
+ports of all
 bound sockets are swapped in one go. Whatever fails before that leaves everything as it was.
 """
 
@@ -64,9 +65,7 @@ class Gateway:
         Raises BindError, FilterBuildError, ssl.SSLError or ValueError, and has changed nothing then.
         """
         loop = asyncio.get_running_loop()
-        fresh = await loop.run_in_executor(
-            None, build, config, self.catalog, self.network, self.metrics, self.snapshot
-        )
+        fresh = await loop.run_in_executor(None, build, config, self.catalog, self.network, self.metrics, self.snapshot)
         new = self._bind_new(fresh)
         try:
             for port in new.values():

@@ -1,4 +1,6 @@
-"""Life: what an exchange holds at this moment, and has to give back however it ends. One per client connection, used again."""
+"""Life: what an exchange holds at this moment, and has to give back however it ends. One per client connection, used
+again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ __all__ = ["Life"]
 class Life:
     """`close`: the client's connection ends with this exchange. Everything else is what its name says, or None."""
 
-    __slots__ = ("choice", "close", "connector", "on_complete", "request_filter", "response_filter", "route", "target", "upstream")
+    __slots__ = (
+        "choice",
+        "close",
+        "connector",
+        "on_complete",
+        "request_filter",
+        "response_filter",
+        "route",
+        "target",
+        "upstream",
+    )
 
     def __init__(self) -> None:
         self.reset()
@@ -41,7 +53,8 @@ class Life:
         upstream = self.upstream
         if upstream is not None:
             self.upstream = None
-            assert self.connector is not None and self.target is not None
+            assert self.connector is not None
+            assert self.target is not None
             self.connector.release(self.target, upstream, reusable=reusable)
 
     def give_away(self) -> UpstreamConnection:

@@ -1,4 +1,6 @@
-"""BoundPort: a listening socket and what is accepted on it. The socket outlives every snapshot that has the same address and port."""
+"""BoundPort: a listening socket and what is accepted on it. The socket outlives every snapshot that has the same
+address and port.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from egressproxy.gateway.client import ClientConnection, ListenerState
 from egressproxy.gateway.conductor import Conductor
 from egressproxy.gateway.live import Port
 from egressproxy.gateway.streams import StreamConnection
-from egressproxy.protocols.http1.writer import answer_bytes
 from egressproxy.model.exchange import Answer
+from egressproxy.protocols.http1.writer import answer_bytes
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.tls import TlsStream
 

@@ -1,4 +1,6 @@
-"""What a Snapshot is made of: ports, listeners, routes and choices, with everything that configuration decides bound already."""
+"""What a Snapshot is made of: ports, listeners, routes and choices, with everything that configuration decides bound
+already.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ class Choice:
     __slots__ = ("backend", "backend_request_s", "chain", "connector", "error", "series", "weight")
 
     def __init__(
-        self, backend: str, connector: Connector | None, chain: Chain, series: Series, *, weight: int, error: str,
+        self,
+        backend: str,
+        connector: Connector | None,
+        chain: Chain,
+        series: Series,
+        *,
+        weight: int,
+        error: str,
         backend_request_s: float,
     ) -> None:
         self.backend = backend
@@ -49,12 +58,33 @@ class Choice:
 class Route:
     """One rule of a route, or what a policy allows without a route (`name` "-")."""
 
-    __slots__ = ("buffers_request", "chain", "choices", "destinations", "idle_s", "is_tls_only", "mode", "name", "request_s", "series", "total",
-                 "tunnel_idle_s", "_ports")
+    __slots__ = (
+        "_ports",
+        "buffers_request",
+        "chain",
+        "choices",
+        "destinations",
+        "idle_s",
+        "is_tls_only",
+        "mode",
+        "name",
+        "request_s",
+        "series",
+        "total",
+        "tunnel_idle_s",
+    )
 
     def __init__(
-        self, name: str, chain: Chain, choices: Sequence[Choice], series: Series, policy: PolicySpec,
-        destinations: DestinationPolicy, *, request_s: float, is_tls_only: bool = False,
+        self,
+        name: str,
+        chain: Chain,
+        choices: Sequence[Choice],
+        series: Series,
+        policy: PolicySpec,
+        destinations: DestinationPolicy,
+        *,
+        request_s: float,
+        is_tls_only: bool = False,
     ) -> None:
         self.name = name
         self.chain = chain
@@ -69,7 +99,7 @@ class Route:
         self.idle_s = policy.timeouts.idle_s
         self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
         self._ports = served_ports(choices)
-        self.is_tls_only = is_tls_only              # a TLSRoute: what the tunnel carries has to be TLS
+        self.is_tls_only = is_tls_only  # a TLSRoute: what the tunnel carries has to be TLS
 
     def serves(self, host: str, port: int) -> bool:
         """On a forward-proxy listener: whether a destination with this port is the one that the backend stands for.
@@ -115,12 +145,39 @@ def served_ports(choices: Sequence[Choice]) -> dict[str, set[int]]:
 class Listener:
     """One listener of a Gateway."""
 
-    __slots__ = ("chain", "default", "destinations", "gateway", "head_limits", "hosts", "http", "is_forward", "mode", "name",
-                 "port", "scheme", "series", "spec", "streams", "terminate", "timeouts")
+    __slots__ = (
+        "chain",
+        "default",
+        "destinations",
+        "gateway",
+        "head_limits",
+        "hosts",
+        "http",
+        "is_forward",
+        "mode",
+        "name",
+        "port",
+        "scheme",
+        "series",
+        "spec",
+        "streams",
+        "terminate",
+        "timeouts",
+    )
 
     def __init__(
-        self, spec: ListenerSpec, chain: Chain, http: HttpTable[Route], hosts: HostTable[bool], streams: HostTable[Route],
-        default: Route | None, destinations: DestinationPolicy, series: Series, *, is_forward: bool, scheme: bytes,
+        self,
+        spec: ListenerSpec,
+        chain: Chain,
+        http: HttpTable[Route],
+        hosts: HostTable[bool],
+        streams: HostTable[Route],
+        default: Route | None,
+        destinations: DestinationPolicy,
+        series: Series,
+        *,
+        is_forward: bool,
+        scheme: bytes,
         terminate: ssl.SSLContext | None,
     ) -> None:
         self.spec = spec
@@ -129,7 +186,7 @@ class Listener:
         self.port = spec.port
         self.chain = chain
         self.http = http
-        self.hosts = hosts                          # the hostnames that any HTTPRoute serves
+        self.hosts = hosts  # the hostnames that any HTTPRoute serves
         self.streams = streams
         self.default = default
         self.destinations = destinations
@@ -139,7 +196,7 @@ class Listener:
         self.head_limits = HeadLimits(spec.policy.limits.max_head_bytes, spec.policy.limits.max_fields)
         self.is_forward = is_forward
         self.scheme = scheme
-        self.terminate = terminate                  # a TLS listener that terminates does it with this
+        self.terminate = terminate  # a TLS listener that terminates does it with this
 
     def __repr__(self) -> str:
         return f"Listener({self.gateway}/{self.name}:{self.port})"
@@ -151,16 +208,22 @@ class Port:
     __slots__ = ("address", "by_host", "first", "is_stream", "listeners", "number", "tls")
 
     def __init__(
-        self, address: str, number: int, listeners: Sequence[Listener], by_host: HostTable[Listener], *,
-        tls: ssl.SSLContext | None, is_stream: bool,
+        self,
+        address: str,
+        number: int,
+        listeners: Sequence[Listener],
+        by_host: HostTable[Listener],
+        *,
+        tls: ssl.SSLContext | None,
+        is_stream: bool,
     ) -> None:
         self.address = address
         self.number = number
         self.listeners = tuple(listeners)
         self.first = self.listeners[0]
         self.by_host = by_host
-        self.tls = tls                              # TLS is terminated with this
-        self.is_stream = is_stream                  # TLS (by SNI) and TCP listeners: no HTTP here
+        self.tls = tls  # TLS is terminated with this
+        self.is_stream = is_stream  # TLS (by SNI) and TCP listeners: no HTTP here
 
     @property
     def key(self) -> tuple[str, int]:

@@ -16,7 +16,8 @@ __all__ = ["ParentHandshake"]
 class ParentHandshake(asyncio.Protocol):
     """Sends CONNECT when the transport is there. `established` gives the octets that came behind the 2xx head.
 
-    Content-Length and Transfer-Encoding of that head mean nothing. A 407 is our configuration's fault, and never reaches a client.
+    Content-Length and Transfer-Encoding of that head mean nothing. A 407 is our configuration's fault, and never
+    reaches a client.
     """
 
     def __init__(self, authority: Authority, pseudonym: bytes) -> None:
@@ -65,4 +66,4 @@ class ParentHandshake(asyncio.Protocol):
     def _fail(self, error: GatewayError) -> None:
         if not self.established.done():
             self.established.set_exception(error)
-            self.established.exception()        # whoever waits sees it; nobody may be there any more
+            self.established.exception()  # whoever waits sees it; nobody may be there any more

@@ -39,8 +39,22 @@ log = logging.getLogger(__name__)
 class StreamConnection(Flow):
     """A client's connection to a TLS or TCP listener. Octets are held until the tunnel takes them."""
 
-    __slots__ = ("client", "conductor", "deadline", "driver", "error", "has_ended", "held", "hello", "is_lost", "life", "reader",
-                 "request_headers_s", "state", "tunnel")
+    __slots__ = (
+        "client",
+        "conductor",
+        "deadline",
+        "driver",
+        "error",
+        "has_ended",
+        "held",
+        "hello",
+        "is_lost",
+        "life",
+        "reader",
+        "request_headers_s",
+        "state",
+        "tunnel",
+    )
 
     def __init__(self, conductor: Conductor, state: ListenerState) -> None:
         super().__init__()
@@ -230,7 +244,9 @@ async def terminate(conductor: Conductor, client: StreamConnection, listener: Li
             done.set_exception(Denied(Reason.NOT_TLS, "the TLS handshake failed", detail=type(error).__name__))
 
     inner = _Inner(client.driver)
-    stream = TlsStream(listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake)
+    stream = TlsStream(
+        listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake
+    )
     timer = loop.call_later(listener.timeouts.tls_handshake_s or 60.0, stream.abort_handshake)
     parked = Parked()
     parked.transport = client.transport

@@ -72,7 +72,9 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     through_parent = choice.connector is not None and choice.connector.parent is not None
     client.send(TUNNEL_ESTABLISHED)
     x.status = 200
-    await relay(conductor, x, client, upstream, client.detach(), b"", guard, route.tunnel_idle_s, through_parent=through_parent)
+    await relay(
+        conductor, x, client, upstream, client.detach(), b"", guard, route.tunnel_idle_s, through_parent=through_parent
+    )
 
 
 def route_tunnel(x: Exchange, listener: Listener, authority: Authority) -> Route | None:
@@ -162,12 +164,12 @@ def take_tunnel_slot(state: ListenerState, life: Life, listener: Listener) -> No
     """`limits.tunnels` of this listener. Raises LimitExceeded (503)."""
     limit = listener.spec.policy.limits.tunnels
     if limit and state.tunnels >= limit:
-        raise LimitExceeded(Reason.TUNNEL_LIMIT, f"this listener already has {limit} tunnels", status=503, retry_after_s=1)
+        raise LimitExceeded(
+            Reason.TUNNEL_LIMIT, f"this listener already has {limit} tunnels", status=503, retry_after_s=1
+        )
     state.tunnels += 1
 
     def give_back() -> None:
         state.tunnels -= 1
 
     life.on_complete = give_back
-
-

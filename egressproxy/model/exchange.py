@@ -47,52 +47,85 @@ class Exchange:
     """
 
     __slots__ = (
-        "addresses", "answered_by", "attempts", "authority", "backend", "backend_is_secure", "bytes_in", "bytes_out",
-        "client", "denied", "detail", "ended_at", "flags", "gateway", "identity", "is_tunnel", "kind", "listener",
-        "max_body_bytes", "method", "notes", "path", "path_prefix", "reason", "release", "request", "request_id",
-        "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "status", "upstream",
-        "upstream_host", "would_deny",
+        "addresses",
+        "answered_by",
+        "attempts",
+        "authority",
+        "backend",
+        "backend_is_secure",
+        "bytes_in",
+        "bytes_out",
+        "client",
+        "denied",
+        "detail",
+        "ended_at",
+        "flags",
+        "gateway",
+        "identity",
+        "is_tunnel",
+        "kind",
+        "listener",
+        "max_body_bytes",
+        "method",
+        "notes",
+        "path",
+        "path_prefix",
+        "reason",
+        "release",
+        "request",
+        "request_id",
+        "response",
+        "route",
+        "rule",
+        "scheme",
+        "series",
+        "started_at",
+        "started_wall",
+        "status",
+        "upstream",
+        "upstream_host",
+        "would_deny",
     )
 
     def __init__(self, client: str, gateway: str, listener: str, started_at: float) -> None:
-        self.client = client                        # "address:port"
+        self.client = client  # "address:port"
         self.gateway = gateway
         self.listener = listener
         self.identity = ANONYMOUS
-        self.kind = "request"                       # "request" or "tunnel", as logged
+        self.kind = "request"  # "request" or "tunnel", as logged
         self.is_tunnel = False
         self.scheme = b"http"
         self.authority: Authority | None = None
         self.method = b"-"
-        self.path = b"-"                            # without query, as logged
+        self.path = b"-"  # without query, as logged
         self.path_prefix = b""
         self.request: RequestHead = None  # type: ignore[assignment]    # set before any filter runs
         self.response: ResponseHead = None  # type: ignore[assignment]  # set before any response filter runs
         self.route = "-"
         self.backend = "-"
-        self.backend_is_secure = False              # the backend is reached over TLS
+        self.backend_is_secure = False  # the backend is reached over TLS
         self.upstream_host = b""
         self.addresses: tuple[IPAddress, ...] = ()
-        self.notes: dict[str, Any] | None = None    # filters may keep state of one exchange here, under their own name
+        self.notes: dict[str, Any] | None = None  # filters may keep state of one exchange here, under their own name
         self.request_id = ""
-        self.max_body_bytes = -1                    # a limit filter lowers it; -1 is no limit
-        self.started_at = started_at                # monotonic seconds
+        self.max_body_bytes = -1  # a limit filter lowers it; -1 is no limit
+        self.started_at = started_at  # monotonic seconds
         self.started_wall = 0.0
         self.ended_at = 0.0
-        self.status = 0                             # as sent to the client; 0: nothing was sent
+        self.status = 0  # as sent to the client; 0: nothing was sent
         self.reason = Reason.OK
-        self.rule = "-"                             # who denied
-        self.detail = ""                            # for the log only
-        self.flags = ""                             # Envoy's response flags
+        self.rule = "-"  # who denied
+        self.detail = ""  # for the log only
+        self.flags = ""  # Envoy's response flags
         self.denied = False
         self.would_deny: list[Reason] | None = None
-        self.answered_by = ""                       # filter that answered
-        self.upstream = ""                          # "address:port" dialled
+        self.answered_by = ""  # filter that answered
+        self.upstream = ""  # "address:port" dialled
         self.attempts = 0
-        self.bytes_in = 0                           # from the client, head and body octets
-        self.bytes_out = 0                          # to the client
-        self.series: Any = None                     # telemetry.metrics.Series, bound at build time
-        self.release: list[Any] | None = None       # callables that complete() runs: concurrency slots
+        self.bytes_in = 0  # from the client, head and body octets
+        self.bytes_out = 0  # to the client
+        self.series: Any = None  # telemetry.metrics.Series, bound at build time
+        self.release: list[Any] | None = None  # callables that complete() runs: concurrency slots
 
     def note(self, key: str, value: object) -> None:
         """Keep a value until the end of the exchange."""
@@ -101,4 +134,5 @@ class Exchange:
         self.notes[key] = value
 
     def __repr__(self) -> str:
-        return f"Exchange({self.request_id or '-'}, {self.method.decode('latin-1')} {self.authority}, {self.status}, {self.reason})"
+        what = f"{self.method.decode('latin-1')} {self.authority}"
+        return f"Exchange({self.request_id or '-'}, {what}, {self.status}, {self.reason})"

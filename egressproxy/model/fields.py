@@ -1,6 +1,7 @@
 """Fields: the header section of a message, kept as the bytes it came in.
 
-A block holds every field line *preceded* by CRLF (`\\r\\nName: value\\r\\nOther: value`), already validated by the codec.
+A block holds every field line *preceded* by CRLF (`\\r\\nName: value\\r\\nOther: value`), already validated by the
+codec.
 Looking a field up is one precompiled regular expression over the block; cutting and adding splice bytes. Most heads
 pass through without ever being taken apart (measured: one regex costs half of rebuilding a list of 12 fields).
 Source of the grammar: RFC 9110 section 5.
@@ -94,4 +95,4 @@ class Fields:
         return self.block.count(b"\r\n")
 
     def __repr__(self) -> str:
-        return f"Fields({len(self)} lines)"         # never the values: they may be credentials
+        return f"Fields({len(self)} lines)"  # never the values: they may be credentials

@@ -33,8 +33,22 @@ class RequestHead:
     """
 
     __slots__ = (
-        "body", "connection_close", "expect_continue", "fields", "form", "host", "http_1_0", "max_forwards", "method",
-        "path", "proxy_authorization", "scheme", "target", "te_trailers", "upgrade", "via",
+        "body",
+        "connection_close",
+        "expect_continue",
+        "fields",
+        "form",
+        "host",
+        "http_1_0",
+        "max_forwards",
+        "method",
+        "path",
+        "proxy_authorization",
+        "scheme",
+        "target",
+        "te_trailers",
+        "upgrade",
+        "via",
     )
 
     def __init__(self, method: bytes, target: bytes, fields: Fields) -> None:
@@ -50,10 +64,12 @@ class RequestHead:
         self.connection_close = False
         self.expect_continue = False
         self.te_trailers = False
-        self.upgrade = b""               # protocols asked for with a Connection: upgrade token, else b""
-        self.via = b""                   # received Via values, joined by ", "
-        self.max_forwards = -1           # of TRACE and OPTIONS; the field itself is gone
-        self.proxy_authorization = b""   # a credential for us: never forwarded, never logged; repeated ones joined by ", "
+        self.upgrade = b""  # protocols asked for with a Connection: upgrade token, else b""
+        self.via = b""  # received Via values, joined by ", "
+        self.max_forwards = -1  # of TRACE and OPTIONS; the field itself is gone
+        self.proxy_authorization = (
+            b""  # a credential for us: never forwarded, never logged; repeated ones joined by ", "
+        )
 
     def __repr__(self) -> str:
         return f"RequestHead({self.method.decode('latin-1')}, {self.form.name}, body={self.body})"

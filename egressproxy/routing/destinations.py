@@ -46,7 +46,7 @@ class DestinationPolicy:
                 return Denied(
                     Reason.NO_POLICY,
                     f"{authority.host} is not allowed: no policy and no route says so",
-                    remedy="attach an EgressPolicy with destinations.allow to the Gateway, or a route with this hostname",
+                    remedy="attach an EgressPolicy with destinations.allow, or a route with this hostname",
                 )
             return self._not_allowed(authority, self._sources[0])
         for group in self._allow:

@@ -16,11 +16,11 @@ class Destination(str, Enum):
     FQDN = "Fqdn"
     IP = "Ip"
     SERVICE = "Service"
-    DYNAMIC = "Dynamic"              # the destination that the request named
+    DYNAMIC = "Dynamic"  # the destination that the request named
 
 
 class Protocol(str, Enum):
-    HTTP = "HTTP"                    # ALPN decides
+    HTTP = "HTTP"  # ALPN decides
     HTTP11 = "HTTP11"
     HTTP2 = "HTTP2"
     H2C = "H2C"
@@ -60,7 +60,8 @@ class BackendTlsSpec:
 class BackendSpec:
     """A Backend object (or Service, XBackend …) as written, references resolved.
 
-    `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then says how an
+    `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
+    says how an
     `https://` (absolute-form) destination is verified, and None means by the defaults.
     `parent` is the upstream gateway through which it is reached (by CONNECT).
     """

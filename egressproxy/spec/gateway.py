@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from egressproxy.model.secret import Secret
-from egressproxy.spec.policy import ExtensionSpec, PolicySpec
+from egressproxy.spec.policy import NO_POLICY, ExtensionSpec, PolicySpec
 from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
 
 __all__ = ["CertificateSpec", "ConfigSpec", "ListenerProtocol", "ListenerSpec", "ListenerTlsSpec", "TlsMode"]
@@ -43,10 +43,12 @@ class ListenerTlsSpec:
 
 @dataclass(frozen=True, slots=True)
 class ListenerSpec:
-    """One listener of one Gateway that can be programmed. Several may share an address and port (told apart by hostname).
+    """One listener of one Gateway that can be programmed. Several may share an address and port (told apart by
+    hostname).
 
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
-    `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route matches
+    `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route
+    matches
     but the policy allows. `is_open` is true only for the built-in gateway of `run` without configuration.
     """
 
@@ -60,7 +62,7 @@ class ListenerSpec:
     http_routes: tuple[HttpRouteSpec, ...] = ()
     tls_routes: tuple[StreamRouteSpec, ...] = ()
     tcp_routes: tuple[StreamRouteSpec, ...] = ()
-    policy: PolicySpec = PolicySpec()
+    policy: PolicySpec = NO_POLICY
     extensions: tuple[ExtensionSpec, ...] = ()
     default_backend: WeightedBackend | None = None
     is_open: bool = False

@@ -10,8 +10,20 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import Secret
 
 __all__ = [
-    "AddressAllowance", "AddressesSpec", "DestinationRule", "DestinationsSpec", "DnsSpec", "ExtensionSpec", "Family",
-    "LimitsSpec", "Mode", "Network", "PolicySpec", "SniCheck", "TimeoutsSpec",
+    "NO_POLICY",
+    "AddressAllowance",
+    "AddressesSpec",
+    "DestinationRule",
+    "DestinationsSpec",
+    "DnsSpec",
+    "ExtensionSpec",
+    "Family",
+    "LimitsSpec",
+    "Mode",
+    "Network",
+    "PolicySpec",
+    "SniCheck",
+    "TimeoutsSpec",
 ]
 
 Network = IPv4Network | IPv6Network
@@ -30,7 +42,7 @@ class Family(str, Enum):
 
 
 class SniCheck(str, Enum):
-    MATCH = "Match"          # a ClientHello in a tunnel has to name the authority's host
+    MATCH = "Match"  # a ClientHello in a tunnel has to name the authority's host
     ANY = "Any"
 
 
@@ -38,7 +50,8 @@ class SniCheck(str, Enum):
 class DestinationRule:
     """One entry of `destinations.allow` or `.deny`.
 
-    `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port. `cidrs`
+    `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
+    `cidrs`
     match a client that named an address. `policy` is the EgressPolicy that wrote the entry.
     """
 
@@ -65,7 +78,8 @@ class DestinationsSpec:
 class AddressAllowance:
     """`addresses.allow[]`: these ranges may be dialled, for every name (`hostnames` empty) or for these names only.
 
-    With `cidrs` empty and hostnames given, those names may resolve to any address that is not reserved for the host itself.
+    With `cidrs` empty and hostnames given, those names may resolve to any address that is not reserved for the host
+    itself.
     """
 
     cidrs: tuple[Network, ...] = ()
@@ -85,7 +99,7 @@ class DnsSpec:
     """`servers` empty: those of /etc/resolv.conf. Entries: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`."""
 
     servers: tuple[str, ...] = ()
-    transport: str = "udp"                  # udp | tcp | tls
+    transport: str = "udp"  # udp | tcp | tls
     timeout_s: float = 5.0
     hosts: tuple[tuple[str, tuple[IPAddress, ...]], ...] = ()
     min_ttl_s: float = 1.0
@@ -111,9 +125,12 @@ class TimeoutsSpec:
 class ExtensionSpec:
     """One filter in one phase, wherever it was written (extension, HTTPRoute filter, limits section).
 
-    `config` is canonical JSON text, already valid for the type. `secrets` are those its type declared as references, keyed
-    `name/key`; a missing one has no entry. `scope` is part of the identity: equal specs share ONE filter instance, so a rate limit
-    `per: Gateway` has the gateway as its scope. Order in a phase: priority, level (0 Gateway, 1 Route, 2 Backend), age, name.
+    `config` is canonical JSON text, already valid for the type. `secrets` are those its type declared as references,
+    keyed
+    `name/key`; a missing one has no entry. `scope` is part of the identity: equal specs share ONE filter instance, so
+    a rate limit
+    `per: Gateway` has the gateway as its scope. Order in a phase: priority, level (0 Gateway, 1 Route, 2 Backend),
+    age, name.
     """
 
     name: str
@@ -127,13 +144,15 @@ class ExtensionSpec:
     config: str = "{}"
     secrets: tuple[tuple[str, Secret], ...] = field(default=(), repr=False)
     scope: str = "-"
-    source: str = "-"                       # kind namespace/name of the object that declared it
-    folder: str = ""                        # folder of the file that declared it: relative paths start there
+    source: str = "-"  # kind namespace/name of the object that declared it
+    folder: str = ""  # folder of the file that declared it: relative paths start there
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsSpec:
-    """Limits of a listener's connections. Those of requests are compiled into filters (see ExtensionSpec). 0: no limit."""
+    """Limits of a listener's connections. Those of requests are compiled into filters (see ExtensionSpec). 0: no
+    limit.
+    """
 
     max_head_bytes: int = 65536
     max_fields: int = 128
@@ -155,3 +174,7 @@ class PolicySpec:
     extensions: tuple[ExtensionSpec, ...] = ()
     #: The policies that took part, for messages: "namespace/name".
     sources: tuple[str, ...] = ()
+
+
+#: What holds where no policy says anything.
+NO_POLICY = PolicySpec()

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from enum import Enum
 
 from egressproxy.spec.backend import BackendSpec
-from egressproxy.spec.policy import ExtensionSpec, PolicySpec
+from egressproxy.spec.policy import NO_POLICY, ExtensionSpec, PolicySpec
 
-__all__ = ["HttpRouteSpec", "HttpRuleSpec", "MatchSpec", "MatchType", "PathMatchType", "StreamRouteSpec", "ValueMatch",
-           "WeightedBackend"]
+__all__ = [
+    "HttpRouteSpec",
+    "HttpRuleSpec",
+    "MatchSpec",
+    "MatchType",
+    "PathMatchType",
+    "StreamRouteSpec",
+    "ValueMatch",
+    "WeightedBackend",
+]
 
 
 class PathMatchType(str, Enum):
@@ -47,13 +55,14 @@ class MatchSpec:
 class WeightedBackend:
     """One backendRef. `backend` None: the reference is invalid, its share answers 500 with `error` as the message.
 
-    `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, backend and its policies that run
+    `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, backend and its
+    policies that run
     in the connect, backend-request and backend-response phases for this backend.
     """
 
     backend: BackendSpec | None
     weight: int = 1
-    policy: PolicySpec = PolicySpec()
+    policy: PolicySpec = NO_POLICY
     extensions: tuple[ExtensionSpec, ...] = ()
     error: str = ""
 
@@ -62,12 +71,13 @@ class WeightedBackend:
 class HttpRuleSpec:
     """One rule. `extensions` hold everything that runs for it at Gateway and Route level, HTTPRoute filters included.
 
-    `request_s` and `backend_request_s`: rule timeouts; None where the rule says nothing (the policy's hold); 0 disables.
+    `request_s` and `backend_request_s`: rule timeouts; None where the rule says nothing (the policy's hold); 0
+    disables.
     """
 
     matches: tuple[MatchSpec, ...] = (MatchSpec(),)
     backends: tuple[WeightedBackend, ...] = ()
-    policy: PolicySpec = PolicySpec()
+    policy: PolicySpec = NO_POLICY
     extensions: tuple[ExtensionSpec, ...] = ()
     request_s: float | None = None
     backend_request_s: float | None = None
@@ -98,7 +108,7 @@ class StreamRouteSpec:
     name: str
     hostnames: tuple[str, ...]
     backends: tuple[WeightedBackend, ...]
-    policy: PolicySpec = PolicySpec()
+    policy: PolicySpec = NO_POLICY
     extensions: tuple[ExtensionSpec, ...] = ()
     created: str = "~"
     kind: str = "TLSRoute"

@@ -1,8 +1,11 @@
 """Driver: runs the coroutine of an exchange without a task.
 
-`start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `pause()`; the callback
-that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a filter's task),
-the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only waits for its sockets.
+`start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `pause()`; the
+callback
+that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a filter's
+task),
+the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only waits for its
+sockets.
 Code under a driver must not ask for `asyncio.current_task()`, nor use what does (`asyncio.timeout`, `wait_for`): such
 things run in a task of their own, and the future of that task is awaited.
 """
@@ -24,7 +27,8 @@ log = logging.getLogger("egressproxy.transport")
 def pause() -> Generator[None, None, None]:
     """Wait until the driver is poked. Always in a loop: `while not done: await pause()`.
 
-    A poke carries nothing and may be spurious; what happened stands in the state that the loop looks at. That is why a poke that
+    A poke carries nothing and may be spurious; what happened stands in the state that the loop looks at. That is why
+    a poke that
     comes while the coroutine runs can be dropped: it looks at the state before it pauses.
     """
     yield None
@@ -36,7 +40,7 @@ class Driver:
     __slots__ = ("_coroutine", "_error", "_future", "_running", "on_idle")
 
     def __init__(self, on_idle: Callable[[], None] | None = None) -> None:
-        self.on_idle = on_idle          # called when a coroutine has ended, and the next may start
+        self.on_idle = on_idle  # called when a coroutine has ended, and the next may start
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._future: asyncio.Future[Any] | None = None
         self._error: BaseException | None = None
@@ -63,7 +67,7 @@ class Driver:
         if self._coroutine is None:
             return
         if self._running:
-            self._error = self._error or error      # thrown when the coroutine waits next
+            self._error = self._error or error  # thrown when the coroutine waits next
             return
         future, self._future = self._future, None
         if future is not None:
@@ -100,7 +104,7 @@ class Driver:
         if self._future is not future or self._coroutine is None:
             return
         self._future = None
-        self._step(self._coroutine.send, None)      # Future.__await__ takes the result or raises
+        self._step(self._coroutine.send, None)  # Future.__await__ takes the result or raises
 
     def _end(self) -> None:
         self._coroutine = None

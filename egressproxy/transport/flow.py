@@ -1,6 +1,7 @@
 """Flow: reading that can be paused, and writing that pauses whoever feeds it.
 
-Back-pressure is a high-water mark of 64 KiB of unsent octets per direction: the transport calls `pause_writing`, and the
+Back-pressure is a high-water mark of 64 KiB of unsent octets per direction: the transport calls `pause_writing`, and
+the
 connection that feeds this one stops reading until the buffer has drained.
 """
 
@@ -36,17 +37,23 @@ class Flow(asyncio.Protocol):
     """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
 
     __slots__ = (
-        "feeder", "is_reading_paused", "is_write_blocked", "octets_in", "octets_out", "sends_chunked", "transport",
+        "feeder",
+        "is_reading_paused",
+        "is_write_blocked",
+        "octets_in",
+        "octets_out",
+        "sends_chunked",
+        "transport",
     )
 
     transport: asyncio.Transport
 
     def __init__(self) -> None:
-        self.feeder: Reads | None = None        # paused while our write buffer is full
+        self.feeder: Reads | None = None  # paused while our write buffer is full
         self.is_write_blocked = False
         self.is_reading_paused = False
         self.sends_chunked = False
-        self.octets_in = 0                      # of the current exchange
+        self.octets_in = 0  # of the current exchange
         self.octets_out = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -14,7 +14,7 @@ __all__ = ["Parked"]
 class Parked(asyncio.Protocol):
     """Holds a transport for a moment."""
 
-    __slots__ = ("_data", "_end", "is_lost", "_loss", "transport")
+    __slots__ = ("_data", "_end", "_loss", "is_lost", "transport")
 
     transport: asyncio.Transport
 

@@ -35,7 +35,7 @@ class Deadline:
         self.wheel = wheel
         self.callback: Callable[[], None] | None = callback
         self.at = NEVER
-        self.slot = -1              # the tick at which the wheel will look at this deadline; -1: at none
+        self.slot = -1  # the tick at which the wheel will look at this deadline; -1: at none
 
     def set(self, at: float) -> None:
         """Fire at this monotonic time (seconds), instead of any earlier one."""
@@ -92,13 +92,13 @@ class TimerWheel:
         self.now = now
         current = int(now / TICK_S)
         if current - self._looked > len(self._slots):
-            due = sorted(slot for slot in self._slots if slot <= current)       # the process was stopped for a while
+            due = sorted(slot for slot in self._slots if slot <= current)  # the process was stopped for a while
         else:
             due = [slot for slot in range(self._looked + 1, current + 1) if slot in self._slots]
         self._looked = current
         for slot in due:
             for deadline in self._slots.pop(slot):
-                if deadline.slot == slot:                                      # else it was moved to an earlier slot
+                if deadline.slot == slot:  # else it was moved to an earlier slot
                     self._look(deadline, now)
 
     def _look(self, deadline: Deadline, now: float) -> None:

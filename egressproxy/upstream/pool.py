@@ -1,7 +1,9 @@
 """Pool: the connections to one destination. It decides without awaiting, writing or closing; the caller acts.
 
-One connection carries one exchange at a time. A free connection is taken last-in first-out, so that the rest can grow old and
-go. When the limit is reached exchanges wait in a bounded queue; a connection (or the right to open one) that becomes free
+One connection carries one exchange at a time. A free connection is taken last-in first-out, so that the rest can grow
+old and
+go. When the limit is reached exchanges wait in a bounded queue; a connection (or the right to open one) that becomes
+free
 goes to the one that has waited longest.
 """
 
@@ -54,7 +56,9 @@ class Pool(Generic[C]):
         return None
 
     def may_open(self) -> bool:
-        """Whether the caller may open a connection; if so it is counted, and `lost` has to be called when it is gone or fails."""
+        """Whether the caller may open a connection; if so it is counted, and `lost` has to be called when it is gone
+        or fails.
+        """
         if self.open >= self.limit:
             return False
         self.open += 1
@@ -109,7 +113,9 @@ class Pool(Generic[C]):
         self.open -= 1
 
     def retire(self) -> list[C]:
-        """No new exchange will come: returns the idle connections, to be closed. Busy ones are closed at their release."""
+        """No new exchange will come: returns the idle connections, to be closed. Busy ones are closed at their
+        release.
+        """
         self.is_retired = True
         idle, self.idle = self.idle, []
         return idle

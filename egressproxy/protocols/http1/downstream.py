@@ -1,6 +1,7 @@
 """DownstreamConnection: a client's HTTP/1 connection. Reads requests one at a time and in order; knows no policy.
 
-The handler (the conductor) is told of each request head and runs the exchange; the connection feeds the request's body to the
+The handler (the conductor) is told of each request head and runs the exchange; the connection feeds the request's
+body to the
 sink that it is given, and the driver is woken or ended when something happens that the exchange may wait for.
 Pipelined requests stay unread until the exchange before them has ended (RFC 9112 section 9.3.2).
 """
@@ -44,13 +45,34 @@ class DownstreamConnection(Flow):
     """States: waiting for a request; in an exchange (head read; body read or not); lingering; gone."""
 
     __slots__ = (
-        "body_limit", "body_octets", "client", "deadline", "driver", "handler", "has_ended", "idle_s", "in_exchange",
-        "is_lingering", "is_lost", "is_request_read", "last_read", "reader", "request_headers_s", "served", "sink", "wheel",
         "_is_pumping",
+        "body_limit",
+        "body_octets",
+        "client",
+        "deadline",
+        "driver",
+        "handler",
+        "has_ended",
+        "idle_s",
+        "in_exchange",
+        "is_lingering",
+        "is_lost",
+        "is_request_read",
+        "last_read",
+        "reader",
+        "request_headers_s",
+        "served",
+        "sink",
+        "wheel",
     )
 
     def __init__(
-        self, handler: RequestHandler, wheel: TimerWheel, limits: HeadLimits, request_headers_s: float, idle_s: float,
+        self,
+        handler: RequestHandler,
+        wheel: TimerWheel,
+        limits: HeadLimits,
+        request_headers_s: float,
+        idle_s: float,
     ) -> None:
         super().__init__()
         self.handler = handler
@@ -63,8 +85,8 @@ class DownstreamConnection(Flow):
         self.sink: BodySink | None = None
         self.client = "-"
         self.in_exchange = False
-        self.is_request_read = False            # the current request's body is whole
-        self.has_ended = False                  # the client has sent its FIN
+        self.is_request_read = False  # the current request's body is whole
+        self.has_ended = False  # the client has sent its FIN
         self.is_lingering = False
         self.is_lost = False
         self.body_octets = 0
@@ -77,7 +99,7 @@ class DownstreamConnection(Flow):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.client = self.peer_name()
-        self.deadline.after(self.request_headers_s)     # a client that says nothing at all
+        self.deadline.after(self.request_headers_s)  # a client that says nothing at all
 
     def data_received(self, data: bytes) -> None:
         if self.is_lingering:
@@ -127,7 +149,9 @@ class DownstreamConnection(Flow):
             self._pump()
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over and its last octet written. The next request follows when its coroutine has ended, or we close."""
+        """The exchange is over and its last octet written. The next request follows when its coroutine has ended, or
+        we close.
+        """
         self.in_exchange = False
         self.sink = None
         self.feed_from(None)
@@ -147,7 +171,7 @@ class DownstreamConnection(Flow):
         if self.is_lost or self.is_lingering:
             return
         if self.has_ended or (self.is_request_read and not self.reader.buffered) or not self.transport.can_write_eof():
-            self.deadline.after(LINGER_S * 5)           # a client that never reads its answer
+            self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
             self.is_lingering = True
             self.transport.close()
             return
@@ -259,7 +283,15 @@ class DownstreamConnection(Flow):
             self.close()
 
     def __repr__(self) -> str:
-        state = "lost" if self.is_lost else "lingering" if self.is_lingering else "exchange" if self.in_exchange else "waiting"
+        state = (
+            "lost"
+            if self.is_lost
+            else "lingering"
+            if self.is_lingering
+            else "exchange"
+            if self.in_exchange
+            else "waiting"
+        )
         return f"DownstreamConnection({self.client}, {state}, served={self.served})"
 
 

@@ -1,6 +1,7 @@
 """UpstreamConnection: an HTTP/1.1 connection to a backend, one exchange at a time.
 
-Anything that comes while no answer is awaited, and anything behind an answer, ends its use (RFC 9112 sections 6.3 and 9.2:
+Anything that comes while no answer is awaited, and anything behind an answer, ends its use (RFC 9112 sections 6.3 and
+9.2:
 never a second response). An end without the end of the message is passed on as an error, never as a clean end.
 """
 
@@ -25,8 +26,21 @@ class UpstreamConnection(Flow):
     """States: idle (in a pool); awaiting an answer; relaying its body; ended; lost."""
 
     __slots__ = (
-        "address", "deadline", "driver", "error", "has_ended", "has_sent_all", "head", "is_idle", "is_lost", "last_read",
-        "on_lost", "reader", "served", "sink", "wheel",
+        "address",
+        "deadline",
+        "driver",
+        "error",
+        "has_ended",
+        "has_sent_all",
+        "head",
+        "is_idle",
+        "is_lost",
+        "last_read",
+        "on_lost",
+        "reader",
+        "served",
+        "sink",
+        "wheel",
     )
 
     def __init__(self, wheel: TimerWheel, limits: HeadLimits) -> None:
@@ -38,12 +52,12 @@ class UpstreamConnection(Flow):
         self.head: ResponseHead | None = None
         self.error: GatewayError | None = None
         self.address = "-"
-        self.deadline = Deadline(wheel, self.close)     # how long it may be idle
+        self.deadline = Deadline(wheel, self.close)  # how long it may be idle
         self.on_lost: Callable[[UpstreamConnection], None] | None = None
         self.is_idle = True
         self.is_lost = False
-        self.has_ended = False              # the current answer is whole
-        self.has_sent_all = False           # the current request is whole
+        self.has_ended = False  # the current answer is whole
+        self.has_sent_all = False  # the current request is whole
         self.last_read = 0.0
         self.served = 0
 
@@ -54,7 +68,7 @@ class UpstreamConnection(Flow):
 
     def data_received(self, data: bytes) -> None:
         if self.is_idle:
-            self.close()                    # nobody has asked
+            self.close()  # nobody has asked
             return
         self.last_read = self.wheel.now
         self.octets_in += len(data)
@@ -62,7 +76,7 @@ class UpstreamConnection(Flow):
         if self.sink is not None:
             self._pump()
         elif self.has_ended:
-            return                          # surplus: `is_reusable` looks at it
+            return  # surplus: `is_reusable` looks at it
         else:
             if self.reader.buffered > HIGH_WATER and self.head is not None:
                 self.pause_reading()
@@ -79,7 +93,7 @@ class UpstreamConnection(Flow):
         self.is_lost = True
         self.deadline.close()
         if isinstance(error, ssl.SSLError) and not self.is_idle and not self.has_ended and self.error is None:
-            self._fail(tls_fault(error))            # an alert: with TLS 1.3 a refused client certificate comes this late
+            self._fail(tls_fault(error))  # an alert: with TLS 1.3 a refused client certificate comes this late
         self._end(clean=error is None, reset=isinstance(error, ConnectionResetError | BrokenPipeError))
         self.feeder = None
         on_lost, self.on_lost = self.on_lost, None
@@ -96,9 +110,16 @@ class UpstreamConnection(Flow):
         """After an exchange: whether another may follow on this connection."""
         head = self.head
         return (
-            self.has_ended and self.has_sent_all and self.error is None and not self.is_lost and head is not None
-            and not head.connection_close and not head.http_1_0 and not self.reader.has_surplus
-            and not self.is_write_blocked and not self.transport.is_closing()
+            self.has_ended
+            and self.has_sent_all
+            and self.error is None
+            and not self.is_lost
+            and head is not None
+            and not head.connection_close
+            and not head.http_1_0
+            and not self.reader.has_surplus
+            and not self.is_write_blocked
+            and not self.transport.is_closing()
         )
 
     def begin(self, driver: Driver, method: bytes, *, is_chunked: bool, has_body: bool) -> None:

@@ -13,8 +13,17 @@ from egressproxy.model.exchange import Answer
 from egressproxy.model.fields import VALUE, Fields
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 
-__all__ = ["CONTINUE", "TUNNEL_ESTABLISHED", "answer_bytes", "interim_bytes", "request_bytes", "response_bytes", "safe_phrase",
-           "switching_bytes", "via_line"]
+__all__ = [
+    "CONTINUE",
+    "TUNNEL_ESTABLISHED",
+    "answer_bytes",
+    "interim_bytes",
+    "request_bytes",
+    "response_bytes",
+    "safe_phrase",
+    "switching_bytes",
+    "via_line",
+]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TUNNEL_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -50,7 +59,8 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
 
 
 def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_0: bool, has_body: bool) -> bytes:
-    """The head as it goes to the client. CHUNKED and UNTIL_CLOSE become chunked for 1.1 clients, close-delimited for 1.0.
+    """The head as it goes to the client. CHUNKED and UNTIL_CLOSE become chunked for 1.1 clients, close-delimited for
+    1.0.
 
     `has_body` is false for responses to HEAD and for 204 and 304, which never carry framing of ours.
     """
@@ -105,5 +115,3 @@ def http_date() -> bytes:
     if now != _date_second:
         _date_second, _date_value = now, formatdate(now, usegmt=True).encode()
     return _date_value
-
-

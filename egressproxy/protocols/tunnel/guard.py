@@ -1,6 +1,7 @@
 """SniGuard: what the client says first inside a tunnel has to agree with the authority that policy was asked about.
 
-Otherwise a tunnel to an allowed name would carry a TLS session for another one (domain fronting). Nothing of the client's octets
+Otherwise a tunnel to an allowed name would carry a TLS session for another one (domain fronting). Nothing of the
+client's octets
 goes on until the guard is content. Sources: RFC 6066 section 3; resources.md, destinations.
 """
 

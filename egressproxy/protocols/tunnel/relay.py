@@ -1,4 +1,5 @@
-"""Tunnel: two transports joined, octet for octet, with half-close, back-pressure, a guard for the first octets and an idle limit.
+"""Tunnel: two transports joined, octet for octet, with half-close, back-pressure, a guard for the first octets and
+an idle limit.
 
 Source: RFC 9110 section 9.3.6: when one side closes, what it sent is still delivered, then the other is closed.
 """
@@ -23,8 +24,21 @@ class Tunnel:
     `octets_in` came from the client, `octets_out` went to it. `reason` is OK, or why the tunnel was cut.
     """
 
-    __slots__ = ("client", "deadline", "driver", "early", "error", "guard", "holds_upstream", "idle_s", "is_over", "last_activity", "reason", "upstream",
-                 "wheel")
+    __slots__ = (
+        "client",
+        "deadline",
+        "driver",
+        "early",
+        "error",
+        "guard",
+        "holds_upstream",
+        "idle_s",
+        "is_over",
+        "last_activity",
+        "reason",
+        "upstream",
+        "wheel",
+    )
 
     def __init__(
         self, driver: Driver, wheel: TimerWheel, *, idle_s: float, guard: SniGuard | None, guard_s: float,
@@ -45,7 +59,7 @@ class Tunnel:
         self.error: GatewayError | None = None
         self.is_over = False
         self.holds_upstream = holds_upstream
-        self.early: list[bytes] = []            # what the upstream said before a ClientHello that has to come first
+        self.early: list[bytes] = []  # what the upstream said before a ClientHello that has to come first
         self.deadline.after(guard_s if guard is not None and guard.must_be_tls else idle_s)
 
     @property
@@ -57,9 +71,17 @@ class Tunnel:
         return self.client.octets_out
 
     def start(
-        self, client: asyncio.Transport, client_rest: bytes, upstream: Parked, upstream_rest: bytes, *, client_has_ended: bool,
+        self,
+        client: asyncio.Transport,
+        client_rest: bytes,
+        upstream: Parked,
+        upstream_rest: bytes,
+        *,
+        client_has_ended: bool,
     ) -> None:
-        """Take both transports over; the rests are octets that were read already, `client_has_ended` an end seen already."""
+        """Take both transports over; the rests are octets that were read already, `client_has_ended` an end seen
+        already.
+        """
         client.set_protocol(self.client)
         self.client.connection_made(client)
         self.upstream.connection_made(upstream.transport)
@@ -117,7 +139,9 @@ class Tunnel:
                 other.transport.close()
             else:
                 other.transport.abort()
-            self.deadline.after(min(self.idle_s, 10.0) if self.idle_s > 0 else 10.0)    # an end that does not take its rest
+            self.deadline.after(
+                min(self.idle_s, 10.0) if self.idle_s > 0 else 10.0
+            )  # an end that does not take its rest
         elif not self.is_over:
             self.is_over = True
             self.deadline.close()
