@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from egressproxy.cli import main
+from egressproxy.errors import Reason
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
@@ -49,3 +50,18 @@ def test_every_whole_configuration_in_the_documentation_is_good(name: str, text:
     path = tmp_path / f"{name}.yaml"
     path.write_text(text, encoding="utf-8")
     check(path)
+
+
+@pytest.mark.parametrize("reason", [reason.value for reason in Reason if reason is not Reason.OK])
+def test_every_reason_is_explained(reason: str):
+    assert f"`{reason}`" in (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+
+
+def pages() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_link_between_pages_leads_somewhere(page: Path):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
