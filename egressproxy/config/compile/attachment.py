@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from egressproxy.config.compile.listeners import GatewayPlan, ListenerPlan, Namespaces
+from egressproxy.config.compile.gateways import GatewayPlan
+from egressproxy.config.compile.listeners import ListenerPlan
+from egressproxy.config.compile.references import Namespaces
 from egressproxy.config.resources.meta import ParentReference, Resource
 
 __all__ = ["Attachment", "Parents", "Rejection", "intersect_hostnames"]

@@ -14,21 +14,15 @@ from datetime import UTC, datetime
 
 from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.backends import Backends
-from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status
+from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.filters import ExtensionCompiler
-from egressproxy.config.compile.listeners import (
-    GatewayPlan,
-    ListenerPlan,
-    Namespaces,
-    age_of,
-    class_statuses,
-    plan_gateways,
-    set_statuses,
-)
+from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, plan_gateways, set_statuses
+from egressproxy.config.compile.listeners import ListenerPlan
+from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.placement import Placement
-from egressproxy.config.compile.policies import Layer, Level, Policies
+from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.problems import Problems
-from egressproxy.config.compile.references import References
+from egressproxy.config.compile.references import Namespaces, References
 from egressproxy.config.compile.routes import Findings, RouteCompiler
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions, RouteParents, keep_times

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from egressproxy.config.resources.meta import Resource
 from egressproxy.spec.gateway import ConfigSpec
 
-__all__ = ["CONTROLLER", "Compiled", "Defaults", "FilterCatalog", "FilterTypeInfo", "Key", "Status"]
+__all__ = ["CONTROLLER", "Compiled", "Defaults", "FilterCatalog", "FilterTypeInfo", "Key", "Status", "age_of"]
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
@@ -89,3 +90,8 @@ class Compiled:
     generations: Mapping[Key, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     written: Mapping[Key, object] = field(default_factory=dict, repr=False)
+
+
+def age_of(resource: Resource) -> tuple[str, str]:
+    """What to sort by where the older one wins: creationTimestamp, those without one last, then namespace/name."""
+    return (resource.metadata.creation_timestamp or "~", resource.full_name)

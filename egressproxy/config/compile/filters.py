@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from egressproxy.config.compile.contract import FilterCatalog, FilterTypeInfo, Key
-from egressproxy.config.compile.listeners import age_of
+from egressproxy.config.compile.contract import FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.problems import Problems
 from egressproxy.config.compile.references import References
 from egressproxy.config.resources.backend import WorkingGroupExtension

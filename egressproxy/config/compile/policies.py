@@ -1,137 +1,31 @@
-"""Which EgressPolicies hold at a place, and what they say together.
+"""Which EgressPolicies hold where, and what their status says.
 
-A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers: Gateway,
-listener, Backend, route, rule. Two ways of merging, and no third:
-
-* Settings (mode, dns, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway; within a
-  layer the older policy. The loser's status names the winner.
-* Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them.
-
-What is written and cannot be enforced closes the place (`Merged.blockers`) wherever leaving it out would let more pass:
-
-* `subjects`: clients are not told apart yet. What such a policy forbids is forbidden to everybody; what it allows or
-  sets is given to nobody; its filters cannot run for some clients only, so they close the place.
-* `identity.token`, `identity.basic`: would let in whom it was told to check: closed. `dns.reverseCheck: Enforce`, and
-  DNS over HTTPS where there is no other server: closed. So is `destinations.allow` on a route or Backend.
-* `intercept`: the tunnels that it names would pass unseen: those names are denied.
+A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers, one for each
+target: Gateway, listener, Backend, route, rule. `merging` says what they mean together.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any
 
-from egressproxy.config.compile import support
-from egressproxy.config.compile.certificates import common_ca
-from egressproxy.config.compile.contract import Key, Status
-from egressproxy.config.compile.listeners import age_of
-from egressproxy.config.compile.references import References, Unresolved
-from egressproxy.config.compile.status import Ancestors
+from egressproxy.config.compile.contract import Key, Status, age_of
+from egressproxy.config.compile.merging import Layer, Level, Losses, Merged, Merger
+from egressproxy.config.compile.references import References
+from egressproxy.config.compile.status import Ancestors, Conditions
 from egressproxy.config.load import ResourceSet
-from egressproxy.config.resources.policy import (
-    AddressEntry,
-    DestinationEntry,
-    Dns,
-    EgressPolicy,
-    EgressPolicySpec,
-    TrafficTimeouts,
-)
-from egressproxy.spec.policy import (
-    AddressAllowance,
-    AddressesSpec,
-    DestinationRule,
-    DestinationsSpec,
-    DnsSpec,
-    LimitsSpec,
-    Mode,
-    PolicySpec,
-    TimeoutsSpec,
-)
+from egressproxy.config.resources.policy import Dns, EgressPolicy
 
-__all__ = ["Layer", "Level", "Merged", "Policies"]
-
-
-class Level(IntEnum):
-    """How specific a layer is; the higher one wins (resources.md section 4, who wins)."""
-
-    GATEWAY = 0
-    LISTENER = 1
-    BACKEND = 2
-    ROUTE = 3
-    RULE = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """The policies of one target, oldest first. Layers are interned, and compared by identity.
-
-    `place` is how status names the target.
-    `resolver` is the DNS section of a Backend object, which goes before the policies of the same layer.
-    """
-
-    level: Level
-    target: Key
-    section: str
-    policies: tuple[EgressPolicy, ...]
-    resolver: Dns | None = None
-
-    @property
-    def place(self) -> str:
-        _, kind, namespace, name = self.target
-        return f"{kind} {namespace}/{name}" + (f", section {self.section}" if self.section else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """What holds at a place. `blockers` say why nothing may be served there; empty if all is enforced.
-
-    `regions` None: every region. `pins` None, `ca_pem`, `crl_pem` and `min_version` "" ask for nothing.
-    """
-
-    policy: PolicySpec
-    blockers: tuple[str, ...] = ()
-    regions: frozenset[str] | None = None
-    min_version: str = ""
-    ca_pem: str = ""
-    crl_pem: str = ""
-    pins: frozenset[str] | None = None
-
-    @property
-    def has_tls_floor(self) -> bool:
-        return bool(self.min_version or self.ca_pem or self.crl_pem or self.pins is not None)
-
-
-@dataclass(slots=True)
-class _Voice:
-    """One value of one setting, with who says it."""
-
-    layer: Layer
-    policy: EgressPolicy | None
-    value: Any
-
-    @property
-    def name(self) -> str:
-        return str(self.policy) if self.policy is not None else self.layer.place
-
-
-@dataclass(slots=True)
-class _Notes:
-    """What status has to say of one policy at one target."""
-
-    conflicts: dict[str, None] = field(default_factory=dict)
-    overrides: dict[str, None] = field(default_factory=dict)
+__all__ = ["Policies"]
 
 
 class Policies:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
-    __slots__ = ("_blockers", "_by_target", "_layers", "_merged", "_notes", "_policies", "_references", "_seen")
+    __slots__ = ("_by_target", "_layers", "_merged", "_merger", "_policies", "_seen")
 
     def __init__(self, resources: ResourceSet, references: References) -> None:
-        self._references = references
+        self._merger = Merger(references)
         self._policies = sorted(resources.of(EgressPolicy), key=age_of)
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
         for policy in self._policies:
@@ -140,8 +34,6 @@ class Policies:
                 self._by_target[key, ref.section_name or ""].append(policy)
         self._layers: dict[tuple[Key, str], Layer | None] = {}
         self._merged: dict[tuple[tuple[Layer, ...], bool], Merged] = {}
-        self._notes: dict[tuple[Key, Key, str], _Notes] = defaultdict(_Notes)
-        self._blockers: dict[EgressPolicy, tuple[str, ...]] = {}
         self._seen: set[tuple[Key, str]] = set()
 
     def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> tuple[Layer, ...]:
@@ -164,7 +56,7 @@ class Policies:
         place = (layers, is_routed)
         merged = self._merged.get(place)
         if merged is None:
-            merged = self._merged[place] = self._merge(layers, is_routed)
+            merged = self._merged[place] = self._merger.merge(layers, is_routed)
         return merged
 
     @property
@@ -187,14 +79,14 @@ class Policies:
                 continue
             conditions.set("Accepted", True, "Accepted", "the policy is in force")
             level = Level.LISTENER if ref.kind in ("Gateway", "ListenerSet") else Level.ROUTE
-            closed = [*self._blockers_of(policy), *_misplaced(policy, level)]
+            closed = self._merger.blockers(policy, level)
             if closed:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}")
             for note in _notes(policy, ref.kind):
                 conditions.add_note("Accepted", note)
-            notes = self._notes.get((policy.key, target, section), _Notes())
-            _state(conditions, "Conflicted", "Conflicted", notes.conflicts)
-            _state(conditions, "Overridden", "Overridden", notes.overrides)
+            losses = self._merger.losses.get((policy.key, target, section), Losses())
+            _state(conditions, "Conflicted", "Conflicted", losses.conflicts)
+            _state(conditions, "Overridden", "Overridden", losses.overrides)
             if missing.get(policy.key):
                 message = (
                     f"missing: {', '.join(dict.fromkeys(missing[policy.key]))}; until it is there, requests are refused"
@@ -202,259 +94,13 @@ class Policies:
                 conditions.set("ResolvedRefs", False, "SecretNotFound", message)
         return ancestors.to_status()
 
-    def _merge(self, layers: tuple[Layer, ...], is_routed: bool) -> Merged:
-        ordered = sorted(layers, key=lambda layer: layer.level, reverse=True)
-        policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
-        blockers = {blocker: None for policy in policies for blocker in self._blockers_of(policy)}
-        for layer in ordered:
-            blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
-        spec = PolicySpec(
-            mode=self._mode(ordered),
-            destinations=_destinations(ordered, is_routed),
-            addresses=_addresses(ordered),
-            dns=self._dns(ordered, blockers),
-            timeouts=self._timeouts(ordered),
-            limits=_limits(ordered),
-            sources=tuple(policy.full_name for policy in policies),
-        )
-        return Merged(
-            policy=spec,
-            regions=_common(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
-            min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
-            ca_pem=self._ca(policies, blockers),
-            crl_pem=self._crls(policies, blockers),
-            pins=_common(policies, lambda spec: spec.tls.pins if spec.tls is not None and spec.tls.pins else None),
-            blockers=tuple(blockers),
-        )
-
-    # --- settings: the more specific one wins ------------------------------------------------------------------------
-
-    def _winner(self, name: str, voices: Sequence[_Voice]) -> Any:
-        """The first value; everybody else who says something different is told so."""
-        if not voices:
-            return None
-        first = voices[0]
-        for voice in voices[1:]:
-            if voice.policy is None or voice.value == first.value:
-                continue
-            notes = self._notes[voice.policy.key, voice.layer.target, voice.layer.section]
-            if voice.layer is first.layer:
-                notes.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
-            else:
-                notes.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
-        return first.value
-
-    def _mode(self, ordered: Sequence[Layer]) -> Mode:
-        voices = [
-            _Voice(layer, policy, policy.spec.mode)
-            for layer in ordered
-            for policy in layer.policies
-            if policy.spec.mode is not None and (not policy.spec.subjects or policy.spec.mode is Mode.ENFORCE)
-        ]
-        return self._winner("mode", voices) or Mode.ENFORCE
-
-    def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsSpec:
-        sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
-        for layer in ordered:
-            if layer.resolver is not None:
-                sections.append((layer, None, layer.resolver))
-                blockers.update(dict.fromkeys(_dns_blockers(layer.resolver, layer.place)))
-            sections += [
-                (layer, policy, policy.spec.dns)
-                for policy in layer.policies
-                if policy.spec.dns is not None and not policy.spec.subjects
-            ]
-
-        def winner(name: str, attribute: str) -> Any:
-            said = [
-                _Voice(layer, policy, getattr(dns, attribute))
-                for layer, policy, dns in sections
-                if attribute in dns.model_fields_set and getattr(dns, attribute) is not None
-            ]
-            return self._winner(f"dns.{name}", said)
-
-        # The transport belongs to the servers: one policy decides both.
-        said = [
-            _Voice(layer, policy, _servers(dns))
-            for layer, policy, dns in sections
-            if {"servers", "transport"} & dns.model_fields_set
-        ]
-        transport, servers = self._winner("dns.servers", said) or ("udp", ())
-        least, most = winner("minTTL", "min_ttl"), winner("maxTTL", "max_ttl")
-        timeout, stale = winner("timeout", "timeout"), winner("staleTTL", "stale_ttl")
-        standard = DnsSpec()
-        max_ttl_s = most.seconds if most is not None else standard.max_ttl_s
-        min_ttl_s = least.seconds if least is not None else standard.min_ttl_s
-        hosts = winner("hosts", "hosts") or {}
-        return DnsSpec(
-            servers=servers,
-            transport=transport,
-            timeout_s=timeout.seconds if timeout is not None else standard.timeout_s,
-            hosts=tuple(sorted((name, tuple(addresses)) for name, addresses in hosts.items())),
-            min_ttl_s=min(min_ttl_s, max_ttl_s) if most is not None else min_ttl_s,
-            max_ttl_s=max(min_ttl_s, max_ttl_s) if most is None else max_ttl_s,
-            stale_ttl_s=stale.seconds if stale is not None else standard.stale_ttl_s,
-            family=winner("family", "family") or standard.family,
-        )
-
-    def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsSpec:
-        chosen: dict[str, float] = {}
-        for name, info in TrafficTimeouts.model_fields.items():
-            voices = [
-                _Voice(layer, policy, value.seconds)
-                for layer in ordered
-                for policy in layer.policies
-                if policy.spec.traffic is not None
-                and not policy.spec.subjects
-                and (value := getattr(policy.spec.traffic.timeouts, name)) is not None
-            ]
-            if voices:
-                chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", voices)
-        return TimeoutsSpec(**chosen)
-
-    # --- restrictions: they add up -----------------------------------------------------------------------------------
-
-    def _ca(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
-        """The CA certificates that every policy with `tls.caBundleRefs` accepts."""
-        common = ""
-        for policy in policies:
-            if policy.spec.tls is None or not policy.spec.tls.ca_bundle_refs:
-                continue
-            try:
-                bundle = "".join(self._references.ca_bundle(policy, ref) for ref in policy.spec.tls.ca_bundle_refs)
-            except Unresolved as unresolved:
-                blockers[f"tls.caBundleRefs of {policy}: {unresolved.message}"] = None
-                continue
-            shared = common_ca(common, bundle)
-            if not shared:
-                blockers[f"tls.caBundleRefs of {policy} has no CA in common with the other policies"] = None
-                continue
-            common = shared
-        return common
-
-    def _crls(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
-        """Every revocation list that a policy names."""
-        lists: dict[str, None] = {}
-        for policy in policies:
-            for ref in policy.spec.tls.crl_refs if policy.spec.tls is not None else ():
-                try:
-                    lists[self._references.crl(policy, ref)] = None
-                except Unresolved as unresolved:
-                    blockers[f"tls.crlRefs of {policy}: {unresolved.message}"] = None
-        return "".join(lists)
-
-    def _blockers_of(self, policy: EgressPolicy) -> tuple[str, ...]:
-        if policy not in self._blockers:
-            self._blockers[policy] = tuple(self._find_blockers(policy))
-        return self._blockers[policy]
-
-    def _find_blockers(self, policy: EgressPolicy) -> Iterable[str]:
-        """What this policy restricts and nobody would enforce."""
-        spec = policy.spec
-        if spec.dns is not None:
-            yield from _dns_blockers(spec.dns, str(policy))
-        if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
-            yield f"identity of {policy}: clients cannot be told by token or password yet"
-        if spec.subjects and spec.extensions:
-            yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
-
-
-def _destinations(ordered: Sequence[Layer], is_routed: bool) -> DestinationsSpec:
-    """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down."""
-    allow: list[tuple[DestinationRule, ...]] = []
-    deny: dict[DestinationRule, None] = {}
-    for layer in reversed(ordered):
-        group: dict[DestinationRule, None] = {}
-        says_something = False
-        for policy in layer.policies:
-            section = policy.spec.destinations
-            if section is not None:
-                deny.update(dict.fromkeys(_rule(entry, policy) for entry in section.deny))
-                if section.allow is not None:
-                    says_something = True
-                    if not policy.spec.subjects:
-                        group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
-            if policy.spec.intercept is not None:
-                deny[DestinationRule(hostnames=policy.spec.intercept.hostnames, policy=policy.full_name)] = None
-        if says_something and not (is_routed and layer.level <= Level.LISTENER):
-            allow.append(tuple(group))
-    return DestinationsSpec(tuple(allow), tuple(deny))
-
-
-def _rule(entry: DestinationEntry, policy: EgressPolicy) -> DestinationRule:
-    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name)
-
-
-def _addresses(ordered: Sequence[Layer]) -> AddressesSpec:
-    groups: list[tuple[AddressAllowance, ...]] = []
-    name = "-"
-    for layer in reversed(ordered):
-        saying = [policy for policy in layer.policies if policy.spec.addresses is not None]
-        if not saying:
-            continue
-        entries: list[AddressEntry] = []
-        for policy in saying:
-            if policy.spec.addresses is not None and not policy.spec.subjects:
-                entries += policy.spec.addresses.allow
-        groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
-        name = saying[0].full_name if name == "-" else name
-    return AddressesSpec(tuple(groups), name)
-
-
-def _limits(ordered: Sequence[Layer]) -> LimitsSpec:
-    """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
-    chosen: dict[str, int] = {}
-    for layer in ordered:
-        if layer.level > Level.LISTENER:
-            continue
-        for policy in layer.policies:
-            for name in ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels"):
-                value = getattr(policy.spec.limits, name, None)
-                if value:
-                    chosen[name] = min(value, chosen.get(name, value))
-    return LimitsSpec(**chosen)
-
-
-def _common(
-    policies: Iterable[EgressPolicy], allowed_by: Callable[[EgressPolicySpec], Iterable[str] | None]
-) -> frozenset[str] | None:
-    """What all policies allow that say something; None where none does."""
-    common: frozenset[str] | None = None
-    for policy in policies:
-        allowed = allowed_by(policy.spec)
-        if allowed is not None:
-            common = frozenset(allowed) if common is None else common & frozenset(allowed)
-    return common
-
-
-def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
-    """What is enforced on a Gateway or listener, and not on a route or Backend."""
-    section = policy.spec.destinations
-    if level > Level.LISTENER and section is not None and section.allow is not None and not support.ROUTED_ALLOW:
-        yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"
-
-
-def _servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
-    """Transport and servers in the form of DnsSpec; those over HTTPS are left out."""
-    transport = "tcp" if any(server.startswith("tcp://") for server in dns.servers) else dns.transport
-    servers = [server for server in dns.servers if not server.startswith("https://")]
-    return transport, tuple(server.removeprefix("udp://").removeprefix("tcp://") for server in servers)
-
-
-def _dns_blockers(dns: Dns, owner: str) -> Iterable[str]:
-    over_https = [server for server in dns.servers if server.startswith("https://")]
-    if dns.transport == "https" or (over_https and len(over_https) == len(dns.servers)):
-        yield f"dns of {owner}: DNS over HTTPS is not supported yet"
-    if dns.reverse_check == "Enforce":
-        yield f"dns.reverseCheck of {owner} is not enforced yet"
-
 
 def _not_found(group: str, kind: str, name: str, section: str) -> str:
     hint = "" if group or kind == "Service" else f"; the core group has no {kind}: write its group"
     return f"{kind} {name}" + (f" with section {section}" if section else "") + f" is not here, or is not ours{hint}"
 
 
-def _state(conditions: Any, kind: str, reason: str, sentences: Iterable[str]) -> None:
+def _state(conditions: Conditions, kind: str, reason: str, sentences: Iterable[str]) -> None:
     text = "; ".join(sentences)
     if text:
         conditions.set(kind, True, reason, text)

@@ -13,13 +13,13 @@ from typing import Protocol
 
 from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair
 from egressproxy.config.load import ResourceSet
-from egressproxy.config.resources.core import ConfigMap, Secret
+from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
 from egressproxy.config.resources.gateway import ReferenceGrant
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.meta import LabelSelector, Resource
 from egressproxy.model.secret import Secret as SecretValue
 from egressproxy.spec.gateway import CertificateSpec
 
-__all__ = ["References", "Unresolved"]
+__all__ = ["Namespaces", "Reference", "References", "Unresolved"]
 
 
 class Unresolved(Exception):
@@ -40,6 +40,27 @@ class Reference(Protocol):
     def kind(self) -> str: ...
     @property
     def name(self) -> str: ...
+
+
+class Namespaces:
+    """The labels of namespaces; every namespace has `kubernetes.io/metadata.name`, even one that no object declares."""
+
+    __slots__ = ("_labels",)
+
+    def __init__(self, resources: ResourceSet) -> None:
+        self._labels = {namespace.name: namespace.metadata.labels for namespace in resources.of(Namespace)}
+
+    def is_allowed(self, origin: str, selector: LabelSelector | None, namespace: str, home: str) -> bool:
+        """Whether objects of `namespace` may attach to one in `home` (`from`: All, Selector, Same, None)."""
+        match origin:
+            case "All":
+                return True
+            case "Same":
+                return namespace == home
+            case "Selector":
+                labels = {**self._labels.get(namespace, {}), "kubernetes.io/metadata.name": namespace}
+                return selector is not None and selector.matches(labels)
+        return False
 
 
 class References:

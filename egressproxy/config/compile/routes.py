@@ -17,8 +17,9 @@ from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.listeners import ListenerPlan
+from egressproxy.config.compile.merging import Layer, Level, Merged
 from egressproxy.config.compile.placement import Placement, Where
-from egressproxy.config.compile.policies import Layer, Level, Merged, Policies
+from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.routes import (

@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from ipaddress import ip_address
 
-from egressproxy.config.compile.contract import Key, Status
-from egressproxy.config.compile.listeners import age_of
+from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import Ancestors
 from egressproxy.config.load import ResourceSet
