@@ -7,6 +7,7 @@ CONNECT) → TLS. A pool lives as long as its ConnectionSpec is in the configura
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
@@ -23,7 +24,7 @@ from egressproxy.transport.timers import TimerWheel
 from egressproxy.transport.tls import TlsStream, tls_fault
 from egressproxy.transport.tls_contexts import client_tls
 from egressproxy.upstream.address_policy import AddressPolicy
-from egressproxy.upstream.dialer import Dialer
+from egressproxy.upstream.dialer import Dialer, abandon
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
@@ -228,14 +229,19 @@ class Connector:
             parked = await self._open_through_parent(x, target, connect)
         else:
             endpoints = await self._endpoints(x, target, connect)
-            _, parked, endpoint = await self.network.dialer.dial(endpoints, Parked, timeout_s=self.spec.connect_s)
+            dial = self.network.dialer.dial(endpoints, Parked, timeout_s=self.spec.connect_s)
+            try:
+                _, parked, endpoint = await dial
+            except BaseException:
+                abandon(dial)           # the client may leave in the moment in which the connection is made
+                raise
             x.upstream = str(Authority(str(endpoint[0]), endpoint[1]))
         if parked.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=Retry.SAFE)
         if target.tls is None:
             parked.hand_over(protocol)
             return parked.transport
-        return await self._handshake(parked, target, protocol)
+        return await self._handshake(parked, target.tls, target.host, protocol)
 
     async def _endpoints(
         self,
@@ -289,9 +295,9 @@ class Connector:
             parked.data_received(rest)
         return parked
 
-    async def _handshake(self, parked: Parked, target: Target, protocol: asyncio.Protocol) -> asyncio.Transport:
-        assert target.tls is not None
-        tls = target.tls
+    async def _handshake(
+        self, parked: Parked, tls: BackendTlsSpec, host: str, protocol: asyncio.Protocol
+    ) -> asyncio.Transport:
         done: asyncio.Future[None] = self.network.loop.create_future()
 
         def on_handshake(stream: TlsStream, error: Exception | None) -> None:
@@ -300,9 +306,14 @@ class Connector:
             if error is None:
                 done.set_result(None)
             else:
-                done.set_exception(tls_fault(error))
+                done.set_exception(tls_fault(error, Retry.SAFE))
 
-        client = client_tls(tls, target.host)
+        try:
+            client = client_tls(tls, host)
+        except (ssl.SSLError, ValueError) as error:
+            parked.transport.abort()
+            message = f"the TLS settings of backend {self.name} cannot be used"
+            raise GatewayFault(Reason.BACKEND_INVALID, message, detail=str(error)) from None
         stream = TlsStream(
             client.context, server_side=False, server_hostname=client.server_hostname, inner=protocol,
             on_handshake=on_handshake, verify=client.verify,

@@ -170,13 +170,14 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
     choice = life.choice = route.choose()
     x.backend, x.series = choice.backend, choice.series
     take_tunnel_slot(client.state, life, listener)
-    upstream = await dial(x, choice, terminated=listener.terminate is not None)
-    x.status = 200
     if listener.terminate is None:
-        rest = client.take_held()
-        await relay(conductor, x, client, upstream, rest, b"", None, route.tunnel_idle_s)
+        upstream = await dial(x, choice)
+        x.status = 200
+        await relay(conductor, x, client, upstream, client.take_held(), b"", None, route.tunnel_idle_s)
         return
-    inner = await terminate(conductor, client, listener)
+    inner = await terminate(client, listener)
+    upstream = await dial(x, choice, terminated=True)
+    x.status = 200
     await relay(conductor, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.is_lost = True
 
@@ -229,7 +230,7 @@ class _Inner(Flow):
         return b"".join(held)
 
 
-async def terminate(conductor: Conductor, client: StreamConnection, listener: Listener) -> _Inner:
+async def terminate(client: StreamConnection, listener: Listener) -> _Inner:
     """TLS with the client: the ClientHello that chose the route is the first that the handshake reads."""
     assert listener.terminate is not None
     loop = asyncio.get_running_loop()

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from egressproxy.config.compile.attachment import Attachment
-from egressproxy.config.compile.backends import Backends, ResolvedBackend
-from egressproxy.config.compile.certificates import common_ca
+from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.listeners import ListenerPlan
-from egressproxy.config.compile.merging import Layer, Level, Merged
+from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.placement import Placement, Where
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.weighing import Choices, Weigher, default_where
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.routes import (
     BackendRef,
@@ -33,7 +33,6 @@ from egressproxy.config.resources.routes import (
     TcpRoute,
     TlsRoute,
 )
-from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
 from egressproxy.spec.gateway import ListenerProtocol
 from egressproxy.spec.policy import ExtensionSpec, PolicySpec
 from egressproxy.spec.route import (
@@ -81,7 +80,7 @@ class Findings:
 class RouteCompiler:
     """Turns routes into specs. `examine` looks at a route alone, the others at a route on one listener."""
 
-    __slots__ = ("_backends", "_defaults", "_extensions", "_hardened", "_matches", "_placement", "_policies")
+    __slots__ = ("_backends", "_defaults", "_extensions", "_matches", "_placement", "_policies", "_weigher")
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class RouteCompiler:
         self._extensions = extensions
         self._placement = placement
         self._defaults = defaults
-        self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
+        self._weigher = Weigher(backends, policies, placement)
         self._matches: dict[HttpMatch, MatchSpec] = {}
 
     def examine(self, route: Resource) -> Findings:
@@ -140,30 +139,27 @@ class RouteCompiler:
         where = Where(str(attachment.listener.gateway), str(route))
         merged = self._policies.merge(layers, is_routed=True)
         placed, error = self._requests(layers, where)
-        backends, more = self._weighted(route, rule.backend_refs, attachment.listener, layers, where, error)
+        found = self._weigher.choices(route, rule.backend_refs, layers, where, lambda _ref: (), error)
         return StreamRouteSpec(
             name=route.full_name,
             hostnames=attachment.hostnames if isinstance(route, TlsRoute) else (),
-            backends=backends,
-            policy=_with_denials(merged.policy, backends),
-            extensions=ordered([*placed, *more]),
+            backends=found.backends,
+            policy=_with_denials(merged.policy, found.backends),
+            extensions=ordered([*placed, *found.filters]),
             created=route.metadata.creation_timestamp or "~",
             kind=route.KIND,
         )
 
     def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
         """What serves the destinations that no route matches and policy allows: the one that the request named."""
-        where = _default_where(listener)
-        merged = self._policies.merge(layers, is_routed=False)
-        resolved = ResolvedBackend(BackendSpec("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
-        _, error = self._requests(layers, where)
-        return self._weigh(resolved, merged, layers, where, 1, (), error)
+        _, error = self._requests(layers, default_where(listener))
+        return self._weigher.default(listener, layers, error)
 
     def listener_extensions(
         self, listener: ListenerPlan, layers: tuple[Layer, ...]
     ) -> tuple[PolicySpec, tuple[ExtensionSpec, ...]]:
         """What holds for requests of a listener that no route matches."""
-        placed, _ = self._requests(layers, _default_where(listener))
+        placed, _ = self._requests(layers, default_where(listener))
         return self._policies.merge(layers, is_routed=False).policy, ordered(placed)
 
     # --- a route alone -----------------------------------------------------------------------------------------------
@@ -239,21 +235,25 @@ class RouteCompiler:
         placed, problem = self._requests(layers, where)
         error = error or problem
         if error:
-            backends: tuple[WeightedBackend, ...] = (WeightedBackend(None, error=error),)
-            more: list[Placed] = []
+            found = Choices((WeightedBackend(None, error=error),))
         else:
             assert listener.protocol is not None
             port, protocol = listener.listener.port, listener.protocol
             placed += self._filters(route, rule.filters, on_backend=False, port=port, protocol=protocol)
-            backends, more = self._weighted(route, rule.backend_refs, listener, layers, where, "")
+
+            def of_ref(ref: BackendRef) -> tuple[Placed, ...]:
+                filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
+                return self._filters(route, filters, on_backend=True, port=port, protocol=protocol)
+
+            found = self._weigher.choices(route, rule.backend_refs, layers, where, of_ref, "")
         timeouts = rule.timeouts
         request = timeouts.request if timeouts is not None else None
         attempt = timeouts.backend_request if timeouts is not None else None
         return HttpRuleSpec(
             matches=tuple(self._match(match) for match in rule.matches),
-            backends=backends,
-            policy=_with_denials(merged.policy, backends),
-            extensions=ordered([*placed, *more]),
+            backends=found.backends,
+            policy=_with_denials(merged.policy, found.backends),
+            extensions=ordered([*placed, *found.filters]),
             request_s=request.seconds if request is not None else None,
             backend_request_s=attempt.seconds if attempt is not None else None,
             name=rule.name or "",
@@ -272,113 +272,6 @@ class RouteCompiler:
         except FilterNotSupported as error:
             return [], str(error)
 
-    def _weighted(
-        self,
-        route: Resource,
-        refs: Sequence[BackendRef],
-        listener: ListenerPlan,
-        layers: tuple[Layer, ...],
-        where: Where,
-        error: str,
-    ) -> tuple[tuple[WeightedBackend, ...], list[Placed]]:
-        """The backends of a rule; and the filters that they add to the rule itself (body limits).
-
-        A backend of weight 0 gets nothing and is left out; where no other is, the rule answers 500.
-        """
-        made: list[WeightedBackend] = []
-        more: list[Placed] = []
-        if refs and not any(ref.weight for ref in refs):
-            return (WeightedBackend(None, error="every backend of the rule has weight 0"),), []
-        for ref in refs:
-            if not ref.weight:
-                continue
-            try:
-                resolved = self._backends.resolve(route, ref)
-            except Unresolved as unresolved:
-                made.append(WeightedBackend(None, ref.weight, error=unresolved.message))
-                continue
-            mine = layers + self._backend_layers(resolved)
-            merged = self._policies.merge(mine, is_routed=True)
-            filters: tuple[Placed, ...] = ()
-            problem = error
-            try:
-                if isinstance(ref, HttpBackendRef) and isinstance(route, HttpRoute):
-                    assert listener.protocol is not None
-                    port, protocol = listener.listener.port, listener.protocol
-                    filters = self._filters(route, ref.filters, on_backend=True, port=port, protocol=protocol)
-                more += self._placement.body_limits(mine)
-            except FilterNotSupported as unsupported:
-                problem = problem or str(unsupported)
-            named = Where(where.gateway, where.route, f"{resolved.target[1]} {resolved.spec.name}")
-            made.append(self._weigh(resolved, merged, mine, named, ref.weight, filters, problem))
-        return tuple(made), more
-
-    def _backend_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
-        whole = self._policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
-        return whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
-
-    def _weigh(
-        self,
-        resolved: ResolvedBackend,
-        merged: Merged,
-        layers: tuple[Layer, ...],
-        where: Where,
-        weight: int,
-        filters: tuple[Placed, ...],
-        error: str,
-    ) -> WeightedBackend:
-        error = error or "; ".join(merged.blockers) or _region_error(resolved, merged)
-        spec = self._harden(resolved.spec, merged)
-        if isinstance(spec, str):
-            error = error or spec
-        placed: list[Placed] = []
-        try:
-            placed = self._placement.for_backend(layers, where)
-        except FilterNotSupported as unsupported:
-            error = error or str(unsupported)
-        if error or isinstance(spec, str):
-            return WeightedBackend(None, weight, error=error)
-        extensions = ordered([*resolved.extensions, *placed, *filters])
-        return WeightedBackend(spec, weight, merged.policy, extensions)
-
-    def _harden(self, spec: BackendSpec, merged: Merged) -> BackendSpec | str:
-        """The backend with the policies' floor for TLS applied; or why that cannot be done."""
-        if not merged.has_tls_floor:
-            return spec
-        tls = spec.tls
-        if tls is None:
-            if spec.destination is not Destination.DYNAMIC:
-                return spec
-            tls = BackendTlsSpec()
-        key = (tls, merged.min_version, merged.ca_pem, merged.crl_pem, merged.pins)
-        if key not in self._hardened:
-            self._hardened[key] = _harden(tls, merged)
-        made = self._hardened[key]
-        return made if isinstance(made, str) else replace(spec, tls=made)
-
-
-def _harden(tls: BackendTlsSpec, merged: Merged) -> BackendTlsSpec | str:
-    if (merged.ca_pem or merged.crl_pem) and tls.insecure_skip_verify:
-        return "the backend is not verified (insecureSkipVerify), and a policy demands that it is (tls)"
-    ca_pem = common_ca(tls.ca_pem, merged.ca_pem)
-    if merged.ca_pem and not ca_pem:
-        return "the backend's caBundleRef has no CA in common with tls.caBundleRefs of the policies"
-    pins = tls.pins
-    if merged.pins is not None:
-        pins = tuple(sorted(merged.pins.intersection(tls.pins) if tls.pins else merged.pins))
-        if not pins:
-            return "the backend's pins and the tls.pins of the policies have none in common"
-    crl_pem = tls.crl_pem if merged.crl_pem in tls.crl_pem else tls.crl_pem + merged.crl_pem
-    return replace(tls, min_version=max(tls.min_version, merged.min_version), ca_pem=ca_pem, crl_pem=crl_pem, pins=pins)
-
-
-def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:
-    if merged.regions is None or resolved.region in merged.regions:
-        return ""
-    allowed = ", ".join(sorted(merged.regions)) or "none"
-    stands = f"stands in region {resolved.region}" if resolved.region else "says no region"
-    return f"backend {resolved.spec.name} {stands}; allowed by policy: {allowed}"
-
 
 def _with_denials(policy: PolicySpec, backends: Sequence[WeightedBackend]) -> PolicySpec:
     """What a Backend's policy denies is denied for every rule that has it: destinations are judged before backends."""
@@ -388,11 +281,6 @@ def _with_denials(policy: PolicySpec, backends: Sequence[WeightedBackend]) -> Po
         return policy
     deny = tuple(dict.fromkeys([*denied, *more]))
     return replace(policy, destinations=replace(policy.destinations, deny=deny))
-
-
-def _default_where(listener: ListenerPlan) -> Where:
-    gateway = str(listener.gateway)
-    return Where(gateway, f"{gateway}, no route", f"{gateway}, any destination")
 
 
 def _patterns(match: HttpMatch) -> list[str]:

@@ -56,13 +56,16 @@ _ABSOLUTE = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[0-9]{1,9}")
 
 
-#: Fields of this hop and of the framing; group 1 the name, group 2 the value. The look-ahead spares the alternation for
-#: most lines.
+#: Fields that would speak for a client's identity: gateways make them, so none that a client sends is passed on.
+_IDENTITY = "x-forwarded-client-cert x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role"
+
+#: Fields of this hop, of the framing, and of identity; group 1 the name, group 2 the value. The look-ahead spares the
+#: alternation for most lines.
 _HOP = re.compile(
-    rb"\r\n(?=[cehkptuvCEHKPTUV])("
+    rb"\r\n(?=[cehkptuvCEHKPTUV]|[xX]-[fgesFGES])("
     + any_case(
         "host connection content-length transfer-encoding proxy-connection proxy-authorization keep-alive te "
-        "upgrade expect via http2-settings"
+        "upgrade expect via http2-settings " + _IDENTITY
     )
     + rb"):([^\r]*)"
 )

@@ -519,3 +519,9 @@ def test_max_forwards_is_read_for_trace_and_options_only() -> None:
     assert (head.max_forwards, head.fields.block) == (-1, b"\r\nMax-Forwards: 5")
     for lines in ((b"Max-Forwards: x",), (b"Max-Forwards: -1",), (b"Max-Forwards: 1", b"Max-Forwards: 2")):
         assert refused(request(*lines, start=b"TRACE /a HTTP/1.1")).reason == Reason.BAD_FIELD
+
+
+def test_fields_that_claim_an_identity_are_never_passed_on():
+    lines = (b"X-Forwarded-Client-Cert: x", b"X-Gateway-Role: admin", b"X-Forwarded-For: y")
+    (message,) = read_requests(request(*lines)).messages
+    assert list(message.head.fields) == [(b"x-forwarded-for", b"y")]

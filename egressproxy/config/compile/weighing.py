@@ -1,0 +1,177 @@
+"""The backends of a rule, with everything that holds for each: policy, floor for TLS, region, filters.
+
+A backend that cannot be used as written keeps its share of the rule's requests, which are answered with 500 and the
+reason (Gateway API v1, HTTPRouteRule.backendRefs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from egressproxy.config.compile.backends import Backends, ResolvedBackend
+from egressproxy.config.compile.certificates import common_ca
+from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
+from egressproxy.config.compile.listeners import ListenerPlan
+from egressproxy.config.compile.merging import Layer, Level, Merged
+from egressproxy.config.compile.placement import Placement, Where
+from egressproxy.config.compile.policies import Policies
+from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.routes import BackendRef
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
+from egressproxy.spec.route import WeightedBackend
+
+__all__ = ["Choices", "Weigher", "default_where"]
+
+#: Gives the filters that a backendRef asks for. Raises FilterNotSupported.
+RefFilters = Callable[[BackendRef], tuple[Placed, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The backends of a rule, and the filters that they add to the rule itself: limits of bodies."""
+
+    backends: tuple[WeightedBackend, ...]
+    filters: tuple[Placed, ...] = ()
+
+
+class Weigher:
+    """Makes WeightedBackends."""
+
+    __slots__ = ("_backends", "_hardened", "_placement", "_policies")
+
+    def __init__(self, backends: Backends, policies: Policies, placement: Placement) -> None:
+        self._backends = backends
+        self._policies = policies
+        self._placement = placement
+        self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
+
+    def choices(
+        self,
+        route: Resource,
+        refs: Iterable[BackendRef],
+        layers: tuple[Layer, ...],
+        where: Where,
+        filters: RefFilters,
+        error: str,
+    ) -> Choices:
+        """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
+
+        A backend of weight 0 gets nothing and is left out; where no other is, the rule answers 500.
+        """
+        refs = tuple(refs)
+        if refs and not any(ref.weight for ref in refs):
+            return Choices((WeightedBackend(None, error="every backend of the rule has weight 0"),))
+        made: list[WeightedBackend] = []
+        more: list[Placed] = []
+        for ref in refs:
+            if ref.weight:
+                made.append(self._choice(route, ref, layers, where, filters, error, more))
+        return Choices(tuple(made), tuple(more))
+
+    def default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
+        """The Dynamic backend of a forward-proxy listener, under the name "-"."""
+        merged = self._policies.merge(layers, is_routed=False)
+        resolved = ResolvedBackend(BackendSpec("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
+        return self._weigh(resolved, merged, layers, default_where(listener), 1, (), error)
+
+    def _choice(
+        self,
+        route: Resource,
+        ref: BackendRef,
+        layers: tuple[Layer, ...],
+        where: Where,
+        filters: RefFilters,
+        error: str,
+        more: list[Placed],
+    ) -> WeightedBackend:
+        try:
+            resolved = self._backends.resolve(route, ref)
+        except Unresolved as unresolved:
+            return WeightedBackend(None, ref.weight, error=unresolved.message)
+        layers += self._backend_layers(resolved)
+        merged = self._policies.merge(layers, is_routed=True)
+        own: tuple[Placed, ...] = ()
+        try:
+            own = filters(ref)
+            more += self._placement.body_limits(layers)
+        except FilterNotSupported as unsupported:
+            error = error or str(unsupported)
+        where = Where(where.gateway, where.route, f"{resolved.target[1]} {resolved.spec.name}")
+        return self._weigh(resolved, merged, layers, where, ref.weight, own, error)
+
+    def _backend_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+        whole = self._policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
+        return whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
+
+    def _weigh(
+        self,
+        resolved: ResolvedBackend,
+        merged: Merged,
+        layers: tuple[Layer, ...],
+        where: Where,
+        weight: int,
+        filters: tuple[Placed, ...],
+        error: str,
+    ) -> WeightedBackend:
+        error = error or "; ".join(merged.blockers) or _region_error(resolved, merged)
+        spec = self._harden(resolved.spec, merged)
+        if isinstance(spec, str):
+            error = error or spec
+        placed: list[Placed] = []
+        try:
+            placed = self._placement.for_backend(layers, where)
+        except FilterNotSupported as unsupported:
+            error = error or str(unsupported)
+        if error or isinstance(spec, str):
+            return WeightedBackend(None, weight, error=error)
+        extensions = ordered([*resolved.extensions, *placed, *filters])
+        return WeightedBackend(spec, weight, merged.policy, extensions)
+
+    def _harden(self, spec: BackendSpec, merged: Merged) -> BackendSpec | str:
+        """The backend, and its parent, with the policies' floor for TLS applied; or why that cannot be done."""
+        if not merged.has_tls_floor:
+            return spec
+        parent = self._harden(spec.parent, merged) if spec.parent is not None else None
+        if isinstance(parent, str):
+            return parent
+        tls = spec.tls
+        if tls is None and spec.destination is Destination.DYNAMIC:
+            tls = BackendTlsSpec()
+        if tls is None:
+            return replace(spec, parent=parent)
+        key = (tls, merged.min_version, merged.ca_pem, merged.crl_pem, merged.pins)
+        if key not in self._hardened:
+            self._hardened[key] = _harden(tls, merged)
+        made = self._hardened[key]
+        return made if isinstance(made, str) else replace(spec, tls=made, parent=parent)
+
+
+def default_where(listener: ListenerPlan) -> Where:
+    """The names that limits are counted under for what no route matches."""
+    gateway = str(listener.gateway)
+    return Where(gateway, f"{gateway}, no route", f"{gateway}, any destination")
+
+
+def _harden(tls: BackendTlsSpec, merged: Merged) -> BackendTlsSpec | str:
+    if (merged.ca_pem or merged.crl_pem) and tls.insecure_skip_verify:
+        return "the backend is not verified (insecureSkipVerify), and a policy demands that it is (tls)"
+    ca_pem = common_ca(tls.ca_pem, merged.ca_pem)
+    if merged.ca_pem and not ca_pem:
+        return "the backend's caBundleRef has no CA in common with tls.caBundleRefs of the policies"
+    pins = tls.pins
+    if merged.pins is not None:
+        pins = tuple(sorted(merged.pins.intersection(tls.pins) if tls.pins else merged.pins))
+        if not pins:
+            return "the backend's pins and the tls.pins of the policies have none in common"
+    crl_pem = tls.crl_pem if merged.crl_pem in tls.crl_pem else tls.crl_pem + merged.crl_pem
+    return replace(tls, min_version=max(tls.min_version, merged.min_version), ca_pem=ca_pem, crl_pem=crl_pem, pins=pins)
+
+
+def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:
+    if merged.regions is None or resolved.region in merged.regions:
+        return ""
+    allowed = ", ".join(sorted(merged.regions)) or "none"
+    stands = f"stands in region {resolved.region}" if resolved.region else "says no region"
+    return f"backend {resolved.spec.name} {stands}; allowed by policy: {allowed}"
