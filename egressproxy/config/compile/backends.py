@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from egressproxy.config.compile import support
 from egressproxy.config.compile.contract import Key, Status
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
+from egressproxy.config.compile.merging import dns_notes
 from egressproxy.config.compile.references import Reference, References, Unresolved
 from egressproxy.config.compile.services import Services, validation_tls
 from egressproxy.config.compile.status import Conditions
@@ -321,10 +322,11 @@ def _insecurity(backend: AnyBackend) -> str:
     """Why an external backend is not protected, "" if it is."""
     if isinstance(backend, XBackend):
         return "requests go in plain text" if backend.spec.tls is not None and backend.spec.tls.mode == "None" else ""
-    if backend.spec.destination.type not in ("Fqdn", "Dynamic"):
+    destination = backend.spec.destination
+    if destination.type not in ("Fqdn", "Dynamic"):
         return ""
-    settings: list[BackendTls] = [port.tls for port in backend.spec.destination.ports if port.tls is not None]
-    if any(tls.mode == "None" for tls in settings):
+    settings: list[BackendTls] = [port.tls for port in destination.ports if port.tls is not None]
+    if destination.type == "Fqdn" and any(tls.mode == "None" for tls in settings):
         return "requests go in plain text"
     if any(tls.insecure_skip_verify for tls in settings):
         return "the server's certificate is not verified"
@@ -337,6 +339,8 @@ def _notes(backend: AnyBackend) -> list[str]:
     if not isinstance(backend, XBackend):
         if any(port.protocol_options is not None for port in backend.spec.destination.ports):
             notes.append("protocolOptions are not supported yet and do nothing.")
+        if isinstance(backend, Backend) and backend.spec.resolver is not None:
+            notes += dns_notes(backend.spec.resolver, "resolver")
         if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
             notes.append("a Dynamic destination takes the port from the request; of ports only tls counts.")
     return notes

@@ -193,7 +193,9 @@ class _Run:
         hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
         status = RouteParents(self._generation(route.key))
         findings: Findings | None = None
-        found: dict[ListenerPlan, Attachment] = {}
+        found: dict[ListenerPlan, tuple[Attachment, Conditions]] = {}
+        if not route.spec.parent_refs:
+            self.warnings.append(f"{route} names no parentRefs and is not served")
         for ref in route.spec.parent_refs:
             outcome = parents.attach(route, hostnames, ref)
             if outcome is None:
@@ -208,21 +210,28 @@ class _Run:
                 continue
             for attachment in outcome:
                 if attachment.listener not in found:
-                    found[attachment.listener] = attachment
+                    found[attachment.listener] = (attachment, conditions)
                     attachment.listener.attached += conditions.holds("Accepted")
         if findings is None:
             return
+        for listener, (attachment, conditions) in found.items():
+            for error in findings.unsaid(self._serve(route, attachment, findings)):
+                conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
         self._statuses[route.key] = status.to_status()
-        for listener, attachment in found.items():
-            served, layers = self._served[listener], self._layers[listener]
-            if isinstance(route, HttpRoute):
-                spec = self._routes.http_route(route, attachment, layers, findings)
-                if spec.rules:
-                    served.http.append(spec)
-            elif isinstance(route, TlsRoute):
-                served.tls.append(self._routes.stream_route(route, attachment, layers))
-            elif isinstance(route, TcpRoute):
-                served.tcp.append(self._routes.stream_route(route, attachment, layers))
+
+    def _serve(self, route: AnyRoute, attachment: Attachment, findings: Findings) -> list[WeightedBackend]:
+        """Add the route to its listener; gives back the backends of all rules."""
+        served, layers = self._served[attachment.listener], self._layers[attachment.listener]
+        if isinstance(route, HttpRoute):
+            http = self._routes.http_route(route, attachment, layers, findings)
+            if http.rules:
+                served.http.append(http)
+            return [backend for rule in http.rules for backend in rule.backends]
+        if isinstance(route, GrpcRoute):  # no listener admits one
+            return []
+        stream = self._routes.stream_route(route, attachment, layers)
+        (served.tls if isinstance(route, TlsRoute) else served.tcp).append(stream)
+        return list(stream.backends)
 
     def _is_absent(self, route: Resource, group: str, kind: str, namespace: str | None, name: str) -> bool:
         return self._resources.get(group, kind, namespace or route.namespace, name) is None
@@ -235,6 +244,9 @@ class _Run:
         default = None
         if plan.protocol is ListenerProtocol.FORWARD_PROXY:
             default = self._routes.default_backend(plan, layers)
+            if default.backend is None:
+                note = f"Destinations that no route matches are answered with 500: {default.error}."
+                plan.conditions.add_note("Accepted", note)
         return ListenerSpec(
             gateway=gateway.gateway.full_name,
             name=plan.name,

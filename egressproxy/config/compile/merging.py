@@ -45,7 +45,7 @@ from egressproxy.spec.policy import (
     TimeoutsSpec,
 )
 
-__all__ = ["Layer", "Level", "Losses", "Merged", "Merger"]
+__all__ = ["Layer", "Level", "Losses", "Merged", "Merger", "dns_notes"]
 
 
 class Level(IntEnum):
@@ -372,6 +372,16 @@ def _servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
     transport = "tcp" if any(server.startswith("tcp://") for server in dns.servers) else dns.transport
     servers = [server for server in dns.servers if not server.startswith("https://")]
     return transport, tuple(server.removeprefix("udp://").removeprefix("tcp://") for server in servers)
+
+
+def dns_notes(dns: Dns, section: str) -> list[str]:
+    """What a `dns` or `resolver` section says and nobody does; for status."""
+    notes = []
+    if dns.reverse_check == "Report":
+        notes.append(f"{section}.reverseCheck is not supported yet and does nothing.")
+    if any(server.startswith("https://") for server in dns.servers):
+        notes.append(f"{section}.servers over HTTPS are not supported yet and left out.")
+    return notes
 
 
 def _dns_blockers(dns: Dns, owner: str) -> Iterable[str]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from egressproxy.config.compile.contract import Key, Status, age_of
-from egressproxy.config.compile.merging import Layer, Level, Losses, Merged, Merger
+from egressproxy.config.compile.merging import Layer, Level, Losses, Merged, Merger, dns_notes
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status import Ancestors, Conditions
 from egressproxy.config.load import ResourceSet
@@ -119,10 +119,8 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
         notes.append("intercept is not supported yet: the names that it lists are denied.")
     if spec.identity is not None:
         notes.append("identity is not supported yet: every client is unknown.")
-    if spec.dns is not None and spec.dns.reverse_check == "Report":
-        notes.append("dns.reverseCheck is not supported yet and does nothing.")
-    if spec.dns is not None and any(server.startswith("https://") for server in spec.dns.servers):
-        notes.append("dns.servers over HTTPS are not supported yet and left out.")
+    if spec.dns is not None:
+        notes += dns_notes(spec.dns, "dns")
     if spec.limits is not None:
         notes += _limit_notes(policy, target_kind)
     if spec.traffic is not None:

@@ -71,6 +71,12 @@ class Findings:
             *(f"Rule {index} answers 500: {text}." for index, text in self.closed.items()),
         ]
 
+    def unsaid(self, backends: Iterable[WeightedBackend]) -> list[str]:
+        """Why backends cannot be used at a listener, as far as nothing here says it: policies close them."""
+        known = {*(message for _, message in self.unresolved), *self.closed.values()}
+        errors = dict.fromkeys(b.error for b in backends if b.backend is None)
+        return [error for error in errors if error not in known]
+
     @property
     def is_served(self) -> bool:
         """Whether any rule is served as written."""
@@ -80,7 +86,7 @@ class Findings:
 class RouteCompiler:
     """Turns routes into specs. `examine` looks at a route alone, the others at a route on one listener."""
 
-    __slots__ = ("_backends", "_defaults", "_extensions", "_matches", "_placement", "_policies", "_weigher")
+    __slots__ = ("_backends", "_defaults", "_denying", "_extensions", "_matches", "_placement", "_policies", "_weigher")
 
     def __init__(
         self,
@@ -97,6 +103,7 @@ class RouteCompiler:
         self._defaults = defaults
         self._weigher = Weigher(backends, policies, placement)
         self._matches: dict[HttpMatch, MatchSpec] = {}
+        self._denying: dict[tuple[int, ...], PolicySpec] = {}
 
     def examine(self, route: Resource) -> Findings:
         """Everything that is wrong with a route, independent of where it is attached."""
@@ -144,7 +151,7 @@ class RouteCompiler:
             name=route.full_name,
             hostnames=attachment.hostnames if isinstance(route, TlsRoute) else (),
             backends=found.backends,
-            policy=_with_denials(merged.policy, found.backends),
+            policy=self._with_denials(merged.policy, found.backends),
             extensions=ordered([*placed, *found.filters]),
             created=route.metadata.creation_timestamp or "~",
             kind=route.KIND,
@@ -252,7 +259,7 @@ class RouteCompiler:
         return HttpRuleSpec(
             matches=tuple(self._match(match) for match in rule.matches),
             backends=found.backends,
-            policy=_with_denials(merged.policy, found.backends),
+            policy=self._with_denials(merged.policy, found.backends),
             extensions=ordered([*placed, *found.filters]),
             request_s=request.seconds if request is not None else None,
             backend_request_s=attempt.seconds if attempt is not None else None,
@@ -272,15 +279,20 @@ class RouteCompiler:
         except FilterNotSupported as error:
             return [], str(error)
 
-
-def _with_denials(policy: PolicySpec, backends: Sequence[WeightedBackend]) -> PolicySpec:
-    """What a Backend's policy denies is denied for every rule that has it: destinations are judged before backends."""
-    denied = dict.fromkeys(policy.destinations.deny)
-    more = [rule for b in backends for rule in b.policy.destinations.deny if rule not in denied]
-    if not more:
-        return policy
-    deny = tuple(dict.fromkeys([*denied, *more]))
-    return replace(policy, destinations=replace(policy.destinations, deny=deny))
+    def _with_denials(self, policy: PolicySpec, backends: Sequence[WeightedBackend]) -> PolicySpec:
+        """What a Backend's policy denies is denied for every rule that has it: hosts are judged before backends."""
+        others = [b.policy for b in backends if b.backend is not None and b.policy is not policy]
+        if not others:
+            return policy
+        key = (id(policy), *map(id, others))  # merged values live as long as this compiler
+        made = self._denying.get(key)
+        if made is None:
+            deny = dict.fromkeys(rule for one in (policy, *others) for rule in one.destinations.deny)
+            made = policy
+            if len(deny) > len(policy.destinations.deny):
+                made = replace(policy, destinations=replace(policy.destinations, deny=tuple(deny)))
+            self._denying[key] = made
+        return made
 
 
 def _patterns(match: HttpMatch) -> list[str]:
