@@ -20,7 +20,7 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port, refusing_address
 from tests.support.origins import ai, basic, git, packages, s3
 from tests.support.origins.server import OriginServer
-from tests.support.pki import Pki
+from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 
 __all__ = ["Outcome", "Require", "Way", "World"]
@@ -73,6 +73,7 @@ class World:
         # A name of the outside that resolves to an address of the inside.
         self.dns = NameServer({name: [address] for name, address in names.items()} | {PRIVATE: ["10.255.0.1"]}).start()
         self.forward_port, self.reverse_port = free_port(), free_port()
+        self.forward_tls_port, self.reverse_tls_port = free_port(), free_port()
         self.gateway = GatewayProcess(folder / "gateway", self.manifests()).start()
 
     def close(self) -> None:
@@ -98,15 +99,23 @@ class World:
         backends.append(manifests.backend("keyed", ORIGIN, port, tls=True, ca="ca", extensions=[injector]))
         rules = [manifests.prefix_rule(f"/{name}", name, rewrite="/") for name in [*hosts, "keyed"]]
         rules.append(manifests.prefix_rule("/npm", "allowed"))  # npm keeps the path of a tarball's URL
+        leaf = self.pki.issue("127.0.0.1")
+        pair = {"tls.crt": chain(leaf), "tls.key": leaf.private_key_pem.bytes().decode()}
+        tls = {"mode": "Terminate", "certificateRefs": [{"name": "listener"}]}
         return [
             manifests.gateway(
-                manifests.forward_listener(self.forward_port), manifests.http_listener(self.reverse_port)
+                manifests.forward_listener(self.forward_port),
+                manifests.http_listener(self.reverse_port),
+                manifests.forward_listener(self.forward_tls_port, "forward-tls", tls=tls),
+                {"name": "https", "port": self.reverse_tls_port, "protocol": "HTTPS", "tls": tls},
             ),
+            manifests.secret("listener", pair, kind="kubernetes.io/tls"),
             manifests.policy([ORIGIN, DOWN], dns=self.dns.address, cidrs=["127.0.0.0/8"]),
             manifests.config_map("ca", {"ca.crt": self.pki.ca_pem}),
             manifests.secret("provider", {"token": PROVIDER_KEY}),
             *backends,
             manifests.http_route("base", *rules, section="http"),
+            manifests.http_route("base-tls", *rules, section="https"),
         ]
 
     # --- the client's side --------------------------------------------------------------------------------------
