@@ -1,0 +1,163 @@
+"""Programs under measurement: started pinned to a core, counted in CPU time and memory, ended by their process id."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+__all__ = ["Child", "StartError", "cores", "free_ports", "pin"]
+
+START_S = 30.0
+STOP_S = 10.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None)
+
+
+class StartError(Exception):
+    """A program could not be started, or ended at once; the message holds the end of what it said."""
+
+
+def cores() -> tuple[int | None, int | None]:
+    """The core of the proxies and that of everything else; (None, None) with one core: nothing is pinned."""
+    usable = sorted(os.sched_getaffinity(0))
+    return (usable[0], usable[1]) if len(usable) > 1 else (None, None)
+
+
+def pin(core: int | None) -> None:
+    """Keep this process, and what it starts from now on, on one core."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of 127.0.0.1 that were free a moment ago, below the range of outgoing connections where possible."""
+    found: list[int] = []
+    for port in range(21_000, 32_000):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise StartError(f"there are no {count} free TCP ports between 21000 and 32000")
+
+
+class Child:
+    """A running program. Its standard output and error go to `name.out` and `name.err` in `folder`.
+
+    It dies with us, however we end; `stop` sends SIGTERM to it alone, and SIGKILL to its tree where that does not help.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        folder: Path,
+        core: int | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises StartError where the program is missing."""
+        self.name = name
+        self._errors = folder / f"{name}.err"
+
+        def prepare() -> None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            pin(core)
+
+        with open(folder / f"{name}.out", "wb") as out, open(self._errors, "wb") as errors:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=errors,
+                    cwd=folder,
+                    env={**os.environ, **(environment or {})},
+                    start_new_session=True,  # Ctrl-C is ours: we stop what we started
+                    preexec_fn=prepare,
+                )
+            except OSError as error:
+                raise StartError(f"{name}: {command[0]}: {error.strerror}") from None
+
+    def wait_for(self, ports: Iterable[int]) -> None:
+        """Until it listens on all of them. Raises StartError where it ends before, or takes longer than 30 s."""
+        deadline = time.monotonic() + START_S
+        for port in ports:
+            while True:
+                if self._process.poll() is not None:
+                    raise StartError(f"{self.name} ended with status {self._process.returncode}: {self.complaint()}")
+                with socket.socket() as probe:
+                    probe.settimeout(1.0)
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                if time.monotonic() > deadline:
+                    raise StartError(f"{self.name} does not listen on port {port}: {self.complaint()}")
+                time.sleep(0.05)
+
+    def complaint(self) -> str:
+        lines = self._errors.read_text("utf-8", "replace").strip().splitlines()
+        return " / ".join(lines[-5:]) or "it said nothing"
+
+    def cpu_s(self) -> float:
+        """User and system time of the whole process tree since it began, in seconds (steps of 1/100 s)."""
+        ticks = 0
+        for number in self._tree():
+            fields = _stat(number)
+            if fields:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / TICKS_PER_S
+
+    def resident_kib(self) -> int:
+        """Resident memory of the process tree; pages that its processes share count for each."""
+        return sum(int(fields[21]) * PAGE_KIB for number in self._tree() if (fields := _stat(number)))
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        if self._process.poll() is not None:
+            return
+        tree = self._tree()
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            for number in tree:
+                try:
+                    os.kill(number, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            self._process.wait()
+
+    def _tree(self) -> list[int]:
+        """This process and its descendants."""
+        found, waiting = [], [self._process.pid]
+        while waiting:
+            number = waiting.pop()
+            found.append(number)
+            for path in Path(f"/proc/{number}/task").glob("*/children"):
+                try:
+                    waiting.extend(int(child) for child in path.read_text().split())
+                except OSError:
+                    continue
+        return found
+
+
+def _stat(number: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on (proc(5)); empty where the process is gone."""
+    try:
+        text = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
