@@ -41,7 +41,8 @@ REFUSALS = (ConfigError, BindError, FilterBuildError, ssl.SSLError, ValueError, 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What `egressproxy run` was asked for. `bind` are IP literals; `admin` and `metrics` are (address, port) or None."""
+    """What `egressproxy run` was asked for. `bind` are IP literals; `admin` and `metrics` are (address, port) or None.
+    """
 
     config: tuple[Path, ...] = ()
     bind: tuple[str, ...] = ("127.0.0.1",)

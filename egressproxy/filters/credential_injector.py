@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from egressproxy.errors import Denied, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
-from egressproxy.filters.masking import Mask
+from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, SecretRef
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import VALUE, cutter
@@ -98,7 +98,8 @@ class CredentialInjector(Filter):
             self._value = Secret(self._query + b"=" + quote(rendered, safe="").encode())
         if config.scrub_responses:
             try:
-                self._mask = Mask(Secret(raw))
+                # A short secret is looked for together with what the template puts around it.
+                self._mask = Mask(Secret(raw if len(raw) >= MIN_SECRET else rendered))
             except ValueError as error:
                 raise ValueError(f"scrubResponses cannot work with the secret {self._secret_name}: {error}") from None
             self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY))

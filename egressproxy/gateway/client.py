@@ -1,4 +1,5 @@
-"""ClientConnection: a downstream connection with what the gateway knows of it: its listener, its exchange, its clock."""
+"""ClientConnection: a downstream connection with what the gateway knows of it: its listener, its exchange, its clock.
+"""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ class Connector:
         return self._target(str(endpoint.address), endpoint.port, backend.tls)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
-        """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else ours."""
+        """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else ours.
+        """
         if self.parent is None or target.is_secure:
             return self, target
         return self.parent.way(x, self.parent.target(x))

@@ -35,7 +35,8 @@ def pause() -> Generator[None, None, None]:
 
 
 class Driver:
-    """Drives one coroutine at a time; lives as long as the client connection, and is used again for its next exchange."""
+    """Drives one coroutine at a time; lives as long as the client connection, and is used again for its next exchange.
+    """
 
     __slots__ = ("_coroutine", "_error", "_future", "_running", "on_idle")
 

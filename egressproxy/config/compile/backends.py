@@ -35,6 +35,9 @@ __all__ = ["Backends", "ResolvedBackend"]
 
 AnyBackend = Backend | WorkingGroupBackend | XBackendDestination | XBackend
 
+#: Upstream gateways in a row: each is another CONNECT and another handshake.
+MAX_PARENTS = 8
+
 #: Routes may call an XBackendDestination `Backend` (the prototype does).
 _ALIASES = {(XBackendDestination.GROUP, "Backend"): XBackendDestination.KIND}
 
@@ -264,6 +267,8 @@ class Backends:
         ref: BackendParent | None = getattr(backend.spec, "parent", None)  # type: ignore[attr-defined]
         if ref is None:
             return None
+        if len(self._busy) >= MAX_PARENTS:
+            raise Unresolved("InvalidParent", f"{backend} has more than {MAX_PARENTS} parents in a row")
         if backend.key in self._busy:
             raise Unresolved("InvalidParent", f"{backend} is its own parent, by way of others")
         self._busy.append(backend.key)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from egressproxy.model.secret import Secret
@@ -30,6 +32,8 @@ def read_key_pair(name: str, chain: bytes, key: bytes) -> CertificateSpec:
         private = serialization.load_pem_private_key(key, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise CertificateProblem("tls.key is not an unencrypted private key in PEM") from None
+    if _is_weak(private):
+        raise CertificateProblem("tls.key is too weak: use RSA with 2048 bits or more, or a P-256 key")
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise CertificateProblem("tls.key does not belong to the first certificate of tls.crt")
@@ -64,6 +68,15 @@ def common_ca(first: str, second: str) -> str:
     wanted = {c.public_bytes(Encoding.DER) for c in _certificates(second.encode(), "ca.crt")}
     kept = [c for c in _certificates(first.encode(), "ca.crt") if c.public_bytes(Encoding.DER) in wanted]
     return "".join(c.public_bytes(Encoding.PEM).decode() for c in kept)
+
+
+def _is_weak(key: PrivateKeyTypes) -> bool:
+    """Whether OpenSSL refuses the key at security level 2 (112 bits): found here, it closes one listener, not all."""
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.key_size < 2048
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.key_size < 224
+    return not isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
 
 
 def _certificates(pem: bytes, field: str) -> list[x509.Certificate]:

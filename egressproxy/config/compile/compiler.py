@@ -51,7 +51,7 @@ def compile_config(
     """Compile a configuration. `previous` is the one in service: times, generations and counts go on from it.
 
     Raises ConfigError with every load error that the schema of the kinds could not see: an unknown extension type, one
-    in a phase where it cannot run, a config that does not fit the type, a credential with a line break.
+    in a phase where it cannot run, a config that does not fit the type.
     """
     generations, written = _generations(resources, previous)
     run = _Run(resources, catalog, defaults, generations)

@@ -12,6 +12,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -85,6 +86,7 @@ class ExtensionCompiler:
         self._catalog = catalog
         self._references = references
         self._problems = problems
+        self._valid: set[tuple[str, str]] = set()
         #: Secrets that extensions name and that are not there, by declaring object.
         self.missing: dict[Key, list[str]] = {}
 
@@ -118,17 +120,20 @@ class ExtensionCompiler:
         found = self._catalog.get(type_name)
         if found is None or phase not in _phases(found):
             raise FilterNotSupported(f"{name} needs the filter {type_name} in phase {phase}, which this version lacks")
-        try:
-            found.config_model.model_validate(dict(config))
-        except ValidationError as error:
-            raise FilterNotSupported(f"{name}: {_first_error(error)}") from None
+        text = _canonical(config)
+        if (type_name, text) not in self._valid:
+            try:
+                found.config_model.model_validate(dict(config))
+            except ValidationError as error:
+                raise FilterNotSupported(f"{name}: {_first_error(error)}") from None
+            self._valid.add((type_name, text))
         spec = ExtensionSpec(
             name=name,
             type=type_name,
             phase=phase,
             priority=priority,
             level=place.level,
-            config=_canonical(config),
+            config=text,
             scope=place.scope,
             source=str(owner),
             folder=_folder(owner),
@@ -234,22 +239,14 @@ class ExtensionCompiler:
             if value is None or not value.reveal().strip(_SPACE):
                 self.missing.setdefault(owner.key, []).append(f"Secret {owner.namespace}/{name} with key {key}")
                 continue
-            if found.name.startswith(INJECTOR):
-                self._check_one_line(owner, name, key, value)
+            if found.name.startswith(INJECTOR) and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
+                # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
+                what = f"a usable value of Secret {owner.namespace}/{name} key {key}"
+                why = "it holds a line break or another control character; store the credential alone, on one line"
+                self.missing.setdefault(owner.key, []).append(f"{what} ({why})")
+                continue
             secrets.append((f"{name}/{key}", value))
         return tuple(dict.fromkeys(secrets))
-
-    def _check_one_line(self, owner: Resource, name: str, key: str, value: Secret) -> None:
-        """A credential with a line break inside would add a field to every request (RFC 9110 section 5.5)."""
-        if VALUE.fullmatch(value.reveal().strip(_SPACE)):
-            return
-        secret = self._references.secret_object(owner.namespace, name) or owner
-        self._problems.add(
-            secret,
-            f"data.{key}",
-            f"the value is injected into a header by {owner} and holds a line break or another control character",
-            "store the credential alone, on one line",
-        )
 
 
 def _phases(found: FilterTypeInfo) -> frozenset[str]:
@@ -297,7 +294,12 @@ def _canonical(config: Mapping[str, Any]) -> str:
 
 
 def _folder(owner: Resource) -> str:
-    return str(PurePath(owner.origin.file).parent) if owner.origin.file else ""
+    return _parent(owner.origin.file)
+
+
+@lru_cache(maxsize=256)
+def _parent(file: str) -> str:
+    return str(PurePath(file).parent) if file else ""
 
 
 def _first_error(error: ValidationError) -> str:

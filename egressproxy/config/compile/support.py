@@ -28,6 +28,9 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "GatewayPort8080",
     "GatewayStaticAddresses",
     "HTTPRoute",
+    "HTTPRoute303RedirectStatusCode",
+    "HTTPRoute307RedirectStatusCode",
+    "HTTPRoute308RedirectStatusCode",
     "HTTPRouteBackendProtocolWebSocket",
     "HTTPRouteBackendRequestHeaderModification",
     "HTTPRouteBackendTimeout",
@@ -45,4 +48,5 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "HTTPRouteSchemeRedirect",
     "ReferenceGrant",
     "TLSRoute",
+    "TLSRouteModeTerminate",
 )

@@ -17,7 +17,7 @@ from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, Response
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow
 from egressproxy.transport.timers import Deadline, TimerWheel
-from egressproxy.transport.tls import tls_fault
+from egressproxy.transport.tls import TlsStream, tls_fault
 
 __all__ = ["UpstreamConnection"]
 
@@ -92,8 +92,8 @@ class UpstreamConnection(Flow):
             return
         self.is_lost = True
         self.deadline.close()
-        if isinstance(error, ssl.SSLError) and not self.is_idle and not self.has_ended and self.error is None:
-            self._fail(tls_fault(error))  # an alert: with TLS 1.3 a refused client certificate comes this late
+        if error is not None and not self.is_idle and not self.has_ended and self.error is None:
+            self._look_for_late_refusal(error)
         self._end(clean=error is None, reset=isinstance(error, ConnectionResetError | BrokenPipeError))
         self.feeder = None
         on_lost, self.on_lost = self.on_lost, None
@@ -239,6 +239,18 @@ class UpstreamConnection(Flow):
             self._pump()
         elif self.driver is not None:
             self.driver.resume()
+
+    def _look_for_late_refusal(self, error: Exception) -> None:
+        """With TLS 1.3 the server judges our certificate after our Finished: its alert comes this late, or is lost
+        in a reset.
+
+        Source: RFC 8446 section 4.4.4 and appendix E.1.
+        """
+        if isinstance(error, ssl.SSLError):
+            self._fail(tls_fault(error))
+        elif self.served == 1 and not self.octets_in and isinstance(self.transport, TlsStream):
+            message = "the upstream ended the TLS connection before its first word"
+            self._fail(UpstreamFault(Reason.TLS_PROTOCOL, message, detail=type(error).__name__))
 
     def _fail(self, error: GatewayError) -> None:
         self.error = error

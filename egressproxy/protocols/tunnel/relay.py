@@ -211,7 +211,8 @@ class TunnelEnd(Flow):
             self.tunnel.lost(self, error)
 
     def finish_writing(self) -> None:
-        """Pass the other side's end on; a transport that cannot end one direction is closed, once its buffer is sent."""
+        """Pass the other side's end on; a transport that cannot end one direction is closed, once its buffer is sent.
+        """
         if self.is_lost or self.transport.is_closing():
             return
         if self.transport.can_write_eof():

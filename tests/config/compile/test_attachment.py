@@ -148,6 +148,11 @@ def test_a_parent_that_does_not_exist_is_a_warning_and_no_status():
     assert ("gateway.networking.k8s.io", "HTTPRoute", "default", "route") not in made.statuses
 
 
+def test_a_route_without_parents_is_a_warning():
+    made = compiled(REVERSE, PLAIN, ROUTE.replace("  parentRefs: [{name: gw}]\n", ""))
+    assert made.warnings == ("HTTPRoute default/route names no parentRefs and is not served",)
+
+
 def test_the_age_of_a_route_is_kept_for_precedence():
     made = compiled(
         REVERSE, PLAIN, ROUTE.replace("{name: route}", '{name: route, creationTimestamp: "2024-01-01T00:00:00Z"}')

@@ -212,6 +212,21 @@ def test_a_parent_has_to_be_a_fixed_place_elsewhere(parent: str):
     assert of_object(made, "Backend", "default/plain", "ResolvedRefs")[:2] == ("False", "InvalidParent")
 
 
+def test_a_long_chain_of_parents_is_refused_rather_than_followed():
+    chain = [
+        PLAIN.replace("name: plain", f"name: p{n}").replace("spec:", f"spec:\n  parent: {{name: p{n + 1}}}")
+        for n in range(300)
+    ]
+    last = PLAIN.replace("name: plain", "name: p300")
+    assert "parents in a row" in refused(ours("type: Dynamic", "  parent: {name: p0}"), *chain, last)
+
+
+def test_two_parents_of_each_other_are_refused():
+    one = PLAIN.replace("spec:", "spec:\n  parent: {name: other}")
+    other = one.replace("name: plain", "name: other").replace("{name: other}\n  dest", "{name: plain}\n  dest")
+    assert "its own parent" in refused(one, other)
+
+
 def test_an_x_backend_is_read_like_ours(pki: Pki):
     text = """
 apiVersion: gateway.networking.x-k8s.io/v1alpha1

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import datetime
+
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from egressproxy.config.compile.certificates import (
     CertificateProblem,
@@ -64,3 +69,22 @@ def test_common_cas_are_those_of_both_bundles(pki: Pki):
     assert common_ca(pki.ca_pem, "") == pki.ca_pem
     assert common_ca(pki.ca_pem + other.ca_pem, other.ca_pem).strip() == other.ca_pem.strip()
     assert common_ca(pki.ca_pem, other.ca_pem) == ""
+
+
+def test_a_weak_key_is_refused_before_openssl_does():
+    key = rsa.generate_private_key(65537, 1024)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a.example")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    with pytest.raises(CertificateProblem, match="too weak"):
+        read_key_pair("x", made.public_bytes(serialization.Encoding.PEM), key.private_bytes(*form))
