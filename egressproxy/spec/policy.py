@@ -68,6 +68,8 @@ class DestinationsSpec:
 
     One group per level (Gateway, listener, route) that has a policy with `destinations.allow`: policies of one level
     unite, levels intersect. No group at all allows nothing. An empty group allows nothing.
+    In the policy of a rule or of its backends the groups of Gateway and listener are left out: the route is the
+    permission there. Their `deny` is kept, and a rule's `deny` holds that of its backends' policies too.
     """
 
     allow: tuple[tuple[DestinationRule, ...], ...] = ()
