@@ -63,7 +63,8 @@ class BackendSpec:
     `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
     says how an `https://` (absolute-form) destination is verified, and None means by the defaults.
     `parent` is the upstream gateway through which it is reached (by CONNECT).
-    `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these included.
+    `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
+    included.
     """
 
     name: str

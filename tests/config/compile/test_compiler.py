@@ -59,6 +59,17 @@ def test_equal_manifests_make_equal_listeners():
     assert first.spec.listeners == compiled(*documents, previous=first).spec.listeners
 
 
+def test_a_spec_can_be_a_key():
+    secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\nstringData: {token: sesame}"
+    extension = (
+        "  extensions: [{name: i, type: 'egressproxy.io/CredentialInjector:v1', "
+        "config: {secretRef: {name: key, key: token}, header: a}}]\n"
+    )
+    hosts = policy("dns: {hosts: {a.example: [10.0.0.1]}}\naddresses: {allow: [{cidrs: [10.0.0.0/8]}]}")
+    documents = (FORWARD, PLAIN + extension, ROUTE, secret, hosts)
+    assert hash(compiled(*documents).spec) == hash(compiled(*documents).spec)
+
+
 def test_a_condition_keeps_its_time_until_its_status_changes():
     first = compiled(REVERSE, PLAIN, ROUTE)
     early = "2024-01-01T00:00:00Z"
