@@ -90,11 +90,6 @@ class ExtensionCompiler:
         #: Secrets that extensions name and that are not there, by declaring object.
         self.missing: dict[Key, list[str]] = {}
 
-    def knows(self, type_name: str, phase: str) -> bool:
-        """Whether the built-in type exists and may be placed in that phase."""
-        found = self._catalog.get(type_name)
-        return found is not None and phase in _phases(found)
-
     def extensions(self, owner: Resource, declared: Sequence[Extension], place: Place) -> tuple[Placed, ...]:
         """The `spec.extensions` of a Backend or EgressPolicy. Load errors go to the problems."""
         made = []
