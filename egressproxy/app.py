@@ -41,8 +41,7 @@ REFUSALS = (ConfigError, BindError, FilterBuildError, ssl.SSLError, ValueError, 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What `egressproxy run` was asked for. `bind` are IP literals; `admin` and `metrics` are (address, port) or None.
-    """
+    """What `egressproxy run` was asked for. `bind` are IP literals, `admin` and `metrics` (address, port)."""
 
     config: tuple[Path, ...] = ()
     bind: tuple[str, ...] = ("127.0.0.1",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from egressproxy.errors import GatewayError
+from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.model.exchange import Exchange
 from egressproxy.transport.driver import Driver
@@ -14,11 +14,13 @@ __all__ = ["BodyFilter", "Collector"]
 
 
 class BodyFilter:
-    """A sink that filters and hands on. While a filter waits the source is paused, and what still comes is kept in
+    """A sink that filters and hands on; for the sink it is the source.
+
+    The real source is paused while a filter waits, and while the sink is full. What still comes meanwhile is kept in
     order.
     """
 
-    __slots__ = ("_chain", "_driver", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
+    __slots__ = ("_chain", "_driver", "_is_sink_full", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
 
     def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, driver: Driver) -> None:
         self._x = x
@@ -28,7 +30,17 @@ class BodyFilter:
         self._driver = driver
         self._task: asyncio.Task[bytes] | None = None
         self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
+        self._is_sink_full = False
         self.is_over = False
+
+    def pause_reading(self) -> None:
+        self._is_sink_full = True
+        self._source.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_sink_full = False
+        if self._task is None:
+            self._source.resume_reading()
 
     def send_body(self, data: bytes) -> None:
         self._take(data, None)
@@ -68,14 +80,17 @@ class BodyFilter:
                 task.exception()  # seen, and too late to matter
             return
         self._task = None
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if task.cancelled():
+            self._fail(GatewayFault(Reason.FILTER_FAILED, "a body filter was cancelled", status=502))
+            return
+        error = task.exception()
         if error is not None:
             self._fail(error)
             return
         self._hand_on(task.result(), trailers)
         while self._waiting and self._task is None and not self.is_over:
             self._take(*self._waiting.pop(0))
-        if self._task is None and not self.is_over:
+        if self._task is None and not self._is_sink_full:
             self._source.resume_reading()
 
     def _hand_on(self, data: bytes, trailers: bytes | None) -> None:

@@ -1,5 +1,4 @@
-"""ClientConnection: a downstream connection with what the gateway knows of it: its listener, its exchange, its clock.
-"""
+"""ClientConnection: a downstream connection and what the gateway knows of it: listener, exchange, clock."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ costs nothing where nothing has to be waited for. Every way out of `serve` passe
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -30,7 +31,6 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import CONTINUE, answer_bytes, interim_bytes, request_bytes, response_bytes
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.transport.driver import pause
-from egressproxy.transport.flow import BodySink
 from egressproxy.transport.timers import TimerWheel
 
 __all__ = ["Conductor"]
@@ -89,7 +89,7 @@ class Conductor:
                 await self.serve_request(x, client, head)
         except GatewayError as error:
             self.rescue(x, client, error)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             log.exception("internal error in exchange %s", x.request_id)
             self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
         finally:
@@ -191,11 +191,13 @@ class Conductor:
             upstream.send_body(body)
             upstream.end_body(b"")
             return
-        upstream.feed_from(client)
-        sink: BodySink = upstream
-        if plan is not None:
-            sink = life.request_filter = BodyFilter(x, plan.begin(x), upstream, client, client.driver)
-        client.send_request_body_to(sink)
+        if plan is None:
+            upstream.feed_from(client)
+            client.send_request_body_to(upstream)
+        else:
+            body_filter = life.request_filter = BodyFilter(x, plan.begin(x), upstream, client, client.driver)
+            upstream.feed_from(body_filter)
+            client.send_request_body_to(body_filter)
 
     async def response_head(
         self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
@@ -229,14 +231,17 @@ class Conductor:
         client.send(response_bytes(response, self.pseudonym, close=life.close, http_1_0=http_1_0, has_body=not no_body))
         x.status = response.status
         if not upstream.has_ended:
-            client.feed_from(upstream)
-            sink: BodySink = client
-            if plan is not None:
-                sink = life.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
-            upstream.send_response_body_to(sink)
-            await upstream.response_end()
-            while life.response_filter is not None and not life.response_filter.is_over:
-                await pause()
+            if plan is None:
+                upstream.send_response_body_to(client)
+                client.feed_from(upstream)
+                await upstream.response_end()
+            else:
+                body_filter = life.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
+                upstream.send_response_body_to(body_filter)
+                client.feed_from(body_filter)
+                await upstream.response_end()
+                while not body_filter.is_over:
+                    await pause()
         if not client.is_request_read:
             life.close = True  # answered before the request was whole: nothing can follow
         life.release(reusable=upstream.is_reusable)

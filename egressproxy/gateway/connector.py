@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
-from egressproxy.errors import GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
 from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
@@ -124,7 +124,8 @@ class Connector:
         return self._target(str(endpoint.address), endpoint.port, backend.tls)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
-        """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else ours.
+        """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else
+        ours.
         """
         if self.parent is None or target.is_secure:
             return self, target
@@ -234,9 +235,10 @@ class Connector:
             try:
                 _, parked, endpoint = await dial
             except BaseException:
-                abandon(dial)           # the client may leave in the moment in which the connection is made
+                abandon(dial)  # the client may leave in the moment in which the connection is made
                 raise
             x.upstream = str(Authority(str(endpoint[0]), endpoint[1]))
+            self._refuse_loop(x, parked.transport, endpoint)
         if parked.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=Retry.SAFE)
         if target.tls is None:
@@ -329,6 +331,19 @@ class Connector:
         finally:
             timer.cancel()
         return stream
+
+    def _refuse_loop(self, x: Exchange, transport: asyncio.Transport, endpoint: tuple[IPAddress, int]) -> None:
+        """A listener on every address of this machine: a connection whose two ends have one address has come to it.
+
+        Raises Denied. (Which addresses the machine has is known to the kernel alone, and changes.)
+        """
+        local = transport.get_extra_info("sockname")
+        if not local or local[0] != str(endpoint[0]):
+            return
+        if any(own.is_unspecified and port == endpoint[1] for own, port in self.network.own_listeners):
+            transport.abort()
+            host = x.authority.host if x.authority is not None else self.name
+            raise Denied(Reason.ADDRESS_DENIED, f"{host} leads back to a listener of this gateway")
 
     def _address_policy(self) -> AddressPolicy:
         if self._policy_listeners is not self.network.own_listeners:

@@ -117,7 +117,8 @@ class Gateway:
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:
-        """Stop accepting, let exchanges and tunnels end, then cut what is left; returns how many connections were cut.
+        """Stop accepting, let exchanges and tunnels end, then cut what is left; returns how many connections were
+        cut.
         """
         self.conductor.is_draining = True
         ports = {*self._bound.values(), *self._closing}

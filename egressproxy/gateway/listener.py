@@ -94,7 +94,8 @@ class BoundPort:
 
 
 class CountedClient(ClientConnection):
-    """A client connection that counts against `limits.connections` and `limits.connectionsPerClient` of its listener.
+    """A client connection that counts against `limits.connections` and `limits.connectionsPerClient` of its
+    listener.
     """
 
     __slots__ = ("metrics",)

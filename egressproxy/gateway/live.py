@@ -111,7 +111,8 @@ class Route:
         return ports is None or port in ports
 
     def choose(self) -> Choice:
-        """A backend by weight. Raises GatewayFault (500) where there is none (Gateway API, HTTPRouteRule.backendRefs).
+        """A backend by weight. Raises GatewayFault (500) where there is none (Gateway API,
+        HTTPRouteRule.backendRefs).
         """
         choices = self.choices
         if len(choices) == 1:

@@ -35,8 +35,7 @@ def pause() -> Generator[None, None, None]:
 
 
 class Driver:
-    """Drives one coroutine at a time; lives as long as the client connection, and is used again for its next exchange.
-    """
+    """Drives one coroutine at a time; lives as long as a client's connection, and drives its next exchange, too."""
 
     __slots__ = ("_coroutine", "_error", "_future", "_running", "on_idle")
 

@@ -88,8 +88,7 @@ class TimerWheel:
         self._slots.setdefault(slot, []).append(deadline)
 
     def advance(self, now: float) -> None:
-        """Fire everything that is due at `now`. A callback's exception reaches the loop's handler, not its neighbours.
-        """
+        """Fire everything that is due at `now`. A callback's exception reaches the loop's handler alone."""
         self.now = now
         current = int(now / TICK_S)
         if current - self._looked > len(self._slots):

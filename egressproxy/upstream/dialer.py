@@ -125,7 +125,9 @@ class _Race(Generic[P]):
         if self._made.done():
             transport.abort()
             return
-        _keep_alive(transport.get_extra_info("socket"))
+        sock = transport.get_extra_info("socket")
+        if sock is not None:  # else it is closed already, and the protocol knows
+            _keep_alive(sock)
         self._made.set_result((transport, protocol, target))
 
     def _too_late(self) -> None:

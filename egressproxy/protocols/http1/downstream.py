@@ -132,6 +132,7 @@ class DownstreamConnection(Flow):
         self.deadline.close()
         if self.driver.is_busy:
             self.driver.throw(ClientGone())
+        self.driver.on_idle = None
         self.sink = None
         self.feeder = None
         self.handler.on_lost(self)

@@ -57,8 +57,9 @@ _DIGITS = re.compile(rb"[0-9]{1,9}")
 
 
 #: Fields that would speak for a client's identity: gateways make them, so none that a client sends is passed on.
-_IDENTITY = "x-forwarded-client-cert x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-
-role"
+_IDENTITY = (
+    "x-forwarded-client-cert x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role"
+)
 
 #: Fields of this hop, of the framing, and of identity; group 1 the name, group 2 the value. The look-ahead spares the
 #: alternation for most lines.

@@ -163,8 +163,7 @@ class UpstreamConnection(Flow):
         """The body goes there from now on; what is buffered goes at once."""
         self.sink = sink
         self._pump()
-        if not self.is_write_blocked:
-            self.resume_reading()
+        self.resume_reading()
 
     async def response_end(self) -> None:
         """Wait until the body is whole and handed on. Raises UpstreamFault if it breaks off."""
@@ -179,6 +178,7 @@ class UpstreamConnection(Flow):
         self.sink = None
         self.feed_from(None)
         self.is_idle = True
+        self.resume_reading()  # an end has to be seen in the pool, too
 
     def close(self) -> None:
         if not self.is_lost:
@@ -201,6 +201,7 @@ class UpstreamConnection(Flow):
     def gone(self) -> None:
         """The transport that was given away has ended: whoever counts connections is told."""
         self.is_lost = True
+        self.deadline.close()
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
             on_lost(self)

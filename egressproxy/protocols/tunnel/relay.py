@@ -145,6 +145,9 @@ class Tunnel:
         elif not self.is_over:
             self.is_over = True
             self.deadline.close()
+            for side in (self.client, self.upstream):  # they hold each other: let go
+                side.feed_from(None)
+                del side.other
             self.driver.resume()
 
     def cut(self, reason: Reason) -> None:
@@ -211,7 +214,8 @@ class TunnelEnd(Flow):
             self.tunnel.lost(self, error)
 
     def finish_writing(self) -> None:
-        """Pass the other side's end on; a transport that cannot end one direction is closed, once its buffer is sent.
+        """Pass the other side's end on; a transport that cannot end one direction is closed, once its buffer is
+        sent.
         """
         if self.is_lost or self.transport.is_closing():
             return
