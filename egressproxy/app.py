@@ -20,6 +20,7 @@ from egressproxy import __version__
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.state import Published
 from egressproxy.config.compile import Compiled, Defaults, builtin_open_config, compile_config
+from egressproxy.config.compile.shortcomings import shortcomings
 from egressproxy.config.load import ResourceSet, load
 from egressproxy.config.problems import ConfigError
 from egressproxy.config.sources.files import changes
@@ -85,6 +86,7 @@ class App:
         self._compiled: Compiled | None = None
         self._generation = 0
         self._rejection = ""
+        self._told: set[str] = set()
         self._is_draining = False
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
@@ -197,8 +199,14 @@ class App:
         self._generation += 1
         self._rejection = ""
         self.metrics.reload_succeeded(self._generation)
-        for warning in fresh.warnings:
-            log.warning("%s", warning)
+        self._tell_shortcomings()
+
+    def _tell_shortcomings(self) -> None:
+        """What is served less than whole; after a reload only what is new."""
+        assert self._compiled is not None
+        told, self._told = self._told, {*self._compiled.warnings, *shortcomings(self._resources, self._compiled)}
+        for sentence in sorted(self._told - told):
+            log.warning("%s", sentence)
 
     def _read(self) -> tuple[ResourceSet, Compiled]:
         if not self.options.config:

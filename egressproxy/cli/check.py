@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +15,8 @@ from egressproxy.cli.problems import show_problems, show_warnings
 
 if TYPE_CHECKING:
     from egressproxy.config.compile.contract import Compiled
-    from egressproxy.config.load import ResourceSet
 
 __all__ = ["command"]
-
-#: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
-_GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
 
 
 @click.command("check", short_help="Say everything that is wrong with a configuration.")
@@ -54,6 +50,7 @@ def command(
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
     from egressproxy import app
+    from egressproxy.config.compile.shortcomings import shortcomings
     from egressproxy.config.load import load
     from egressproxy.config.problems import ConfigError
 
@@ -68,7 +65,7 @@ def command(
             show_problems(error.problems, sys.stdout)
             click.echo(f"{_counted(len(error.problems), 'problem')}: this configuration would be refused as a whole.")
         sys.exit(1)
-    warnings = [*compiled.warnings, *_status_warnings(resources, compiled)]
+    warnings = [*compiled.warnings, *shortcomings(resources, compiled)]
     is_good = not (strict and warnings)
     if output == "json":
         report = {"ok": is_good, "problems": [], "warnings": warnings, "objects": len(resources)}
@@ -99,31 +96,3 @@ def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
             "protocol": listener.protocol.value,
             "addresses": places,
         }
-
-
-def _status_warnings(resources: ResourceSet, compiled: Compiled) -> Iterator[str]:
-    """One sentence for every condition that is not as one would wish, in the order of the files."""
-    for resource in resources.objects:
-        status = compiled.statuses.get(resource.key)
-        if status is None:
-            continue
-        for where, condition in _conditions(status):
-            if (condition["status"] == "True") == (condition["type"] in _GOOD):
-                continue
-            said = f"{condition['type']} is {condition['status']} ({condition['reason']})"
-            place = f"{resource.origin}: " if resource.origin.file else ""
-            message = f": {condition['message']}" if condition.get("message") else ""
-            yield f"{place}{resource}{where}: {said}{message}"
-
-
-def _conditions(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Conditions of the object, its listeners, parents and ancestors; each with words for the place."""
-    for condition in status.get("conditions", ()):
-        yield "", condition
-    for listener in status.get("listeners", ()):
-        for condition in listener.get("conditions", ()):
-            yield f" listener {listener['name']}", condition
-    for section, key, word in (("parents", "parentRef", "parent"), ("ancestors", "ancestorRef", "target")):
-        for part in status.get(section, ()):
-            for condition in part.get("conditions", ()):
-                yield f" {word} {part[key].get('name', '?')}", condition

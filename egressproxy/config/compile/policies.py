@@ -81,7 +81,7 @@ class Policies:
             level = Level.LISTENER if ref.kind in ("Gateway", "ListenerSet") else Level.ROUTE
             closed = self._merger.blockers(policy, level)
             if closed:
-                conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}")
+                conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
             for note in _notes(policy, ref.kind):
                 conditions.add_note("Accepted", note)
             losses = self._merger.losses.get((policy.key, target, section), Losses())
