@@ -119,7 +119,7 @@ def test_a_client_is_served_denied_or_told(
     world: World, require: Require, node_modules: str, tmp_path: Path, client: Client, way: Way, outcome: Outcome
 ):
     require(client.kind + client.name)
-    since = len(world.gateway.records)
+    since = world.gateway.mark()
     command = client.command(world.url(way, outcome, client.path), tmp_path)
 
     ended = world.run(command, way, folder=world.home, NODE_PATH=node_modules, PIP_CONFIG_FILE="/dev/null")
@@ -135,8 +135,7 @@ def test_a_client_is_served_denied_or_told(
             expected = {REASON: f"Denied: {sentence}", BODY: sentence}.get(shown, shown)
             assert expected in ended.output.replace('\\"', '"')  # as it stands in JSON, or not
     wanted = world.expected_record(way, outcome)
-    is_opaque = way is Way.TLS or (way is Way.HTTP and world.origin.plain_port != 80)
-    if client.path == "/ws" and outcome is Outcome.ALLOWED and not is_opaque:
-        wanted["status"] = 101
+    if client.path == "/ws" and outcome is Outcome.ALLOWED:
+        wanted["status"] = world.websocket_status(way)
     record = world.gateway.wait_for_record(since=since, **wanted)
     assert record["request_id"]

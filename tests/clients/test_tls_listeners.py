@@ -28,7 +28,7 @@ def curl(world: World, url: str, *options: str) -> str:
 @WAYS
 def test_a_proxy_over_tls_serves(world: World, require: Require, way: Way):
     require("curl")
-    since = len(world.gateway.records)
+    since = world.gateway.mark()
     assert curl(world, world.url(way, Outcome.ALLOWED, "/hello")) == GREETING
     world.gateway.wait_for_record(since=since, listener="forward-tls", status=200)
 
@@ -36,7 +36,7 @@ def test_a_proxy_over_tls_serves(world: World, require: Require, way: Way):
 @WAYS
 def test_a_proxy_over_tls_denies(world: World, require: Require, way: Way):
     require("curl")
-    since = len(world.gateway.records)
+    since = world.gateway.mark()
     shown = curl(world, world.url(way, Outcome.DENIED, "/hello"), "--include")
     assert f"403 Denied: {world.denial(way)}" in shown
     world.gateway.wait_for_record(since=since, listener="forward-tls", status=403, reason="destination_not_allowed")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.test_table import script
-from tests.clients.world import PROVIDER_KEY, Outcome, Require, Way, World
+from tests.clients.world import FRESH, PROVIDER_KEY, Outcome, Require, Way, World
 from tests.support.origins.basic import pattern
 
 WAYS = pytest.mark.parametrize("way", Way, ids=lambda way: way.value)
@@ -35,6 +35,28 @@ def test_a_large_download_arrives_unchanged(world: World, require: Require, tmp_
 
 
 @WAYS
+def test_octets_of_a_transfer_stand_in_the_access_log(world: World, require: Require, tmp_path: Path, way: Way):
+    require("curl")
+    (tmp_path / "file").write_bytes(pattern(MEBIBYTE))
+    since = world.gateway.mark()
+    curl(world, way, "/echo", "--data-binary", f"@{tmp_path / 'file'}", "--output", str(tmp_path / "echoed"))
+    record = world.gateway.wait_for_record(since=since, reason="-")
+    assert MEBIBYTE <= record["bytes_in"] < MEBIBYTE + 10_000
+    assert MEBIBYTE <= record["bytes_out"] < MEBIBYTE + 10_000
+
+
+@WAYS
+def test_octets_of_a_websocket_stand_in_the_access_log(world: World, require: Require, tmp_path: Path, way: Way):
+    require("python:websockets")
+    since = world.gateway.mark()
+    world.run(script("websockets_echo")(world.url(way, Outcome.ALLOWED, "/ws"), tmp_path), way)
+    status = world.websocket_status(way)
+    record = world.gateway.wait_for_record(since=since, status=status, reason="-")
+    assert 512_000 <= record["bytes_in"] < 530_000
+    assert 512_000 <= record["bytes_out"] < 530_000
+
+
+@WAYS
 @pytest.mark.parametrize(
     "options",
     [[], ["--header", "Transfer-Encoding: chunked"], ["--http1.0"], ["--header", "Expect:"]],
@@ -45,6 +67,16 @@ def test_a_large_upload_arrives_unchanged(world: World, require: Require, tmp_pa
     (tmp_path / "file").write_bytes(pattern(3 * MEBIBYTE))
     seen = json.loads(curl(world, way, "/upload", "--upload-file", str(tmp_path / "file"), *options))
     assert seen == {"octets": 3 * MEBIBYTE, "sha256": hashlib.sha256(pattern(3 * MEBIBYTE)).hexdigest()}
+
+
+def test_a_body_that_comes_before_the_backend_is_dialled_arrives(world: World, require: Require, tmp_path: Path):
+    require("curl")
+    (tmp_path / "file").write_bytes(pattern(MEBIBYTE))
+    url = world.origin.url(FRESH, "/upload")
+    command = ["curl", "--silent", "--show-error", "--max-time", "20", "--header", "Expect:"]
+    ended = world.run([*command, "--data-binary", f"@{tmp_path / 'file'}", url], Way.HTTP)
+    assert ended.status == 0, ended.output
+    assert json.loads(ended.output)["octets"] == MEBIBYTE
 
 
 @WAYS
@@ -178,7 +210,7 @@ def test_a_client_that_leaves_in_the_middle_harms_nobody(world: World, require: 
         env=world.environment(Way.HTTP),
         stdin=subprocess.DEVNULL,
     )
-    since = len(world.gateway.records)
+    since = world.gateway.mark()
     while not any(seen.target == f"/bytes/{64 * MEBIBYTE}" for seen in world.origin.seen):
         assert process.poll() is None
         time.sleep(0.01)

@@ -29,6 +29,8 @@ __all__ = ["Outcome", "Require", "Way", "World"]
 Require = Callable[[str], None]
 
 ORIGIN, DENIED, DOWN, PRIVATE = "origin.egress.test", "denied.egress.test", "down.egress.test", "private.egress.test"
+#: An allowed name that one test alone uses, so that no connection to it is open yet.
+FRESH = "fresh.egress.test"
 PROVIDER_KEY = "sk-the-gateways-own-key"
 
 
@@ -69,7 +71,7 @@ class World:
             ai.routes(),
         ]
         self.origin = OriginServer(tables, self.pki.server_context(ORIGIN)).start()
-        names = {ORIGIN: self.origin.address, DENIED: self.origin.address, DOWN: refusing_address()}
+        names = dict.fromkeys((ORIGIN, DENIED, FRESH), self.origin.address) | {DOWN: refusing_address()}
         # A name of the outside that resolves to an address of the inside.
         self.dns = NameServer({name: [address] for name, address in names.items()} | {PRIVATE: ["10.255.0.1"]}).start()
         self.forward_port, self.reverse_port = free_port(), free_port()
@@ -110,7 +112,7 @@ class World:
                 {"name": "https", "port": self.reverse_tls_port, "protocol": "HTTPS", "tls": tls},
             ),
             manifests.secret("listener", pair, kind="kubernetes.io/tls"),
-            manifests.policy([ORIGIN, DOWN], dns=self.dns.address, cidrs=["127.0.0.0/8"]),
+            manifests.policy([ORIGIN, DOWN, FRESH], dns=self.dns.address, cidrs=["127.0.0.0/8"]),
             manifests.config_map("ca", {"ca.crt": self.pki.ca_pem}),
             manifests.secret("provider", {"token": PROVIDER_KEY}),
             *backends,
@@ -166,6 +168,11 @@ class World:
         host = {Outcome.ALLOWED: ORIGIN, Outcome.DENIED: DENIED, Outcome.DOWN: DOWN}[outcome]
         port = self.origin.tls_port if way is Way.TLS else self.origin.plain_port
         return {"status": status, "reason": reason, "listener": "forward", "authority": f"{host}:{port}"}
+
+    def websocket_status(self, way: Way) -> int:
+        """101 where the gateway sees the upgrade; 200 where it is inside of an opaque tunnel."""
+        is_opaque = way is Way.TLS or (way is Way.HTTP and self.origin.plain_port != 80)
+        return 200 if is_opaque else 101
 
     def denial(self, way: Way) -> str:
         """The sentence with which the gateway refuses."""

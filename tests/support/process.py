@@ -154,6 +154,21 @@ class GatewayProcess:
         self._records += [json.loads(line) for line in whole.splitlines()]
         return self._records
 
+    def mark(self, *, within_s: float = 10.0) -> int:
+        """How many records there are, once every exchange that is counted is logged and no tunnel is open.
+
+        What is logged from then on belongs to what is done from then on.
+        """
+        deadline = time.monotonic() + within_s
+        while True:
+            ended, tunnels = self.metric("egress_requests_total"), self.metric("egress_tunnels_active")
+            if ended == len(self.records) and tunnels == 0:
+                return len(self.records)
+            assert time.monotonic() < deadline, (
+                f"{ended} exchanges, {len(self.records)} records, {tunnels} tunnels open"
+            )
+            time.sleep(0.02)
+
     def wait_for_record(self, *, since: int = 0, within_s: float = 5.0, **wanted: Any) -> dict[str, Any]:
         """The first access-log record from number `since` on with these fields; raises AssertionError if none comes."""
         deadline = time.monotonic() + within_s
