@@ -133,7 +133,7 @@ class App:
         changed = changes(self.options.config, self._stop)  # what changes from here on is seen
         try:
             await self._take_configuration()
-        except (BindError, FilterBuildError, ssl.SSLError, OSError) as error:
+        except (BindError, ssl.SSLError, ValueError, OSError) as error:  # FilterBuildError is a ValueError
             return _start_failed(str(error))
         try:
             servers = await self._start_admin()

@@ -17,7 +17,7 @@ __all__ = ["ClientConnection", "ListenerState"]
 class ListenerState:
     """What is open at one listener at this moment; survives reloads."""
 
-    __slots__ = ("connections", "per_client", "port", "streams", "tunnels")
+    __slots__ = ("connections", "is_closed", "per_client", "port", "streams", "tunnels")
 
     def __init__(self, port: Port) -> None:
         self.port = port  # the current snapshot's; a reload assigns a new one
@@ -25,6 +25,7 @@ class ListenerState:
         self.streams: set[object] = set()
         self.per_client: dict[str, int] = {}
         self.tunnels = 0
+        self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
     def __repr__(self) -> str:
         return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"
@@ -96,11 +97,19 @@ class ClientConnection(DownstreamConnection):
         if now >= self.attempt_ends_at:
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504)
         octets = self.octets_in + self.octets_out - self.transport.get_write_buffer_size()
-        if octets == self.seen_octets:
+        if octets == self.seen_octets and not self._waits_for_answer():
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
         self.seen_octets = octets
         self._set_deadline(now)
         return None
+
+    def _waits_for_answer(self) -> bool:
+        """The backend has the whole request and has not answered: its time is `request` and `backendRequest`, not `idle`,
+        which is for bodies that stall."""
+        upstream = self.life.upstream
+        return (
+            upstream is not None and upstream.has_sent_all and upstream.head is None and not upstream.is_write_blocked
+        )
 
     def _set_deadline(self, now: float) -> None:
         look = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER

@@ -305,7 +305,8 @@ class Conductor:
 
     def answer(self, x: Exchange, client: ClientConnection, answer: Answer) -> None:
         """A response that a filter or we ourselves have made."""
-        client.life.close = client.life.close or self.must_close(client, x.request)
+        close = client.life.close or self.must_close(client, x.request) or not client.is_request_read
+        client.life.close = close or has_stray_octets(x, client)
         x.status = answer.status
         client.send(answer_bytes(answer, close=client.life.close, with_body=x.method != b"HEAD"))
 
@@ -327,8 +328,9 @@ class Conductor:
     def complete(self, x: Exchange, client: ClientConnection) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""
         try:
-            if x.kind == "request" or not x.bytes_in:
-                x.bytes_in = client.octets_in
+            if not x.bytes_in:  # a tunnel has counted for itself
+                # What is buffered belongs to the next request; behind a malformed one there is none.
+                x.bytes_in = client.octets_in - (client.reader.buffered if x.request is not None else 0)
                 x.bytes_out = client.octets_out
             self.account(x, client.life)
         finally:
@@ -336,10 +338,8 @@ class Conductor:
             if client.is_lost:
                 leave(client)
             else:
-                # Octets behind a CONNECT or an upgrade that did not come about were never meant as a request.
-                wanted_tunnel = x.request is not None and (x.method == b"CONNECT" or bool(x.request.upgrade))
-                refused = wanted_tunnel and client.reader.buffered > 0 and client.tunnel_authority is None
-                client.finish(close=client.life.close or self.is_draining or refused)
+                refused = client.tunnel_authority is None and has_stray_octets(x, client)
+                client.finish(close=client.life.close or self.is_draining or client.state.is_closed or refused)
 
     def account(self, x: Exchange, life: Life) -> None:
         """Give back what the exchange holds, and say what it was."""
@@ -356,7 +356,14 @@ class Conductor:
 
     def must_close(self, client: ClientConnection, head: RequestHead | None) -> bool:
         """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
-        return head is None or head.connection_close or head.http_1_0 or self.is_draining or client.has_ended
+        return (
+            head is None
+            or head.connection_close
+            or head.http_1_0
+            or self.is_draining
+            or client.state.is_closed
+            or client.is_last
+        )
 
     def __repr__(self) -> str:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
@@ -368,6 +375,12 @@ def may_retry(x: Exchange, upstream: UpstreamConnection, error: GatewayError) ->
         error.retry is Retry.IF_REUSED and upstream.was_reused and x.attempts < MAX_ATTEMPTS
         and x.request.method in IDEMPOTENT and x.request.body == 0
     )  # fmt: skip
+
+
+def has_stray_octets(x: Exchange, client: ClientConnection) -> bool:
+    """Octets behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
+    wanted_tunnel = x.request is not None and (x.method == b"CONNECT" or bool(x.request.upgrade))
+    return wanted_tunnel and client.reader.buffered > 0
 
 
 def leave(client: ClientConnection) -> None:

@@ -285,18 +285,12 @@ class Connector:
         transport = await self.parent.open(x, parent_target, connect, handshake)
         timer = self.network.loop.call_later(self.spec.connect_s or 60.0, handshake.timed_out)
         try:
-            rest = await handshake.established
+            return await handshake.established
         except BaseException:
             transport.abort()
             raise
         finally:
             timer.cancel()
-        parked = Parked()
-        parked.connection_made(transport)
-        transport.set_protocol(parked)
-        if rest:
-            parked.data_received(rest)
-        return parked
 
     async def _handshake(
         self, parked: Parked, tls: BackendTlsSpec, host: str, protocol: asyncio.Protocol

@@ -51,17 +51,23 @@ class BoundPort:
         self._conductor = conductor
         self._metrics = metrics
         self._server: asyncio.Server | None = None
+        self._was_started = False  # the loop closes the socket of a server
         self.state = ListenerState(port)
         self.is_stream = port.is_stream
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        self._was_started = True
         self._server = await loop.create_server(self._accept, sock=self._sock, backlog=BACKLOG)
 
     def stop_accepting(self) -> None:
+        """Connections that are open end with their exchange: what they may ask for is no longer configured."""
+        self.state.is_closed = True
         if self._server is not None:
             self._server.close()
             self._server = None
+        elif not self._was_started:
+            self._sock.close()
 
     def _accept(self) -> asyncio.BaseProtocol:
         port = self.state.port

@@ -9,12 +9,14 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.model.authority import Authority
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
+from egressproxy.transport.parked import Parked
 
 __all__ = ["ParentHandshake"]
 
 
 class ParentHandshake(asyncio.Protocol):
-    """Sends CONNECT when the transport is there. `established` gives the octets that came behind the 2xx head.
+    """Sends CONNECT when the transport is there. `established` gives the transport, parked behind the 2xx head: what
+    comes, or ends, before anybody has looked is kept.
 
     Content-Length and Transfer-Encoding of that head mean nothing. A 407 is our configuration's fault, and never
     reaches a client.
@@ -25,12 +27,13 @@ class ParentHandshake(asyncio.Protocol):
         self._pseudonym = pseudonym
         self._reader = ResponseReader(HeadLimits())
         self._reader.expect(b"CONNECT")
-        self.established: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.established: asyncio.Future[Parked] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         target = str(self._authority).encode()
         head = b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nVia: 1.1 %b\r\n\r\n" % (target, target, self._pseudonym)
-        cast(asyncio.Transport, transport).write(head)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(head)
 
     def data_received(self, data: bytes) -> None:
         if self.established.done():
@@ -57,7 +60,13 @@ class ParentHandshake(asyncio.Protocol):
 
     def _answered(self, head: ResponseHead) -> None:
         if 200 <= head.status < 300:
-            self.established.set_result(self._reader.take_rest())
+            parked = Parked()
+            parked.connection_made(self._transport)
+            self._transport.set_protocol(parked)
+            rest = self._reader.take_rest()
+            if rest:
+                parked.data_received(rest)
+            self.established.set_result(parked)
         elif head.status == 407:
             self._fail(UpstreamFault(Reason.PARENT_AUTH, "the parent gateway asks for credentials"))
         else:

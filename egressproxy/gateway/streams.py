@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
+from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import run
 from egressproxy.gateway.admission import enforce
 from egressproxy.gateway.answers import is_denial
@@ -224,6 +224,9 @@ class _Inner(Flow):
         self.has_ended = True
         return True
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+
     def take_held(self) -> bytes:
         held, self.held = self.held, []
         self.resume_reading()
@@ -258,4 +261,6 @@ async def terminate(client: StreamConnection, listener: Listener) -> _Inner:
         await done
     finally:
         timer.cancel()
+    if inner.is_lost:  # in the same turn of the loop in which the handshake ended
+        raise ClientGone
     return inner

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
+from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.gateway.admission import HTTP_PORT, default_route, enforce, read_authority, refuse_loops
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
@@ -148,6 +148,9 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
     """After a 101 the connection is the upgraded protocol's (RFC 9110 section 7.8)."""
     life = client.life
     assert life.route is not None
+    assert life.upstream is not None
+    if life.upstream.is_leaving:  # a filter has waited meanwhile
+        raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
     client.send(switching_bytes(x.response, conductor.pseudonym))
     x.status = 101
     upstream = life.give_away()

@@ -8,13 +8,28 @@ connection that feeds this one stops reading until the buffer has drained.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
-__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads"]
+__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "reset"]
 
 HIGH_WATER = 64 * 1024
 #: A chunk up to this size is copied into one buffer with its framing; a larger one is written piece by piece.
 COPY_LIMIT = 16 * 1024
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Break a connection off: TCP's RST in place of its FIN, which would make what was sent look whole.
+
+    A body that lasts until the close, and a tunnel, have no other sign of an end that came too early (RFC 9112 section 8).
+    """
+    sock = None if transport.is_closing() else transport.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 class Reads(Protocol):

@@ -45,11 +45,11 @@ class Parked(asyncio.Protocol):
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         receiver = cast(asyncio.Protocol, protocol)
-        for data in self._data:
-            receiver.data_received(data)
-        if self._data and not transport.is_closing():
-            transport.resume_reading()
-        self._data = []
+        data, self._data = self._data, []
+        if data and not transport.is_closing():
+            transport.resume_reading()  # before the protocol gets anything: it may want to pause again
+        for piece in data:
+            receiver.data_received(piece)
         if self.is_lost:
             receiver.connection_lost(self._loss)
         elif self._end and not receiver.eof_received():

@@ -40,7 +40,7 @@ class Deadline:
     def set(self, at: float) -> None:
         """Fire at this monotonic time (seconds), instead of any earlier one."""
         self.at = at
-        if self.slot < 0 or at < self.slot * TICK_S:
+        if self.slot < 0 or int(at / TICK_S) + 1 < self.slot:  # a move within its slot needs no second entry
             self.wheel.insert(self)
 
     def after(self, seconds: float) -> None:

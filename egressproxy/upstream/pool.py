@@ -24,6 +24,10 @@ class Pooled(Protocol):
     @property
     def is_lost(self) -> bool: ...
 
+    @property
+    def is_leaving(self) -> bool:
+        """Lost, or closing and about to be lost."""
+
 
 C = TypeVar("C", bound=Pooled)
 
@@ -51,7 +55,7 @@ class Pool(Generic[C]):
         """An idle connection, now busy; or None."""
         while self.idle:
             connection = self.idle.pop()
-            if not connection.is_lost:
+            if not connection.is_leaving:
                 return connection
         return None
 
@@ -89,7 +93,7 @@ class Pool(Generic[C]):
 
     def release(self, connection: C, *, reusable: bool) -> C | None:
         """An exchange is over. Returns the connection if it is to be closed (`lost` is called when it has gone)."""
-        if not reusable or connection.is_lost or self.is_retired:
+        if not reusable or connection.is_leaving or self.is_retired:
             return connection
         while self.waiting:
             future = self.waiting.popleft()

@@ -7,15 +7,15 @@ talk.origin << b"GET / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
 talk.origin >> b"HTTP/1.1 204 No Content\r\n\r\n"
 talk.client << b"HTTP/1.1 204 No Content\r\nVia: 1.1 gw\r\n\r\n"
 
-Everything between the two transports is what runs in production. On the wire "memory" the transports, the dialer and the
-clock are fakes, on a real loop; on "sockets" they are real ones over loopback, on uvloop. A test that runs on both proves
-the fakes. The resolver is a fake on both: every name has an address of its own.
+Everything between the two transports is what runs in production. On the wire "memory" the transports, the dialer and
+the clock are fakes, on a real loop; on "sockets" they are real ones over loopback, on uvloop. A test that runs on both
+proves the fakes. The resolver is a fake on both: every name has an address of its own.
 
-What is volatile is made constant: the pseudonym in Via is `gw`, request ids are `test-1`, `test-2` …, and Date lines that the
-gateway generates are checked and taken out.
+What is volatile is made constant: the pseudonym in Via is `gw`, request ids are `test-1`, `test-2` …, and Date lines
+that the gateway generates are checked and taken out.
 
-`close` (the fixtures call it) lets everybody leave and then checks what has to hold after any conversation: nothing is leaked,
-nothing was logged as an error, and metrics, access log and the octets on the wire agree.
+`close` (the fixtures call it) lets everybody leave and then checks what has to hold after any conversation: nothing is
+leaked, nothing was logged as an error, and metrics, access log and the octets on the wire agree.
 """
 
 from __future__ import annotations
@@ -513,10 +513,10 @@ class Conversation:
         self.snapshot.filters.seal()
         self.ports: list[BoundPort] = []
         for port in self.snapshot.ports.values():
-            sock = None if self.is_memory else bind("127.0.0.1", 0)
-            bound = BoundPort(cast(socket.socket, sock), port, self.conductor, self.metrics)
+            sock = socket.socket() if self.is_memory else bind("127.0.0.1", 0)
+            bound = BoundPort(sock, port, self.conductor, self.metrics)
             self.ports.append(bound)
-            if sock is not None:
+            if not self.is_memory:
                 await bound.start()
         if isinstance(self.dialer, SocketDialer):
             self.wheel.start(self.loop)

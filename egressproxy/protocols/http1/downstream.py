@@ -15,7 +15,7 @@ from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceed
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader
 from egressproxy.transport.driver import Driver
-from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow
+from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow, reset
 from egressproxy.transport.timers import Deadline, TimerWheel
 
 __all__ = ["DownstreamConnection", "RequestHandler"]
@@ -63,6 +63,7 @@ class DownstreamConnection(Flow):
         "request_headers_s",
         "served",
         "sink",
+        "unsent",
         "wheel",
     )
 
@@ -89,6 +90,7 @@ class DownstreamConnection(Flow):
         self.has_ended = False  # the client has sent its FIN
         self.is_lingering = False
         self.is_lost = False
+        self.unsent = 0  # while lingering: what the client had left to take when we last looked
         self.body_octets = 0
         self.body_limit = -1
         self.last_read = 0.0
@@ -114,16 +116,13 @@ class DownstreamConnection(Flow):
             self._pump()
 
     def eof_received(self) -> bool:
-        """A client may end its side and still wait for the answer; in the middle of a request it has left."""
+        """A client may end its side and still wait for answers; `_pump` acts when what it has sent is used up."""
         self.has_ended = True
-        if self.in_exchange and self.is_request_read:
-            return True
-        if self.in_exchange:
-            self.driver.throw(ClientGone("the client ended in the middle of its request"))
-        elif self.reader.has_partial_head and not self.is_lingering:
-            self.handler.on_bad_request(self, BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
-            return True
-        return False
+        if self.is_lingering or self.is_lost:
+            return False
+        if not self._is_pumping:
+            self._pump()
+        return True
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.is_lost:
@@ -143,11 +142,18 @@ class DownstreamConnection(Flow):
             self._pump()
 
     # --- for the exchange --------------------------------------------------------------------------------------
+    @property
+    def is_last(self) -> bool:
+        """Nothing follows the current request: the client has ended its side, and nothing of it is left."""
+        return self.has_ended and not self.reader.buffered
+
     def send_request_body_to(self, sink: BodySink | None) -> None:
         """From now on the request's body goes there (what is buffered goes at once)."""
         self.sink = sink
-        if sink is not None and not self._is_pumping:
-            self._pump()
+        if sink is not None:
+            self.resume_reading()  # paused, perhaps, while nobody asked
+            if not self._is_pumping:
+                self._pump()
 
     def finish(self, *, close: bool) -> None:
         """The exchange is over and its last octet written. The next request follows when its coroutine has ended, or
@@ -159,7 +165,7 @@ class DownstreamConnection(Flow):
         self.served += 1
         if self.is_lost:
             return
-        if close or self.has_ended or not self.is_request_read:
+        if close or self.is_last or not self.is_request_read:
             self.close()
             return
         self.octets_in = self.reader.buffered
@@ -171,6 +177,7 @@ class DownstreamConnection(Flow):
         """Say no more; let the client read what was said before the connection goes (RFC 9112 section 9.6)."""
         if self.is_lost or self.is_lingering:
             return
+        self.unsent = self.transport.get_write_buffer_size()
         if self.has_ended or (self.is_request_read and not self.reader.buffered) or not self.transport.can_write_eof():
             self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
             self.is_lingering = True
@@ -185,7 +192,7 @@ class DownstreamConnection(Flow):
     def abort(self) -> None:
         """Break the connection: what was sent is not a whole message, and must not look like one."""
         if not self.is_lost:
-            self.transport.abort()
+            reset(self.transport)
 
     def detach(self) -> bytes:
         """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
@@ -222,7 +229,9 @@ class DownstreamConnection(Flow):
                     return
                 event = self.reader.next()
                 if event is None:
-                    if not self.in_exchange and self.reader.has_partial_head:
+                    if self.has_ended:
+                        self._input_is_over()
+                    elif not self.in_exchange and self.reader.has_partial_head:
                         self._head_has_begun()
                     return
                 if type(event) is bytes:
@@ -257,6 +266,15 @@ class DownstreamConnection(Flow):
         elif self.sink is not None:
             self.sink.send_body(data)
 
+    def _input_is_over(self) -> None:
+        """Everything that the client will ever say is used up, and the message is not whole, or there is none."""
+        if self.in_exchange:
+            self.driver.throw(ClientGone("the client ended in the middle of its request"))
+        elif self.reader.has_partial_head:
+            self._refuse(BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
+        else:
+            self.close()
+
     def _head_has_begun(self) -> None:
         """The head's deadline runs from its first octet; a trickle does not move it."""
         limit = self.wheel.now + self.request_headers_s
@@ -274,7 +292,7 @@ class DownstreamConnection(Flow):
 
     def _deadline_passed(self) -> None:
         if self.is_lingering:
-            self.transport.abort()
+            self._linger_on()
         elif self.in_exchange:
             self.handler.on_deadline(self)
         elif self.reader.has_partial_head:
@@ -282,6 +300,15 @@ class DownstreamConnection(Flow):
         else:
             self.is_request_read = True
             self.close()
+
+    def _linger_on(self) -> None:
+        """A client that still takes what we have said is waited for; one that takes nothing more is cut."""
+        left = self.transport.get_write_buffer_size()
+        if 0 < left < self.unsent:
+            self.unsent = left
+            self.deadline.after(LINGER_S * 5)
+        else:
+            self.transport.abort()
 
     def __repr__(self) -> str:
         state = (

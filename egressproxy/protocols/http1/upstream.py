@@ -106,6 +106,11 @@ class UpstreamConnection(Flow):
         return self.served > 1
 
     @property
+    def is_leaving(self) -> bool:
+        """The transport is closed, though the loop may not have told us that it is gone."""
+        return self.is_lost or self.transport.is_closing()
+
+    @property
     def is_reusable(self) -> bool:
         """After an exchange: whether another may follow on this connection."""
         head = self.head
@@ -162,8 +167,8 @@ class UpstreamConnection(Flow):
     def send_response_body_to(self, sink: BodySink) -> None:
         """The body goes there from now on; what is buffered goes at once."""
         self.sink = sink
+        self.resume_reading()  # before the sink gets anything: it may want to pause us
         self._pump()
-        self.resume_reading()
 
     async def response_end(self) -> None:
         """Wait until the body is whole and handed on. Raises UpstreamFault if it breaks off."""

@@ -11,11 +11,14 @@ import asyncio
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.transport.driver import Driver, pause
-from egressproxy.transport.flow import Flow
+from egressproxy.transport.flow import Flow, reset
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import Deadline, TimerWheel
 
 __all__ = ["Tunnel"]
+
+#: How long an end that is left over may take nothing of what is still to be sent to it.
+REST_S = 10.0
 
 
 class Tunnel:
@@ -36,6 +39,7 @@ class Tunnel:
         "is_over",
         "last_activity",
         "reason",
+        "unsent",
         "upstream",
         "wheel",
     )
@@ -58,6 +62,7 @@ class Tunnel:
         self.reason = Reason.OK
         self.error: GatewayError | None = None
         self.is_over = False
+        self.unsent = 0  # when one side is gone: what the other had left to take when we last looked
         self.holds_upstream = holds_upstream
         self.early: list[bytes] = []  # what the upstream said before a ClientHello that has to come first
         self.deadline.after(guard_s if guard is not None and guard.must_be_tls else idle_s)
@@ -119,13 +124,19 @@ class Tunnel:
             self.client.transport.write(piece)
         self.upstream.resume_reading()
         self.deadline.after(self.idle_s)
+        if self.upstream.has_ended:
+            self.client.finish_writing()
         return passed
 
     def half_ended(self, end: TunnelEnd) -> None:
         """One side sends no more."""
+        if self.guard is not None and end is self.client and not self.guard.must_be_tls and not self.guard.held:
+            self.guard = None  # it says nothing at all, so nothing is left to look at
         if self.guard is not None and end is self.client:
             self.cut(Reason.NOT_TLS if self.guard.must_be_tls else Reason.OK)
             return
+        if self.guard is not None and self.holds_upstream:
+            return  # what the upstream said is held back: its end follows that
         end.other.finish_writing()
         if end.other.has_ended:
             end.transport.close()
@@ -138,10 +149,9 @@ class Tunnel:
             if error is None:
                 other.transport.close()
             else:
-                other.transport.abort()
-            self.deadline.after(
-                min(self.idle_s, 10.0) if self.idle_s > 0 else 10.0
-            )  # an end that does not take its rest
+                reset(other.transport)
+            self.unsent = other.transport.get_write_buffer_size()
+            self.deadline.after(REST_S)
         elif not self.is_over:
             self.is_over = True
             self.deadline.close()
@@ -162,12 +172,21 @@ class Tunnel:
         if self.guard is not None and self.guard.must_be_tls:
             self.error = Denied(Reason.NOT_TLS, f"no ClientHello came in the tunnel to {self.guard.authority}")
             self.cut(Reason.NOT_TLS)
-        elif self.client.is_lost or self.upstream.is_lost or self.idle_s <= 0:
-            self.cut(self.reason)
+        elif self.client.is_lost or self.upstream.is_lost:
+            self._wait_for_rest()
         elif self.wheel.now - self.last_activity >= self.idle_s:
             self.cut(Reason.CLIENT_TIMEOUT)
         else:
             self.deadline.set(self.last_activity + self.idle_s)
+
+    def _wait_for_rest(self) -> None:
+        """One side is gone; the other may still take what that one said, for as long as it takes something."""
+        left = max(end.transport.get_write_buffer_size() for end in (self.client, self.upstream) if not end.is_lost)
+        if 0 < left < self.unsent:
+            self.unsent = left
+            self.deadline.after(REST_S)
+        else:
+            self.cut(self.reason)
 
     def __repr__(self) -> str:
         return f"Tunnel(in={self.octets_in}, out={self.octets_out}, {'over' if self.is_over else 'open'})"

@@ -1,0 +1,185 @@
+"""Who may go where: refusals in every form they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.errors import BadRequest, Denied, Reason
+from egressproxy.gateway.admission import enforce, read_authority
+from egressproxy.model.exchange import Exchange
+from egressproxy.spec.policy import Mode
+from tests.gateway.conftest import Start
+from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward, reverse
+from tests.support import manifests as m
+
+
+def test_a_denial_answers_what_by_whom_why_and_what_to_add(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> b"GET http://evil.example/secret?key=1 HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+    status, phrase, fields, error = talk.client.answer()
+    assert status == 403
+    assert phrase == b"Denied: evil.example is not allowed by policy agents/default"
+    assert fields["Proxy-Status"].startswith("egressproxy; error=http_request_denied; details=")
+    assert fields["X-Egress-Request-Id"] == error["request_id"] == "test-1"
+    assert error["rule"] == "EgressPolicy agents/default"
+    assert "evil.example" in error["remedy"]
+    assert "key" not in str(error)
+    record = talk.record()
+    assert (record["reason"], record["rule"]) == ("destination_not_allowed", "EgressPolicy agents/default")
+    talk.no_dial()
+    exchange(talk)
+
+
+def test_nothing_said_allows_nothing(converse_on: Start):
+    talk = converse_on([m.gateway(m.forward_listener(3128))])
+    talk.client >> GET
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "no_policy")
+
+
+def test_report_mode_lets_pass_and_counts(converse_on: Start):
+    talk = converse_on(forward(allow=("b.example",), mode="Report"))
+    exchange(talk)
+    assert talk.record()["would_deny"] == ["destination_not_allowed"]
+    assert talk.series("would_deny") == 1
+    assert talk.series("denied") == 0
+
+
+def test_a_deny_beats_a_route(converse_on: Start):
+    talk = converse_on(
+        [
+            m.gateway(m.forward_listener(3128)),
+            m.policy(destinations={"allow": [{"hostnames": ["a.example"]}], "deny": [{"hostnames": ["a.example"]}]}),
+            m.backend("a", "a.example", 80),
+            m.http_route("route", m.prefix_rule("/", "a"), hostnames=["a.example"]),
+        ]
+    )
+    talk.client >> GET
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "destination_denied")
+    talk.client >> b"CONNECT a.example:80 HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    assert talk.client.answer()[0] == 403
+
+
+def test_a_new_deny_holds_for_the_next_request_of_an_old_connection(converse_on: Start):
+    talk = converse_on(forward())
+    exchange(talk)
+    talk.reload(forward(allow=("b.example",)))
+    talk.client >> GET
+    assert talk.client.answer()[0] == 403
+
+
+def test_an_exchange_keeps_what_it_started_with_through_a_reload(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.reload(forward(allow=("b.example",), traffic={"timeouts": {"connect": "3s"}}))
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.until(lambda: talk.origin.has_eof)
+    assert talk.origin.has_eof, "its pool is retired"
+
+
+def test_a_private_address_behind_an_allowed_name_is_not_dialled(converse_on: Start):
+    from ipaddress import ip_address
+
+    talk = converse_on(forward())
+    talk.names.zone["a.example"] = (ip_address("169.254.169.254"),)
+    talk.client >> GET
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "resolved_denied")
+    assert "169.254" not in str(error) + str(fields)
+    talk.no_dial()
+
+
+def test_trace_is_refused(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> GET.replace(b"GET", b"TRACE")
+    status, _, fields, _ = talk.client.answer()
+    assert status == 405
+    assert "GET" in fields["Allow"]
+
+
+@pytest.mark.parametrize("via", [b"1.1 gw", b"1.1 other, 1.1 gw", b"1.0 gw (comment)"])
+@pytest.mark.parametrize("method", [b"GET http://a.example/", b"CONNECT a.example:443"])
+def test_a_request_that_was_here_before_is_a_loop(converse_on: Start, via: bytes, method: bytes):
+    talk = converse_on(forward())
+    talk.client >> method + b" HTTP/1.1\r\nHost: a.example\r\nVia: " + via + b"\r\n\r\n"
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"]) == (508, "loop_detected")
+    assert "proxy_loop_detected" in fields["Proxy-Status"]
+
+
+def test_max_forwards_counts_down_and_ends_here(converse_on: Start):
+    talk = converse_on(forward())
+    options = b"OPTIONS http://a.example HTTP/1.1\r\nHost: a.example\r\nMax-Forwards: %d\r\n\r\n"
+    talk.client >> options % 0
+    talk.client.take(rb"HTTP/1.1 200 OK\r\nAllow: [^\r]*\r\nContent-Length: 0\r\n\r\n")
+    talk.no_dial()
+    talk.client >> options % 5
+    talk.dialled("a.example", 80)
+    talk.origin << b"OPTIONS * HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nMax-Forwards: 4\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_forward_proxy_wants_an_absolute_url(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    assert talk.client.answer()[0] == 400
+    exchange(talk)
+
+
+def test_a_reverse_listener_without_a_route_is_a_404(converse_on: Start):
+    talk = converse_on(reverse(m.prefix_rule("/api", "a")))
+    talk.client >> b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n"
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (404, "no_route")
+
+
+def test_an_answer_of_ours_to_an_upload_closes_and_says_so(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> b"POST http://b.example/ HTTP/1.1\r\nHost: b.example\r\nContent-Length: 10\r\n\r\nabc"
+    status, _, fields, _ = talk.client.answer()
+    assert (status, fields["Connection"]) == (403, "close")
+    talk.until(lambda: talk.client.has_eof)
+    talk.client.ends()
+
+
+def test_a_redirect_to_an_upload_closes_and_says_so(converse_on: Start):
+    """A filter's answer before the body is read ends the connection as an error does (RFC 9112 section 9.3)."""
+    filters = [{"type": "RequestRedirect", "requestRedirect": {"hostname": "b.example", "statusCode": 302}}]
+    rule = {"matches": [{"path": {"type": "PathPrefix", "value": "/"}}], "filters": filters}
+    talk = converse_on(reverse(rule))
+    talk.client >> b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"
+    head = talk.client.take(rb"HTTP/1.1 302 (.*?)\r\n\r\n")
+    assert b"Connection: close" in head[1]
+    talk.client.ends()
+
+
+def test_the_answer_to_head_has_no_body(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> GET.replace(b"GET", b"HEAD").replace(b"a.example", b"b.example")
+    talk.client.take(rb"HTTP/1.1 403 .*?\r\n\r\n")
+    talk.client.hears_nothing()
+    exchange(talk)
+
+
+# --- the parts by themselves ---------------------------------------------------------------------------------------
+def test_enforce_raises_but_in_report_mode():
+    denied = Denied(Reason.NO_POLICY, "no")
+    x = Exchange("-", "-", "-", 0.0)
+    enforce(x, Mode.ENFORCE, None)
+    with pytest.raises(Denied):
+        enforce(x, Mode.ENFORCE, denied)
+    enforce(x, Mode.REPORT, denied)
+    enforce(x, Mode.REPORT, denied)
+    assert x.would_deny == [Reason.NO_POLICY, Reason.NO_POLICY]
+
+
+@pytest.mark.parametrize("raw", [b"", b"a b", b"a:0", b"0x7f.1", b"[::1", b"a@b", b"a/b"])
+def test_a_bad_authority_is_a_bad_request(raw: bytes):
+    with pytest.raises(BadRequest) as caught:
+        read_authority(raw, 80)
+    assert caught.value.reason is Reason.BAD_HOST

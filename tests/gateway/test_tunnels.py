@@ -1,0 +1,428 @@
+"""CONNECT and upgrades, from the decision to the last octet."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from egressproxy.filters.base import Filter
+from egressproxy.model.exchange import Answer, Exchange
+from tests.gateway.conftest import Start
+from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, VIA, connect, exchange, forward
+from tests.support import manifests as m
+from tests.support.conversation import Conversation, scripted_filter
+
+UPGRADE = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+UPGRADE_SENT = b"GET / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+SWITCHED_PASSED = b"HTTP/1.1 101 Switching Protocols\r\n" + VIA + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+
+
+def client_hello(name: str | None) -> bytes:
+    """What a real TLS client says first."""
+    out = ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    if name is None:
+        context.check_hostname = False
+    tls = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname=name)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return out.read()
+
+
+def tls_routed() -> list[m.Manifest]:
+    """A tunnel to a.example:443 is matched by a TLSRoute, and so has to be TLS."""
+    return forward(m.backend("a", "a.example", 443, protocol="TCP"), m.tls_route("t", "a", hostnames=["a.example"]))
+
+
+def tunnel(talk: Conversation, authority: str = "a.example:443") -> None:
+    talk.client >> connect(authority)
+    host, _, port = authority.partition(":")
+    talk.dialled(host, int(port))
+    talk.client << ESTABLISHED
+
+
+# --- octets --------------------------------------------------------------------------------------------------------
+def test_connect_forwards_octets_that_came_early(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> connect("a.example:22") + b"SSH-2.0-early\r\n"
+    talk.dialled("a.example", 22)
+    talk.client << ESTABLISHED
+    talk.origin << b"SSH-2.0-early\r\n"
+    talk.origin >> b"SSH-2.0-server\r\n"
+    talk.client << b"SSH-2.0-server\r\n"
+
+
+@pytest.mark.parametrize("first", ["client", "origin"])
+def test_each_side_of_a_tunnel_may_end_by_itself(converse_on: Start, first: str):
+    talk = converse_on(forward())
+    tunnel(talk, "a.example:22")
+    one, other = (talk.client, talk.origin) if first == "client" else (talk.origin, talk.client)
+    one >> b"question"
+    one.ends()
+    other << b"question"
+    talk.until(lambda: other.has_eof)
+    assert other.has_eof
+    other >> b"a long answer"
+    other.ends()
+    one << b"a long answer"
+    one.is_closed()
+    record = talk.record()
+    assert (record["kind"], record["status"], record["reason"]) == ("tunnel", 200, "-")
+    sizes = (
+        (len(b"question"), len(b"a long answer")) if first == "client" else (len(b"a long answer"), len(b"question"))
+    )
+    assert record["bytes_in"] == len(connect("a.example:22")) + sizes[0]
+    assert record["bytes_out"] == len(ESTABLISHED) + sizes[1]
+
+
+def test_the_end_of_a_silent_client_goes_on_and_the_server_may_still_speak(converse_on: Start):
+    talk = converse_on(forward())
+    tunnel(talk, "a.example:22")
+    talk.client.ends()
+    talk.until(lambda: talk.origin.has_eof)
+    talk.origin >> b"banner"
+    talk.origin.ends()
+    talk.client << b"banner"
+    talk.client.is_closed()
+
+
+def test_a_server_may_speak_first(converse_on: Start):
+    talk = converse_on(forward())
+    tunnel(talk, "a.example:25")
+    talk.origin >> b"220 mail\r\n"
+    talk.client << b"220 mail\r\n"
+
+
+def test_a_reset_goes_through(converse_on: Start):
+    talk = converse_on(forward())
+    tunnel(talk, "a.example:22")
+    talk.client >> b"x"
+    talk.origin << b"x"
+    talk.origin.resets()
+    talk.until(lambda: talk.client.is_gone)
+    assert talk.client.is_gone
+    if talk.is_memory:
+        assert talk.client.transport.was_aborted
+    else:
+        assert isinstance(talk.client.error, ConnectionResetError)
+
+
+@pytest.mark.parametrize("slow", ["client", "origin"])
+def test_back_pressure_goes_through_a_tunnel(converse: Start, slow: str):
+    talk = converse(forward())
+    tunnel(talk, "a.example:22")
+    one, other = (talk.client, talk.origin) if slow == "client" else (talk.origin, talk.client)
+    one.stalls()
+    other >> b"x" * 1_000_000
+    assert other.transport.is_paused
+    assert one.transport.get_write_buffer_size() < 200_000
+    one.reads_on()
+    one << b"x" * 1_000_000
+
+
+def test_a_slow_reader_gets_the_rest_though_the_other_end_has_left(converse: Start):
+    talk = converse(forward())
+    tunnel(talk, "a.example:22")
+    talk.client.stalls()
+    talk.origin >> b"x" * 60_000
+    talk.origin.leaves()
+    transport = talk.client.transport
+    for _ in range(4):
+        talk.after(8)
+        assert not talk.client.is_gone, "it still takes something"
+        transport._buffer[0] = transport._buffer[0][1000:]
+        transport._size -= 1000
+    talk.after(21)
+    assert talk.client.is_gone
+    talk.counts_octets = False
+
+
+def test_a_tunnel_that_carries_nothing_is_closed_after_its_idle_time(converse: Start):
+    talk = converse(forward(traffic={"timeouts": {"tunnelIdle": "30s"}}))
+    tunnel(talk, "a.example:22")
+    for _ in range(3):
+        talk.after(20)
+        talk.origin >> b"."
+    talk.client << b"..."
+    talk.after(35)
+    assert talk.client.is_gone
+    assert talk.record()["reason"] == "client_timeout"
+
+
+# --- the guard -----------------------------------------------------------------------------------------------------
+def test_a_client_hello_for_the_authority_passes_in_pieces(converse_on: Start):
+    talk = converse_on(forward())
+    tunnel(talk)
+    hello = client_hello("a.example")
+    talk.client >> hello[:10]
+    talk.origin.hears_nothing()
+    talk.client >> hello[10:]
+    talk.origin << hello
+
+
+@pytest.mark.parametrize("name", ["b.example", None])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_client_hello_for_another_name_or_for_none_goes_nowhere(converse_on: Start, name: str | None, is_early: bool):
+    talk = converse_on(forward())
+    hello = client_hello(name)
+    talk.client >> connect("a.example:443") + (hello if is_early else b"")
+    talk.dialled("a.example", 443)
+    talk.client << ESTABLISHED
+    if not is_early:
+        talk.client >> hello
+    talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
+    talk.origin.is_closed()
+    record = talk.record()
+    assert record["reason"] == "sni_mismatch"
+    assert talk.series("denied") == 1
+
+
+def test_any_sni_passes_where_the_policy_says_so(converse_on: Start):
+    allow = [{"hostnames": ["a.example"], "sni": "Any"}]
+    talk = converse_on([m.gateway(m.forward_listener(3128)), m.policy(destinations={"allow": allow})])
+    tunnel(talk)
+    talk.client >> client_hello("b.example")
+    talk.origin << client_hello("b.example")[:5]
+
+
+def test_a_tunnel_of_a_tls_route_has_to_be_tls(converse_on: Start):
+    talk = converse_on(tls_routed())
+    tunnel(talk)
+    talk.client >> b"SSH-2.0-x\r\n"
+    talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
+    talk.origin.is_closed()
+    assert talk.record()["reason"] == "not_tls"
+
+
+def test_a_tunnel_of_a_tls_route_is_cut_when_no_hello_comes(converse: Start):
+    talk = converse(tls_routed())
+    tunnel(talk)
+    talk.after(12)
+    assert talk.client.is_gone
+    assert talk.record()["reason"] == "not_tls"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_server_says_before_the_hello_is_held_back(converse_on: Start, ends: bool):
+    talk = converse_on(tls_routed())
+    tunnel(talk)
+    talk.origin >> b"banner"
+    if ends:
+        talk.origin.ends()
+    talk.client.hears_nothing()
+    hello = client_hello("a.example")
+    talk.client >> hello
+    talk.origin << hello
+    talk.client << b"banner"
+    if ends:
+        talk.until(lambda: talk.client.has_eof)
+        assert talk.client.has_eof
+
+
+def test_what_a_server_says_before_the_hello_does_not_grow_without_bound(converse: Start):
+    talk = converse(tls_routed())
+    talk.client >> connect("a.example:443")
+    dial = talk.pending_dial()
+    assert dial is not None
+    talk.dialled("a.example", 443)
+    talk.origin >> b"x" * 1_000_000
+    assert talk.origin.transport.is_paused
+    talk.client >> client_hello("a.example")
+    talk.client << ESTABLISHED + b"x" * 1_000_000
+
+
+def test_a_server_that_speaks_while_the_tunnel_is_being_made_is_paused_too(converse: Start):
+    """Octets that came while the transport was parked: the pause that they cause must not be undone."""
+    talk = converse(tls_routed())
+    talk.client >> connect("a.example:443")
+    dial = talk.pending_dial()
+    assert dial is not None
+    from tests.support.conversation import MemoryPeer, MemoryTransport
+
+    talk.dialer.dials.clear()
+    peer = MemoryPeer(talk)
+    talk.origins.append(peer)
+
+    def accept() -> None:
+        protocol = dial.factory()
+        transport = MemoryTransport(peer, protocol, ("93.184.216.1", 443))
+        protocol.connection_made(transport)
+        transport.deliver(b"x" * 300_000)
+        dial.future.set_result((transport, protocol, dial.endpoints[0]))
+
+    talk.act(accept)
+    assert peer.transport.is_paused
+    talk.client >> client_hello("a.example")
+    talk.client << ESTABLISHED + b"x" * 300_000
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+def test_a_refused_connect_says_so_and_the_connection_stays(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> connect("b.example:443")
+    status, phrase, fields, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "destination_not_allowed")
+    assert phrase.startswith(b"Denied: b.example")
+    assert "http_request_denied" in fields["Proxy-Status"]
+    tunnel(talk, "a.example:22")
+
+
+def test_octets_behind_a_refused_connect_are_no_request(converse_on: Start):
+    """They were meant for the tunnel: read as requests they would be smuggled (the codec's contract)."""
+    talk = converse_on(forward())
+    talk.client >> connect("b.example:443") + GET
+    status, _, fields, _ = talk.client.answer()
+    assert status == 403
+    assert fields["Connection"] == "close"
+    talk.until(lambda: talk.client.has_eof)
+    talk.client.is_closed()
+    talk.no_dial()
+    assert len(talk.records) == 1
+
+
+@pytest.mark.parametrize("target", ["a.example", "a.example:0", "a.example:99999", "127.1:80", "u@a.example:443"])
+def test_a_connect_without_a_right_authority_is_refused(converse_on: Start, target: str):
+    talk = converse_on(forward())
+    talk.client >> connect(target)
+    assert talk.client.answer()[0] == 400
+    talk.no_dial()
+
+
+def test_a_reverse_listener_makes_no_tunnels(converse_on: Start):
+    talk = converse_on([m.gateway(m.http_listener(8080)), m.policy(["a.example"])])
+    talk.client >> connect("a.example:443")
+    assert talk.client.answer()[0] == 405
+
+
+def test_the_limit_of_tunnels_holds_and_is_given_back(converse_on: Start):
+    talk = converse_on(forward(limits={"tunnels": 1}))
+    tunnel(talk, "a.example:22")
+    second = talk.connect()
+    second >> connect("a.example:22")
+    status, _, fields, error = second.answer()
+    assert (status, error["reason"], fields["Retry-After"]) == (503, "tunnel_limit", "1")
+    talk.client.leaves()
+    talk.origin.leaves()
+    talk.until(lambda: len(talk.records) == 2)
+    talk.client = second
+    tunnel(talk, "a.example:22")
+
+
+def test_a_slot_is_given_back_when_the_dial_fails(converse: Start):
+    talk = converse(forward(limits={"tunnels": 1}))
+    for _ in range(3):
+        talk.client >> connect("a.example:22")
+        talk.pending_dial()
+        talk.client.leaves()
+        talk.dialer.dials.clear()
+        talk.client = talk.connect()
+    tunnel(talk, "a.example:22")
+
+
+# --- HTTP inside ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_tunnel_to_port_80_is_read_as_http(converse_on: Start, version: bytes):
+    talk = converse_on(forward())
+    request = b"GET /x HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    talk.client >> b"CONNECT a.example:80 HTTP/" + version + b"\r\n" + b"Host: a.example:80\r\n\r\n" + request
+    talk.client << ESTABLISHED
+    talk.dialled("a.example", 80)
+    talk.origin << b"GET /x HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.client >> request
+    talk.origin << b"GET /x HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert [record["kind"] for record in talk.records] == ["tunnel", "request", "request"]
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [b"GET / HTTP/1.1\r\nHost: b.example\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a.example:81\r\n\r\n",
+     b"GET https://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"],
+)  # fmt: skip
+def test_http_inside_a_tunnel_goes_nowhere_else(converse_on: Start, inside: bytes):
+    talk = converse_on(forward(allow=("a.example", "b.example")))
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    talk.client >> inside
+    assert talk.client.answer()[0] == 400
+    talk.no_dial()
+
+
+def test_no_tunnel_inside_a_tunnel(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    talk.client >> connect("a.example:443")
+    assert talk.client.answer()[0] == 405
+
+
+# --- upgrades ------------------------------------------------------------------------------------------------------
+def test_an_upgrade_becomes_a_tunnel(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> UPGRADE
+    talk.dialled("a.example", 80)
+    talk.origin << UPGRADE_SENT
+    talk.origin >> SWITCHED + b"early"
+    talk.client << SWITCHED_PASSED + b"early"
+    talk.client >> b"\x81\x02hi"
+    talk.origin << b"\x81\x02hi"
+    talk.origin.leaves()
+    talk.client.is_closed()
+    talk.client.leaves()
+    record = talk.record()
+    assert (record["kind"], record["status"]) == ("request", 101)
+    assert record["bytes_in"] == len(UPGRADE) + 4
+    assert talk.open == 0
+
+
+def test_an_upgrade_to_what_nobody_asked_for_is_a_502(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> UPGRADE
+    talk.dialled("a.example", 80)
+    talk.origin << UPGRADE_SENT
+    talk.origin >> SWITCHED.replace(b"websocket", b"h2c")
+    assert talk.client.answer()[0] == 502
+    talk.until(lambda: talk.origin.has_eof)
+    assert talk.origin.has_eof
+
+
+def test_a_refused_upgrade_is_an_ordinary_response(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> UPGRADE
+    talk.dialled("a.example", 80)
+    talk.origin << UPGRADE_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    exchange(talk, is_new=False)
+
+
+class Slow(Filter):
+    """Keeps the response head until it is let go."""
+
+    def __init__(self) -> None:
+        self.waiting: list[object] = []
+
+    async def backend_response(self, x: Exchange) -> Answer | None:
+        import asyncio
+
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        await self.waiting[-1]  # type: ignore[misc]
+        return None
+
+
+@pytest.mark.parametrize("way", ["ends", "resets"])
+def test_an_upstream_that_is_gone_when_the_switch_is_decided_is_a_502(converse: Start, way: str):
+    slow = Slow()
+    talk = converse(forward(extensions=[scripted_filter("slow", "backend-response")]), filters={"slow": slow})
+    talk.client >> UPGRADE
+    talk.dialled("a.example", 80)
+    talk.origin << UPGRADE_SENT
+    talk.origin >> SWITCHED
+    getattr(talk.origin, way)()
+    talk.act(lambda: slow.waiting[0].set_result(None))  # type: ignore[attr-defined]
+    assert talk.client.answer()[0] == 502
