@@ -1,4 +1,4 @@
-"""Conversations for these tests: on fakes, or on both fakes and sockets; each is closed, and thereby checked, at its end."""
+"""Conversations for these tests, on fakes or on both fakes and sockets; each is closed, and so checked, at its end."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def converse() -> Iterator[Start]:
 
 @pytest.fixture(params=["memory", "sockets"])
 def converse_on(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts conversations in memory and, in a second run, over real sockets: the same octets on both prove the fakes."""
+    """Starts conversations in memory and, in a second run, over sockets: the same octets on both prove the fakes."""
     yield from _starting(request.param)

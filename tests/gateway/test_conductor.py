@@ -512,9 +512,8 @@ def test_a_407_of_an_origin_never_reaches_the_client(converse_on: Start):
 def weighted(first: int, second: int, *objects: m.Manifest) -> list[m.Manifest]:
     refs = [{"group": m.OURS, "kind": "Backend", "name": n, "weight": w} for n, w in (("a", first), ("b", second))]
     rule = m.prefix_rule("/", "a", backendRefs=refs)
-    return [
-        m.gateway(m.http_listener(8080)), m.policy(), m.backend("a", "a.example", 80), *objects, m.http_route("route", rule),
-    ]  # fmt: skip
+    first = m.backend("a", "a.example", 80)
+    return [m.gateway(m.http_listener(8080)), m.policy(), first, *objects, m.http_route("route", rule)]
 
 
 def test_weights_share_the_requests_out(converse: Start, monkeypatch: pytest.MonkeyPatch):
