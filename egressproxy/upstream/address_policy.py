@@ -124,6 +124,10 @@ def _special(address: IPAddress) -> tuple[str, _Scope] | None:
     return None
 
 
+#: Answers that a policy remembers: its rules never change, and most dials repeat the one before.
+MAX_KNOWN = 4096
+
+
 class AddressPolicy:
     """One place's address rules, with the sockets on which this gateway itself listens.
 
@@ -135,12 +139,13 @@ class AddressPolicy:
     is an IPv6 address here: it needs an allowance for an IPv6 range.
     """
 
-    __slots__ = ("_allow", "_own", "_rule")
+    __slots__ = ("_allow", "_known", "_own", "_rule")
 
     def __init__(self, spec: AddressesSpec, own_listeners: frozenset[tuple[IPAddress, int]] = frozenset()) -> None:
         self._allow = spec.allow
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._own = own_listeners
+        self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
 
     def allows(self, host: str, address: IPAddress) -> bool:
         """Whether this address may be dialled for this host (a name in lower case, or an address as text)."""
@@ -156,9 +161,16 @@ class AddressPolicy:
 
         Raises Denied(Reason.ADDRESS_DENIED) if none is left; the message never holds an address that DNS gave.
         """
+        key = (host, tuple(addresses), port)
+        known = self._known.get(key)
+        if known is not None:
+            return known
         left = tuple([a for a in addresses if self.allows(host, a) and not self._is_loop(host, a, port)])
         if not left:
             raise self._denied(host, addresses, port)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[key] = left
         return left
 
     def check_operator(self, address: IPAddress, port: int) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
@@ -21,8 +19,6 @@ __all__ = ["STAGGER_S", "Dialer", "abandon"]
 
 #: RFC 8305 section 5, the recommended Connection Attempt Delay.
 STAGGER_S = 0.25
-#: A peer that vanished is found after 60 + 4 × 15 s, also where no exchange is in progress.
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 15, 4
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _Target = tuple[IPAddress, int]
@@ -125,9 +121,6 @@ class _Race(Generic[P]):
         if self._made.done():
             transport.abort()
             return
-        sock = transport.get_extra_info("socket")
-        if sock is not None:  # else it is closed already, and the protocol knows
-            _keep_alive(sock)
         self._made.set_result((transport, protocol, target))
 
     def _too_late(self) -> None:
@@ -142,15 +135,6 @@ class _Race(Generic[P]):
                 timer.cancel()
         for task in self._trying:
             task.cancel()
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    """Both loops have set TCP_NODELAY already."""
-    with suppress(OSError):  # gone already: the protocol is told
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
 
 
 def _fault(failures: Sequence[tuple[_Target, BaseException]]) -> UpstreamFault:

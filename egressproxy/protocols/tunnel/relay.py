@@ -7,6 +7,8 @@ Source: RFC 9110 section 9.3.6: when one side closes, what it sent is still deli
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import suppress
 
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -19,6 +21,9 @@ __all__ = ["Tunnel"]
 
 #: How long an end that is left over may take nothing of what is still to be sent to it.
 REST_S = 10.0
+
+#: When a tunnel is looked at for the first time, and what the kernel then waits before and between its probes.
+KEEPALIVE_S, KEEPALIVE_PROBE_S = 60, 15
 
 
 class Tunnel:
@@ -41,8 +46,8 @@ class Tunnel:
         "reason",
         "unsent",
         "upstream",
-        "wheel",
-    )
+        "is_kept_alive", "wheel",
+    )  # fmt: skip
 
     def __init__(
         self, driver: Driver, wheel: TimerWheel, *, idle_s: float, guard: SniGuard | None, guard_s: float,
@@ -65,7 +70,9 @@ class Tunnel:
         self.unsent = 0  # when one side is gone: what the other had left to take when we last looked
         self.holds_upstream = holds_upstream
         self.early: list[bytes] = []  # what the upstream said before a ClientHello that has to come first
-        self.deadline.after(guard_s if guard is not None and guard.must_be_tls else idle_s)
+        self.is_kept_alive = False
+        look_s = min(idle_s, KEEPALIVE_S) if idle_s > 0 else KEEPALIVE_S
+        self.deadline.after(guard_s if guard is not None and guard.must_be_tls else look_s)
 
     @property
     def octets_in(self) -> int:
@@ -123,7 +130,7 @@ class Tunnel:
             self.client.octets_out += len(piece)
             self.client.transport.write(piece)
         self.upstream.resume_reading()
-        self.deadline.after(self.idle_s)
+        self.deadline.after(min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S)
         if self.upstream.has_ended:
             self.client.finish_writing()
         return passed
@@ -174,10 +181,28 @@ class Tunnel:
             self.cut(Reason.NOT_TLS)
         elif self.client.is_lost or self.upstream.is_lost:
             self._wait_for_rest()
-        elif self.wheel.now - self.last_activity >= self.idle_s:
+        elif 0 < self.idle_s <= self.wheel.now - self.last_activity:
             self.cut(Reason.CLIENT_TIMEOUT)
         else:
-            self.deadline.set(self.last_activity + self.idle_s)
+            self._keep_alive()
+            if self.idle_s > 0:
+                self.deadline.set(self.last_activity + self.idle_s)
+
+    def _keep_alive(self) -> None:
+        """A tunnel that has lived for a minute: from now on the kernel finds out when a peer has vanished.
+
+        Not at its start: five system calls are a tenth of what a short tunnel costs.
+        """
+        if self.is_kept_alive:
+            return
+        self.is_kept_alive = True
+        for end in (self.client, self.upstream):
+            sock = end.transport.get_extra_info("socket")
+            if sock is not None:
+                with suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_S)
 
     def _wait_for_rest(self) -> None:
         """One side is gone; the other may still take what that one said, for as long as it takes something."""
