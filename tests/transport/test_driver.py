@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 
 import pytest
@@ -117,14 +118,12 @@ async def test_the_error_of_a_future_that_nobody_asks_for_any_more_is_not_report
     loop.set_exception_handler(lambda _loop, context: reported.append(context))
     future = loop.create_future()
 
-    async def life() -> None:
-        try:
-            await future
-        except ClientGone:
-            pass
+    async def life(waited: asyncio.Future[None]) -> None:
+        with contextlib.suppress(ClientGone):
+            await waited
 
     driver = Driver()
-    driver.start(life())
+    driver.start(life(future))
     future.set_exception(ValueError("late"))
     driver.throw(ClientGone())  # in the same turn
     del future

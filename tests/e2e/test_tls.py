@@ -1,0 +1,172 @@
+"""TLS on every side of the real process, and certificates that change while it runs."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, echo, get, read_head, terminate, tls_secret
+from tests.support import manifests as m
+from tests.support.name_server import NameServer
+from tests.support.net import free_port
+from tests.support.pki import Pki, chain
+from tests.support.process import GatewayProcess
+
+pytestmark = pytest.mark.timeout(90)
+HOST = "origin.test"
+FRONT = "front.test"
+
+
+@pytest.fixture
+def dns() -> Iterator[NameServer]:
+    with NameServer({"*": ["127.0.0.1"]}) as server:
+        yield server
+
+
+def secret_of(name: str, leaf: trustme.LeafCert) -> m.Manifest:
+    return tls_secret(name, chain(leaf), leaf.private_key_pem.bytes())
+
+
+def policy(dns: NameServer, allow: list[str] | None = None) -> m.Manifest:
+    return m.policy(allow, dns=dns.address, cidrs=ALLOW_LOOPBACK)
+
+
+def test_an_https_listener_terminates_tls(dns: NameServer, tmp_path: Path):
+    pki, port = Pki(), free_port()
+    with Origin() as origin:
+        objects = [
+            m.gateway({"name": "https", "port": port, "protocol": "HTTPS", "tls": terminate("front")}),
+            policy(dns),
+            secret_of("front", pki.issue(FRONT)),
+            m.backend("o", HOST, origin.port),
+            m.http_route("r", m.prefix_rule("/", "o")),
+        ]
+        with GatewayProcess(tmp_path / "gw", objects) as gateway:
+            with client(port, pki.client_context(), FRONT) as sock:
+                assert ask(sock, get(FRONT, port, absolute=False)) == (200, b"ok")
+            gateway.wait_for_record(status=200, listener="https")
+
+
+def test_a_forward_proxy_may_be_reached_over_tls(dns: NameServer, tmp_path: Path):
+    pki, port = Pki(), free_port()
+    listener = m.forward_listener(port, tls=terminate("front"))
+    objects = [m.gateway(listener), policy(dns, [HOST]), secret_of("front", pki.issue(FRONT))]
+    with Origin(echo) as origin, GatewayProcess(tmp_path / "gw", objects):
+        with client(port, pki.client_context(), FRONT) as sock:
+            sock.sendall(f"CONNECT {HOST}:{origin.port} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+            assert read_head(sock).startswith(b"HTTP/1.1 200 ")
+            sock.sendall(b"x" * 100_000)
+            got = 0
+            while got < 100_000:
+                got += len(sock.recv(65536))
+
+
+@pytest.mark.parametrize("mode", ["Passthrough", "Terminate"])
+def test_a_tls_listener_leads_by_name(dns: NameServer, tmp_path: Path, mode: str):
+    pki, port = Pki(), free_port()
+    origin = Origin(echo, pki.server_context(HOST) if mode == "Passthrough" else None)
+    tls = {"mode": "Passthrough"} if mode == "Passthrough" else terminate("front")
+    objects = [
+        m.gateway({"name": "tls", "port": port, "protocol": "TLS", "tls": tls}),
+        policy(dns),
+        secret_of("front", pki.issue(HOST)),
+        m.backend("o", HOST, origin.port, protocol="TCP"),
+        m.tls_route("t", "o", hostnames=[HOST]),
+    ]
+    with origin, GatewayProcess(tmp_path / "gw", objects) as gateway:
+        with client(port, pki.client_context(), HOST) as sock:
+            sock.sendall(b"through")
+            assert sock.recv(100) == b"through"
+        gateway.wait_for_record(kind="tunnel", status=200, route="agents/t")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            client(port, pki.client_context(), "other.test")
+        gateway.wait_for_record(reason="no_route")
+
+
+def test_origination_trusts_what_the_config_map_says_and_shows_its_certificate(dns: NameServer, tmp_path: Path):
+    """Then both change, and the next request has the new ones."""
+    pki, other, port = Pki(), Pki(), free_port()
+    context = pki.server_context(HOST)
+    context.verify_mode = ssl.CERT_REQUIRED
+    pki.ca.configure_trust(context)
+
+    def objects(ca: str, name: str) -> list[m.Manifest]:
+        tls = {
+            "mode": "Mutual", "caBundleRef": [{"kind": "ConfigMap", "name": "ca"}],
+            "clientCertificateRef": {"name": "client"},
+        }  # fmt: skip
+        backend = m.backend("o", HOST, origin.port)
+        backend["spec"]["destination"]["ports"][0]["tls"] = tls
+        return [
+            m.gateway(m.http_listener(port)), policy(dns), m.config_map("ca", {"ca.crt": ca}), backend,
+            secret_of("client", pki.issue(f"{name}.test", cn=name)), m.http_route("r", m.prefix_rule("/", "o")),
+        ]  # fmt: skip
+
+    with Origin(context=context) as origin:
+        with GatewayProcess(tmp_path / "gw", objects(pki.ca_pem, "first")) as gateway, client(port) as sock:
+            request = get("x", port, absolute=False)
+            assert ask(sock, request) == (200, b"ok")
+            assert origin.peers == ["first"]
+            before = gateway.metric("egress_config_generation")
+            gateway.replace(objects(pki.ca_pem, "second"))
+            gateway.wait_for_metric("egress_config_generation", before + 1)
+            assert ask(sock, request) == (200, b"ok")
+            assert origin.peers == ["first", "second"], "no connection of the old certificate is used again"
+            gateway.replace(objects(other.ca_pem, "second"))
+            gateway.wait_for_metric("egress_config_generation", before + 2)
+            assert ask(sock, request)[0] == 502
+            gateway.wait_for_record(status=502, reason="upstream_tls_certificate")
+
+
+def test_an_end_of_tls_without_close_notify_is_no_end_of_a_response(dns: NameServer, tmp_path: Path):
+    pki, port = Pki(), free_port()
+
+    def cut(sock: socket.socket) -> None:
+        read_head(sock)
+        sock.sendall(b"HTTP/1.1 200 OK\r\n\r\npart")
+        raw = socket.socket(fileno=sock.detach())  # a FIN, and no close_notify
+        raw.shutdown(socket.SHUT_RDWR)
+        raw.close()
+
+    with Origin(cut, pki.server_context(HOST)) as origin:
+        objects = [
+            m.gateway(m.http_listener(port)),
+            policy(dns),
+            m.config_map("ca", {"ca.crt": pki.ca_pem}),
+            m.backend("o", HOST, origin.port, tls=True, ca="ca"),
+            m.http_route("r", m.prefix_rule("/", "o")),
+        ]
+        with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as sock:
+            sock.sendall(get("x", port, absolute=False))
+            assert b"chunked" in read_head(sock)
+            got = b""
+            try:
+                while piece := sock.recv(1000):
+                    got += piece
+            except ConnectionResetError:
+                pass
+            assert not got.endswith(b"0\r\n\r\n")
+            gateway.wait_for_record(reason="upstream_incomplete")
+
+
+def test_a_new_certificate_of_a_listener_is_shown_to_the_next_client(dns: NameServer, tmp_path: Path):
+    old, new, port = Pki(), Pki(), free_port()
+
+    def objects(pki: Pki) -> list[m.Manifest]:
+        listener = {"name": "https", "port": port, "protocol": "HTTPS", "tls": terminate("front")}
+        route = m.http_route("r", m.prefix_rule("/", "o"))
+        return [m.gateway(listener), policy(dns), secret_of("front", pki.issue(FRONT)), m.backend("o", HOST, 9), route]
+
+    with GatewayProcess(tmp_path / "gw", objects(old)) as gateway:
+        client(port, old.client_context(), FRONT).close()
+        before = gateway.metric("egress_config_generation")
+        gateway.replace(objects(new))
+        gateway.wait_for_metric("egress_config_generation", before + 1)
+        client(port, new.client_context(), FRONT).close()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            client(port, old.client_context(), FRONT)
