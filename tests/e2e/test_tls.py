@@ -56,7 +56,7 @@ def test_a_forward_proxy_may_be_reached_over_tls(dns: NameServer, tmp_path: Path
     pki, port = Pki(), free_port()
     listener = m.forward_listener(port, tls=terminate("front"))
     objects = [m.gateway(listener), policy(dns, [HOST]), secret_of("front", pki.issue(FRONT))]
-    with Origin(echo) as origin, GatewayProcess(tmp_path / "gw", objects):
+    with Origin(echo) as origin, GatewayProcess(tmp_path / "gw", objects):  # noqa: SIM117 (TLS needs the listener)
         with client(port, pki.client_context(), FRONT) as sock:
             sock.sendall(f"CONNECT {HOST}:{origin.port} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
             assert read_head(sock).startswith(b"HTTP/1.1 200 ")
@@ -107,7 +107,7 @@ def test_origination_trusts_what_the_config_map_says_and_shows_its_certificate(d
             secret_of("client", pki.issue(f"{name}.test", cn=name)), m.http_route("r", m.prefix_rule("/", "o")),
         ]  # fmt: skip
 
-    with Origin(context=context) as origin:
+    with Origin(context=context) as origin:  # noqa: SIM117 (the manifests need its port)
         with GatewayProcess(tmp_path / "gw", objects(pki.ca_pem, "first")) as gateway, client(port) as sock:
             request = get("x", port, absolute=False)
             assert ask(sock, request) == (200, b"ok")

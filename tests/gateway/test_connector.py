@@ -1,0 +1,205 @@
+"""How backends are reached: queues, parents, and what is given back when somebody leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.errors import Reason, UpstreamFault
+from tests.gateway.conftest import Start
+from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, connect, exchange, forward
+from tests.support import manifests as m
+
+PARENT_CONNECT = b"CONNECT a.example:22 HTTP/1.1\r\nHost: a.example:22\r\nVia: 1.1 gw\r\n\r\n"
+
+
+def through_parent(port: int, protocol: str = "HTTP11") -> list[m.Manifest]:
+    routed = (
+        m.tls_route("t", "a", hostnames=["a.example"])
+        if protocol == "TCP"
+        else m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])
+    )
+    return [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(["a.example"]),
+        m.backend("parent", "parent.example", 3128),
+        m.backend("a", "a.example", port, protocol=protocol, parent={"name": "parent"}),
+        routed,
+    ]
+
+
+# --- the queue -----------------------------------------------------------------------------------------------------
+def test_exchanges_wait_for_a_connection_and_get_it_in_order(converse: Start):
+    talk = converse(forward())
+    exchange(talk)
+    (pool,) = talk.pools()
+    pool.limit = 1
+    first, second, third = talk.connect(), talk.connect(), talk.connect()
+    talk.client >> GET
+    for client in (first, second, third):
+        client >> GET
+    assert len(pool.waiting) == 3
+    second.leaves()
+    assert len(pool.waiting) == 2
+    for client in (talk.client, first, third):
+        talk.origin << GET_SENT
+        assert not talk.origin.got
+        talk.origin >> OK
+        client << OK_PASSED
+    assert (talk.open, talk.idle) == (1, 1)
+
+
+def test_a_lost_connection_gives_its_place_to_whoever_waits(converse: Start):
+    talk = converse(forward())
+    exchange(talk)
+    (pool,) = talk.pools()
+    pool.limit = 1
+    second = talk.connect()
+    talk.client >> GET.replace(b"GET", b"POST").replace(b"\r\n\r\n", b"\r\nContent-Length: 0\r\n\r\n")
+    second >> GET
+    talk.origin.resets()
+    assert talk.client.answer()[0] == 502
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    second << OK_PASSED
+
+
+def test_a_full_queue_is_a_503(converse: Start):
+    talk = converse(forward())
+    exchange(talk)
+    (pool,) = talk.pools()
+    pool.limit = pool.max_waiting = 0
+    pool.take().transport.abort()
+    talk.settle()
+    talk.client >> GET
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"], fields["Retry-After"]) == (503, "queue_full", "1")
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("request_", [GET, connect("a.example:22")])
+def test_a_refused_dial_is_a_503_and_nothing_stays_behind(converse: Start, request_: bytes):
+    talk = converse(forward())
+    talk.client >> request_
+    fault = UpstreamFault(Reason.CONNECT_REFUSED, "the upstream refused the connection", status=503)
+    talk.refused("a.example", 22 if request_ is not GET else 80, fault)
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"]) == (503, "upstream_refused")
+    assert "connection_refused" in fields["Proxy-Status"]
+    assert talk.open == 0
+    talk.client.is_open()
+
+
+def test_a_name_that_does_not_exist_is_a_503(converse: Start):
+    talk = converse(forward())
+    talk.names.faults["a.example"] = lambda: UpstreamFault(Reason.DNS_NXDOMAIN, "no such name", status=503)
+    talk.client >> GET
+    status, _, fields, _ = talk.client.answer()
+    assert status == 503
+    assert "dns_error" in fields["Proxy-Status"]
+    assert talk.open == 0
+
+
+def test_a_connection_that_is_closed_at_once_is_no_answer(converse: Start):
+    talk = converse(forward())
+    talk.client >> GET
+    dial = talk.pending_dial()
+    assert dial is not None
+    from tests.support.conversation import MemoryPeer, MemoryTransport
+
+    talk.dialer.dials.clear()
+    peer = MemoryPeer(talk)
+
+    def accept() -> None:
+        protocol = dial.factory()
+        transport = MemoryTransport(peer, protocol, ("93.184.216.1", 80))
+        protocol.connection_made(transport)
+        dial.future.set_result((transport, protocol, dial.endpoints[0]))
+        transport.lose(ConnectionResetError())
+
+    talk.act(accept)
+    assert talk.client.answer()[0] == 502
+    assert talk.open == 0
+
+
+# --- parents -------------------------------------------------------------------------------------------------------
+def test_plain_requests_go_to_a_parent_in_absolute_form(converse_on: Start):
+    talk = converse_on(through_parent(80))
+    for is_new in (True, False):
+        talk.client >> GET
+        if is_new:
+            talk.dialled("parent.example", 3128)
+        talk.origin << b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
+        talk.origin >> OK
+        talk.client << OK_PASSED
+
+
+def test_a_tunnel_goes_through_a_parent_by_connect(converse_on: Start):
+    talk = converse_on(through_parent(22, "TCP"))
+    talk.client >> connect("a.example:22")
+    talk.dialled("parent.example", 3128)
+    talk.origin << PARENT_CONNECT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbanner"
+    talk.client << ESTABLISHED + b"banner"
+
+
+def test_what_comes_right_behind_a_parents_answer_is_not_lost(converse: Start):
+    """Several reads may happen in the turn of the loop in which the parent has answered."""
+    talk = converse(through_parent(22, "TCP"))
+    talk.client >> connect("a.example:22")
+    talk.dialled("parent.example", 3128)
+    talk.origin << PARENT_CONNECT
+
+    def reads() -> None:
+        transport = talk.origin.transport
+        transport.deliver(b"HTTP/1.1 200 OK\r\n\r\n")
+        transport.deliver(b"one ")
+        transport.deliver(b"two ")
+        transport.deliver(None)
+
+    talk.act(reads)
+    talk.client << ESTABLISHED + b"one two "
+
+
+def test_a_parent_that_leaves_right_behind_its_answer_leaves_no_tunnel_behind(converse: Start):
+    talk = converse(through_parent(22, "TCP"))
+    talk.client >> connect("a.example:22")
+    talk.dialled("parent.example", 3128)
+    talk.origin << PARENT_CONNECT
+
+    def reads() -> None:
+        talk.origin.transport.deliver(b"HTTP/1.1 200 OK\r\n\r\n")
+        talk.origin.transport.lose(None)
+
+    talk.act(reads)
+    talk.until(lambda: bool(talk.records))
+    assert talk.records
+    talk.client.take(rb".*")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(b"407 Proxy Authentication Required", "parent_auth"), (b"403 Forbidden", "parent_refused"), (b"", "parent_refused")],
+)  # fmt: skip
+def test_a_parent_that_refuses_is_a_502_and_its_407_stays_with_us(converse_on: Start, answer: bytes, reason: str):
+    talk = converse_on(through_parent(22, "TCP"))
+    talk.client >> connect("a.example:22")
+    talk.dialled("parent.example", 3128)
+    talk.origin << PARENT_CONNECT
+    if answer:
+        talk.origin >> b"HTTP/1.1 " + answer + b"\r\nProxy-Authenticate: Basic\r\nContent-Length: 0\r\n\r\n"
+    else:
+        talk.origin.ends()
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"]) == (502, reason)
+    assert "Proxy-Authenticate" not in fields
+
+
+def test_a_client_that_leaves_while_a_parent_is_asked_takes_the_connection_with_it(converse: Start):
+    talk = converse(through_parent(22, "TCP"))
+    talk.client >> connect("a.example:22")
+    talk.dialled("parent.example", 3128)
+    talk.origin << PARENT_CONNECT
+    talk.client.leaves()
+    assert talk.origin.is_gone
+    assert talk.record()["reason"] == "client_gone"

@@ -1,0 +1,68 @@
+"""The guard of a tunnel's first octets, as a value."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import integers, lists
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.model.authority import parse_authority
+from egressproxy.protocols.tunnel.guard import SniGuard
+
+
+def hello(name: str | None) -> bytes:
+    out = ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    context.check_hostname = name is not None
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname=name).do_handshake()
+    return out.read()
+
+
+HELLO = hello("a.example")
+
+
+def guard(authority: bytes = b"a.example:443", *, must_be_tls: bool = False) -> SniGuard:
+    return SniGuard(parse_authority(authority, None), must_be_tls=must_be_tls)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lists(integers(1, len(HELLO) - 1), max_size=5))
+def test_a_matching_hello_passes_whole_however_it_was_cut(cuts: list[int]):
+    one, passed, at = guard(), None, 0
+    for cut in [*sorted(set(cuts)), len(HELLO)]:
+        assert passed is None, "nothing goes on before the end of the hello"
+        passed = one.feed(HELLO[at:cut])
+        at = cut
+    assert passed == HELLO
+
+
+@pytest.mark.parametrize("name", ["b.example", "a.example.b.example", "xa.example", None])
+def test_another_name_is_refused(name: str | None):
+    with pytest.raises(Denied) as caught:
+        guard().feed(hello(name))
+    assert caught.value.reason is Reason.SNI_MISMATCH
+    assert "sni: Any" in caught.value.remedy
+
+
+def test_a_tunnel_to_an_address_wants_no_name():
+    assert guard(b"93.184.216.34:443").feed(hello(None)) is not None
+    with pytest.raises(Denied):
+        guard(b"93.184.216.34:443").feed(HELLO)
+
+
+def test_what_is_no_tls_passes_unless_it_has_to_be():
+    assert guard().feed(b"SSH-2.0") == b"SSH-2.0"
+    with pytest.raises(Denied) as caught:
+        guard(must_be_tls=True).feed(b"SSH-2.0")
+    assert caught.value.reason is Reason.NOT_TLS
+
+
+def test_a_malformed_hello_never_passes():
+    broken = bytearray(HELLO)
+    broken[43] = 255  # the session id's length
+    with pytest.raises(Denied):
+        guard().feed(bytes(broken))
