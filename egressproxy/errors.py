@@ -74,13 +74,10 @@ class Reason(str, Enum):
     CLIENT_TIMEOUT = "client_timeout"
     # the gateway
     NO_ROUTE = "no_route"
-    MISDIRECTED = "misdirected"
     BACKEND_INVALID = "backend_invalid"
     FILTER_FAILED = "filter_failed"
     CREDENTIAL_MISSING = "credential_missing"
-    NOT_SUPPORTED = "not_supported"
     INTERNAL = "internal"
-    DRAINING = "draining"
     # the upstream
     DNS_NXDOMAIN = "dns_nxdomain"
     DNS_NO_ADDRESS = "dns_no_address"

@@ -12,7 +12,7 @@ import click
 
 __all__ = ["main"]
 
-_VERBS: Final = ("run", "check", "schema", "version")
+_VERBS: Final = ("run", "check", "schema", "filters", "version")
 
 _HELP: Final = """An egress gateway: decides what may leave, carries it there, and says what did.
 

@@ -11,28 +11,36 @@ __all__ = ["command"]
 
 
 @click.command("schema", short_help="Print what a manifest may say.")
-@click.option(
-    "--kind", metavar="KIND", help="Print this kind's JSON Schema: HTTPRoute, or with its group Backend.egressproxy.io."
-)
-def command(kind: str | None) -> None:
-    """Without --kind, list the kinds that are understood; with it, print the kind's JSON Schema.
+@click.option("--kind", metavar="KIND", help="Only this kind: HTTPRoute, or with its group Backend.egressproxy.io.")
+@click.option("--list", "list_kinds", is_flag=True, help="List the kinds that are understood instead.")
+def command(kind: str | None, list_kinds: bool) -> None:
+    """Print the JSON Schema of every kind, for editors, or of one.
 
     A name that several groups have (Backend) means the one of egressproxy.io.
 
     \b
     Examples:
-      egressproxy schema
+      egressproxy schema > egressproxy.schema.json
+      egressproxy schema --list
       egressproxy schema --kind EgressPolicy
       egressproxy schema --kind Backend.gateway.networking.k8s.io
+
+    \b
+    In an editor with a YAML language server, as the first line of a manifest:
+      # yaml-language-server: $schema=egressproxy.schema.json
     """
     from egressproxy.config.resources.kinds import KINDS
     from egressproxy.config.resources.meta import OUR_GROUP
+    from egressproxy.config.schema import json_schema
 
-    if kind is None:
+    if list_kinds:
         width = max(len(known.KIND) for known in KINDS)
         for known in KINDS:
             group = f"{known.GROUP}/" if known.GROUP else ""
             click.echo(f"{known.KIND:{width}}  {group}{', '.join(known.VERSIONS)}")
+        return
+    if kind is None:
+        click.echo(json.dumps(json_schema(), indent=2))
         return
     name, _, group = kind.partition(".")
     found = [known for known in KINDS if known.KIND.lower() == name.lower() and group in ("", known.GROUP)]

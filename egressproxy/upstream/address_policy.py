@@ -14,7 +14,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from egressproxy.errors import Denied, Reason
-from egressproxy.model.authority import IPAddress
+from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.spec.policy import AddressAllowance, AddressesSpec, Network
 
 __all__ = ["METADATA", "AddressPolicy", "classify"]
@@ -204,9 +204,9 @@ class AddressPolicy:
         detail = ", ".join(f"{a} ({classify(a) or 'own listener'})" for a in addresses)
         return Denied(
             Reason.ADDRESS_DENIED,
-            f'"{host}" port {port} leads to an address that may not be dialled ({", ".join(kinds)})',
+            f"{Authority(host, port)} leads to an address that may not be dialled ({', '.join(kinds)})",
             rule=self._rule,
-            remedy=f'allow it in addresses.allow of an EgressPolicy: the range under cidrs, "{host}" under hostnames',
+            remedy=f"allow it in addresses.allow of an EgressPolicy: the range under cidrs, {host} under hostnames",
             detail=detail,
         )
 

@@ -9,8 +9,14 @@ from egressproxy.cli import main
 from egressproxy.config.resources.kinds import KINDS
 
 
-def test_without_a_kind_every_kind_is_listed():
-    lines = CliRunner().invoke(main, ["schema"]).output.splitlines()
+def test_without_a_kind_the_schema_is_that_of_every_kind():
+    schema = json.loads(CliRunner().invoke(main, ["schema"]).output)
+    assert "EgressPolicy" in json.dumps(schema)
+    assert schema["$schema"].startswith("https://json-schema.org/")
+
+
+def test_the_kinds_can_be_listed():
+    lines = CliRunner().invoke(main, ["schema", "--list"]).output.splitlines()
     assert len(lines) == len(KINDS)
     assert any(line.split() == ["EgressPolicy", "egressproxy.io/v1alpha1"] for line in lines)
 

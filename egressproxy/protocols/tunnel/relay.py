@@ -41,12 +41,13 @@ class Tunnel:
         "guard",
         "holds_upstream",
         "idle_s",
+        "is_kept_alive",
         "is_over",
         "last_activity",
         "reason",
         "unsent",
         "upstream",
-        "is_kept_alive", "wheel",
+        "wheel",
     )  # fmt: skip
 
     def __init__(

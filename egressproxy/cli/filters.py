@@ -1,0 +1,38 @@
+"""`egressproxy filters`: the types that an extension may have, with their phases and the schema of their config."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("filters", short_help="Print the filter types and their settings.")
+@click.argument("name", required=False, metavar="[TYPE]")
+@click.option("--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+def command(name: str | None, output: str) -> None:
+    """List the filter types, or print all about one: where it may run, and the JSON Schema of its config.
+
+    \b
+    Examples:
+      egressproxy filters
+      egressproxy filters egressproxy.io/CredentialInjector:v1
+      egressproxy filters --output json
+    """
+    from egressproxy.filters.catalog import Catalog
+
+    described = Catalog().describe()
+    if name is not None:
+        if name not in described:
+            near = get_close_matches(name, described, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(described)}"
+            raise click.BadParameter(f"unknown type {name!r}; {hint}", param_hint="TYPE")
+        described = {name: described[name]}
+    if output == "json" or name is not None:
+        click.echo(json.dumps(described, indent=2))
+        return
+    for known, about in described.items():
+        click.echo(f"{known}\n    {about['summary']}\n    phases: {', '.join(about['phases'])}")
