@@ -11,7 +11,10 @@ from egressproxy.protocols.http1.downstream import DownstreamConnection, Request
 from egressproxy.protocols.tunnel.relay import Tunnel
 from egressproxy.transport.timers import NEVER, TimerWheel
 
-__all__ = ["ClientConnection", "ListenerState"]
+__all__ = ["ANSWER_S", "ClientConnection", "ListenerState"]
+
+#: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
+ANSWER_S = 600.0
 
 
 class ListenerState:
@@ -104,12 +107,15 @@ class ClientConnection(DownstreamConnection):
         return None
 
     def _waits_for_answer(self) -> bool:
-        """The backend has the whole request and has not answered: its time is `request` and `backendRequest`, not `idle`,
-        which is for bodies that stall."""
+        """Whether the backend has the whole request and may still take its time.
+
+        That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall; where neither is set it is
+        ANSWER_S all the same, since a client that waits cannot be seen to have left.
+        """
         upstream = self.life.upstream
-        return (
-            upstream is not None and upstream.has_sent_all and upstream.head is None and not upstream.is_write_blocked
-        )
+        if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
+            return False
+        return self.wheel.now - upstream.last_read < ANSWER_S
 
     def _set_deadline(self, now: float) -> None:
         look = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
