@@ -57,7 +57,7 @@ def get(host: str, port: int, path: str = "/", *, absolute: bool = True) -> byte
 
 
 class Origin:
-    """Serves each connection with `serve(socket)` in a thread of its own; the default answers each request with "ok"."""
+    """Serves each connection with `serve(socket)` in a thread each; the default answers every request with "ok"."""
 
     def __init__(
         self, serve: Callable[[socket.socket], None] | None = None, context: ssl.SSLContext | None = None

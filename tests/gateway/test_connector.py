@@ -179,8 +179,12 @@ def test_a_parent_that_leaves_right_behind_its_answer_leaves_no_tunnel_behind(co
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(b"407 Proxy Authentication Required", "parent_auth"), (b"403 Forbidden", "parent_refused"), (b"", "parent_refused")],
-)  # fmt: skip
+    [
+        (b"407 Proxy Authentication Required", "parent_auth"),
+        (b"403 Forbidden", "parent_refused"),
+        (b"", "parent_refused"),
+    ],
+)
 def test_a_parent_that_refuses_is_a_502_and_its_407_stays_with_us(converse_on: Start, answer: bytes, reason: str):
     talk = converse_on(through_parent(22, "TCP"))
     talk.client >> connect("a.example:22")

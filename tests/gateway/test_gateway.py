@@ -1,0 +1,69 @@
+"""Putting configurations into service, and taking the gateway out of it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from egressproxy.filters.catalog import Catalog
+from egressproxy.gateway.gateway import BindError, Gateway
+from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.metrics import Metrics
+from tests.support import manifests as m
+from tests.support.conversation import compiled_spec
+from tests.support.net import free_port
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    made = Gateway(Catalog(), Metrics("0"), AccessLog("off"))
+    yield made
+    await made.drain(0)
+
+
+def listening_on(*ports: int) -> ConfigSpec:
+    return compiled_spec([m.gateway(*(m.forward_listener(port, f"l{port}") for port in ports)), m.policy(["a.test"])])
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+async def test_a_port_that_cannot_be_bound_leaves_everything_as_it_was(gateway: Gateway):
+    kept, free = free_port(), free_port()
+    before = await gateway.apply(listening_on(kept))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(BindError, match=f"port {taken.getsockname()[1]}"):
+            await gateway.apply(listening_on(kept, free, taken.getsockname()[1]))
+    assert gateway.snapshot is before
+    assert is_listening(kept)
+    assert not is_listening(free), "what was bound on the way is let go"
+    await gateway.apply(listening_on(kept, free))
+    assert is_listening(free)
+
+
+async def test_equal_parts_live_on_and_a_listener_that_goes_is_closed(gateway: Gateway):
+    one, two = free_port(), free_port()
+    first = await gateway.apply(listening_on(one, two))
+    second = await gateway.apply(listening_on(one))
+    assert list(first.connectors.values()) == list(second.connectors.values())
+    assert is_listening(one)
+    assert not is_listening(two)
+    again = await gateway.apply(listening_on(one, two))
+    assert is_listening(two)
+    assert len(again.ports) == 2
+
+
+async def test_a_drained_gateway_listens_no_more():
+    made = Gateway(Catalog(), Metrics("0"), AccessLog("off"))
+    port = free_port()
+    await made.apply(listening_on(port))
+    assert await made.drain(1.0) == 0
+    assert not is_listening(port)

@@ -1,0 +1,100 @@
+"""Who may be reached: deny beats allow, every level has to agree, nothing said allows nothing."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+import pytest
+
+from egressproxy.errors import Reason
+from egressproxy.model.authority import parse_authority
+from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.spec.policy import DestinationRule, DestinationsSpec, SniCheck
+
+
+def rule(*hostnames: str, **more: object) -> DestinationRule:
+    return DestinationRule(hostnames, policy="ns/p", **more)  # type: ignore[arg-type]
+
+
+def reason(spec: DestinationsSpec, authority: bytes, *sources: str) -> Reason | None:
+    refused = DestinationPolicy(spec, sources).refusal(parse_authority(authority, None))
+    return refused.reason if refused is not None else None
+
+
+NO = Reason.DESTINATION_NOT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("entry", "authority", "expected"),
+    [
+        (rule("a.test"), b"a.test:443", None),
+        (rule("a.test"), b"A.TEST:443", None),
+        (rule("a.test"), b"a.test.:443", None),
+        (rule("a.test"), b"b.a.test:443", NO),
+        (rule("a.test"), b"xa.test:443", NO),
+        (rule("*.a.test"), b"b.a.test:443", None),
+        (rule("*.a.test"), b"c.b.a.test:443", None),
+        (rule("*.a.test"), b"a.test:443", NO),
+        (rule("*.a.test"), b"xa.test:443", NO),
+        (rule("a.test", ports=(443,)), b"a.test:80", NO),
+        (rule(ports=(443,)), b"any.test:443", None),
+        (rule(ports=(443,)), b"any.test:80", NO),
+        (rule(cidrs=(ip_network("10.0.0.0/8"),)), b"10.1.2.3:443", None),
+        (rule(cidrs=(ip_network("10.0.0.0/8"),)), b"11.1.2.3:443", NO),
+        (rule(cidrs=(ip_network("10.0.0.0/8"),)), b"ten.test:443", NO),
+        (rule(cidrs=(ip_network("::/0"),)), b"10.1.2.3:443", NO),
+        (rule(cidrs=(ip_network("2001:db8::/32"),), ports=(443,)), b"[2001:db8::1]:443", None),
+        (rule(cidrs=(ip_network("2001:db8::/32"),), ports=(443,)), b"[2001:db8::1]:80", NO),
+    ],
+)
+def test_one_entry(entry: DestinationRule, authority: bytes, expected: Reason | None):
+    assert reason(DestinationsSpec(allow=((entry,),)), authority) is expected
+
+
+def test_nothing_said_allows_nothing():
+    assert reason(DestinationsSpec(), b"a.test:443") is Reason.NO_POLICY
+    assert reason(DestinationsSpec(), b"a.test:443", "ns/p") is NO
+    assert reason(DestinationsSpec(allow=((),)), b"a.test:443", "ns/p") is NO
+
+
+def test_deny_beats_allow_also_where_allow_is_more_specific():
+    spec = DestinationsSpec(allow=((rule("a.b.test"),),), deny=(rule("*.test"),))
+    assert reason(spec, b"a.b.test:443") is Reason.DESTINATION_DENIED
+
+
+def test_a_deny_of_one_port_leaves_the_others():
+    spec = DestinationsSpec(allow=((rule("a.test"),),), deny=(rule("a.test", ports=(80,)),))
+    assert reason(spec, b"a.test:80") is Reason.DESTINATION_DENIED
+    assert reason(spec, b"a.test:443") is None
+
+
+def test_a_wildcard_counts_where_the_exact_entry_has_another_port():
+    spec = DestinationsSpec(allow=((rule("a.b.test", ports=(80,)), rule("*.b.test", ports=(443,))),))
+    assert reason(spec, b"a.b.test:443") is None
+
+
+def test_policies_of_one_level_unite_and_levels_intersect():
+    spec = DestinationsSpec(allow=((rule("a.test"), rule("b.test")), (rule("b.test"), rule("c.test"))))
+    assert [reason(spec, host + b".test:443") for host in (b"a", b"b", b"c")] == [NO, None, NO]
+
+
+def test_a_refusal_says_what_to_add():
+    refused = DestinationPolicy(DestinationsSpec(allow=((rule("a.test"),),))).refusal(
+        parse_authority(b"b.test:8443", None)
+    )
+    assert refused is not None
+    assert refused.remedy == 'add {hostnames: ["b.test"], ports: [8443]} to destinations.allow'
+    assert refused.rule == "EgressPolicy ns/p"
+
+
+def test_sni_is_checked_unless_every_level_says_otherwise():
+    free, strict = rule("a.test", sni=SniCheck.ANY), rule("a.test")
+    authority = parse_authority(b"a.test:443", None)
+
+    def check(*groups: tuple[DestinationRule, ...]) -> SniCheck:
+        return DestinationPolicy(DestinationsSpec(allow=groups)).sni_check(authority)
+
+    assert check((free,)) is SniCheck.ANY
+    assert check((free,), (free,)) is SniCheck.ANY
+    assert check((free,), (strict,)) is SniCheck.MATCH
+    assert check() is SniCheck.MATCH
