@@ -1,0 +1,89 @@
+"""TLS and TCP listeners: a connection is one tunnel, chosen by the name in its ClientHello."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.conftest import Start
+from tests.gateway.test_tunnels import client_hello
+from tests.support import manifests as m
+
+
+def by_name() -> list[m.Manifest]:
+    return [
+        m.gateway({"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}),
+        m.policy(destinations={"deny": [{"hostnames": ["denied.example"]}]}),
+        m.backend("a", "a.example", 443, protocol="TCP"),
+        m.tls_route("t", "a", hostnames=["a.example", "denied.example"]),
+    ]
+
+
+def test_a_hello_chooses_the_route_and_goes_on_whole(converse_on: Start):
+    talk = converse_on(by_name())
+    hello = client_hello("a.example")
+    talk.client >> hello[:7]
+    talk.no_dial()
+    talk.client >> hello[7:] + b"early"
+    talk.dialled("a.example", 443)
+    talk.origin << hello + b"early"
+    talk.origin >> b"answer"
+    talk.client << b"answer"
+    talk.client.ends()
+    talk.origin.ends()
+    record = talk.record()
+    assert (record["kind"], record["route"], record["authority"]) == ("tunnel", "agents/t", "a.example:443")
+    assert (record["bytes_in"], record["bytes_out"]) == (len(hello) + 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (client_hello("b.example"), "no_route"),
+        (client_hello(None), "no_route"),
+        (client_hello("denied.example"), "destination_denied"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not_tls"),
+    ],
+)
+def test_whatever_has_no_route_is_dropped_without_a_word(converse_on: Start, first: bytes, reason: str):
+    talk = converse_on(by_name())
+    talk.client >> first
+    talk.client.is_closed()
+    assert talk.record()["reason"] == reason
+    talk.no_dial()
+
+
+def test_a_client_that_says_nothing_is_dropped_in_time(converse: Start):
+    talk = converse(by_name())
+    talk.after(12)
+    assert talk.client.is_gone
+    assert talk.record()["reason"] == "not_tls"
+
+
+@pytest.mark.parametrize("way", ["ends", "leaves", "resets"])
+def test_a_client_that_leaves_within_its_hello_leaves_nothing_behind(converse_on: Start, way: str):
+    talk = converse_on(by_name())
+    talk.client >> client_hello("a.example")[:20]
+    getattr(talk.client, way)()
+    talk.until(lambda: bool(talk.records))
+    assert talk.record()["reason"] == "client_gone"
+    talk.no_dial()
+
+
+def test_a_client_that_half_closes_behind_its_hello_still_gets_the_answer(converse_on: Start):
+    talk = converse_on(by_name())
+    talk.client >> client_hello("a.example")
+    talk.client.ends()
+    talk.dialled("a.example", 443)
+    talk.until(lambda: talk.origin.has_eof)
+    talk.origin >> b"answer"
+    talk.origin.ends()
+    talk.client << b"answer"
+    talk.client.is_closed()
+
+
+def test_what_comes_before_the_dial_is_done_is_bounded(converse: Start):
+    talk = converse(by_name())
+    talk.client >> client_hello("a.example") + b"x" * 1_000_000
+    assert talk.client.transport.is_paused
+    talk.dialled("a.example", 443)
+    talk.origin.take(rb".*?x{1000000}")

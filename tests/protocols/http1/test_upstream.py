@@ -1,0 +1,136 @@
+"""An upstream connection by itself: what makes it usable again, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any, cast
+
+import pytest
+
+from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.transport.driver import Driver
+from egressproxy.transport.timers import TimerWheel
+from egressproxy.transport.tls import TlsTruncated
+from tests.transport.test_flow import Transport
+
+
+class Closing(Transport):
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.body, self.ended = b"", False
+
+    def send_body(self, data: bytes) -> None:
+        self.body += data
+
+    def end_body(self, trailers: bytes) -> None:
+        self.ended = True
+
+
+class Exchange:
+    """Asks once, and keeps what came of it."""
+
+    def __init__(self, method: bytes = b"GET") -> None:
+        self.transport = Closing()
+        self.upstream = UpstreamConnection(TimerWheel(), HeadLimits())
+        self.upstream.connection_made(cast(asyncio.Transport, self.transport))
+        self.driver, self.sink = Driver(), Sink()
+        self.error: UpstreamFault | None = None
+        self.method = method
+        self.ask()
+
+    def ask(self) -> None:
+        self.upstream.begin(self.driver, self.method, is_chunked=False, has_body=False)
+        self.driver.start(self._life())
+
+    async def _life(self) -> None:
+        try:
+            while (await self.upstream.response_head()).is_interim:
+                pass
+            if not self.upstream.has_ended:
+                self.upstream.send_response_body_to(self.sink)
+            await self.upstream.response_end()
+        except UpstreamFault as error:
+            self.error = error
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_reusable"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", True),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi!", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi", False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi", False),
+    ],
+)
+def test_when_a_connection_may_be_used_again(answer: bytes, is_reusable: bool):
+    one = Exchange()
+    one.upstream.data_received(answer)
+    assert one.error is None
+    assert not one.driver.is_busy
+    assert one.upstream.is_reusable is is_reusable
+
+
+def test_a_closing_connection_may_not_be_used_again():
+    one = Exchange()
+    one.upstream.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
+    one.upstream.close()
+    assert not one.upstream.is_reusable
+    assert one.upstream.is_leaving
+
+
+@pytest.mark.parametrize(
+    ("before", "loss", "reason", "retry"),
+    [
+        (b"", None, Reason.UPSTREAM_CLOSED, Retry.IF_REUSED),
+        (b"", ConnectionResetError(), Reason.UPSTREAM_RESET, Retry.IF_REUSED),
+        (b"HTTP/1.1 20", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
+        (b"HTTP/1.1 200 OK\r\n\r\nhi", TlsTruncated("cut"), Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
+        (b"", ssl.SSLError("alert"), Reason.TLS_PROTOCOL, Retry.NEVER),
+    ],
+)
+def test_how_an_end_in_the_middle_is_told(before: bytes, loss: Exception | None, reason: Reason, retry: Retry):
+    one = Exchange()
+    if before:
+        one.upstream.data_received(before)
+    one.upstream.connection_lost(loss)
+    assert one.error is not None
+    assert (one.error.reason, one.error.retry) == (reason, retry)
+    assert not one.sink.ended
+
+
+def test_a_clean_end_ends_a_body_that_lasts_until_it():
+    one = Exchange()
+    one.upstream.data_received(b"HTTP/1.1 200 OK\r\n\r\nhi")
+    assert not one.upstream.eof_received()
+    assert (one.sink.body, one.sink.ended, one.error) == (b"hi", True, None)
+    assert not one.upstream.is_reusable
+
+
+def test_octets_that_nobody_has_asked_for_close_an_idle_connection():
+    one = Exchange()
+    one.upstream.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
+    one.upstream.finish()
+    one.upstream.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+    assert one.transport.closing
+
+
+def test_a_loss_is_told_once():
+    one = Exchange()
+    told: list[Any] = []
+    one.upstream.on_lost = told.append
+    one.upstream.connection_lost(None)
+    one.upstream.connection_lost(None)
+    one.upstream.gone()
+    assert told == [one.upstream]
