@@ -225,7 +225,9 @@ class _Inner(Flow):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
+        """The client has left before the tunnel was there, while the upstream is dialled for one."""
         self.is_lost = True
+        self.driver.throw(ClientGone())
 
     def take_held(self) -> bytes:
         held, self.held = self.held, []
@@ -261,6 +263,4 @@ async def terminate(client: StreamConnection, listener: Listener) -> _Inner:
         await done
     finally:
         timer.cancel()
-    if inner.is_lost:  # in the same turn of the loop in which the handshake ended
-        raise ClientGone
     return inner

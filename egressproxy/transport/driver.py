@@ -72,8 +72,7 @@ class Driver:
         future, self._future = self._future, None
         if future is not None:
             future.remove_done_callback(self._future_done)
-            if not future.cancel() and not future.cancelled():
-                future.exception()  # it ended in this very turn of the loop; nobody will ask any more
+            future.cancel()
         self._step(self._coroutine.throw, error)
 
     def _step(self, advance: Callable[[Any], Any], value: Any) -> None:

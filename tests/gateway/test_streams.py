@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 
+from tests.e2e.world import terminate, tls_secret
 from tests.gateway.conftest import Start
 from tests.gateway.test_tunnels import client_hello
 from tests.support import manifests as m
+from tests.support.pki import Pki, chain
 
 
 def by_name() -> list[m.Manifest]:
@@ -87,3 +91,35 @@ def test_what_comes_before_the_dial_is_done_is_bounded(converse: Start):
     assert talk.client.transport.is_paused
     talk.dialled("a.example", 443)
     talk.origin.take(rb".*?x{1000000}")
+
+
+@pytest.mark.parametrize("is_dialling", [False, True])
+def test_a_client_that_leaves_behind_its_handshake_leaves_no_tunnel_behind(converse: Start, is_dialling: bool):
+    """In the turn of the loop in which the handshake ends, or while the upstream is dialled after it."""
+    pki = Pki()
+    leaf = pki.issue("a.example")
+    secret = tls_secret("front", chain(leaf), leaf.private_key_pem.bytes())
+    listener = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": terminate("front")}
+    talk = converse([m.gateway(listener), m.policy(limits={"tunnels": 1}), secret, *by_name()[2:]])
+    talk.counts_octets = False  # the log counts what is inside TLS
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = pki.client_context().wrap_bio(incoming, outgoing, server_hostname="a.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    talk.client >> outgoing.read()
+    incoming.write(bytes(talk.client.received))
+    tls.do_handshake()
+
+    def finish() -> None:
+        talk.client.transport.deliver(outgoing.read())
+        if not is_dialling:
+            talk.client.transport.lose(None)
+
+    talk.act(finish)
+    if is_dialling:
+        dial = talk.pending_dial()
+        talk.client.leaves()
+        assert dial is not None
+        assert dial.future.cancelled()
+    talk.until(lambda: bool(talk.records))
+    assert talk.record()["reason"] == "client_gone"
