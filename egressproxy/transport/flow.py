@@ -23,7 +23,7 @@ COPY_LIMIT = 16 * 1024
 def reset(transport: asyncio.Transport) -> None:
     """Break a connection off: TCP's RST in place of its FIN, which would make what was sent look whole.
 
-    A body that lasts until the close, and a tunnel, have no other sign of an end that came too early (RFC 9112 section 8).
+    A body that lasts until the close, and a tunnel, have no other sign of an early end (RFC 9112 section 8).
     """
     sock = None if transport.is_closing() else transport.get_extra_info("socket")
     if sock is not None:

@@ -129,7 +129,8 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         for future in self.queue:
             self._leave(future)
-        for connection in [*self.busy, *self.pool.idle, *self.closing]:
+        idle = [one for one in self.pool.idle if one not in self.closing]  # each is lost once
+        for connection in [*self.busy, *idle, *self.closing]:
             connection.is_lost = connection.is_leaving = True
             self.pool.lost(connection)
         for _ in range(self.opening):
