@@ -17,6 +17,8 @@ __all__ = ["BadClientHello", "ClientHello", "ClientHelloReader", "NotTls"]
 MAX_BYTES = 40_960
 
 _HANDSHAKE = 22  # content type
+_CONTENT_TYPES = range(20, 25)  # change_cipher_spec, alert, handshake, application_data, heartbeat
+_MAX_MAJOR = 0x10  # Go's server reads a first record whose version's first octet is below this
 _CLIENT_HELLO = 1  # handshake type
 _MAX_RECORD = 16384  # plaintext octets of a record
 _RECORD_HEAD = 5
@@ -63,6 +65,8 @@ class ClientHelloReader:
         """The hello, or None while it is incomplete.
 
         Raises NotTls as soon as the octets cannot be TLS, BadClientHello for a malformed, ambiguous or too large hello.
+        What some server would read as the start of TLS is never NotTls: an empty record or an alert before the hello, or
+        an odd version, must not make an observer look away.
         """
         self.data += data
         while self._take_record():
@@ -76,16 +80,15 @@ class ClientHelloReader:
     def _take_record(self) -> bool:
         """Move the next whole record's octets to the message; False if it is not here yet."""
         head = self.data[self._at : self._at + _RECORD_HEAD]
-        wrong = NotTls if self._at == 0 else BadClientHello
-        if head and head[0] != _HANDSHAKE:
-            raise wrong("not a TLS handshake record")
-        if len(head) > 1 and head[1] != 3:
-            raise wrong("not a TLS version")
+        if self._at == 0 and not _may_start_tls(head):
+            raise NotTls("not a TLS record")
+        if len(head) > 1 and (head[0] != _HANDSHAKE or head[1] != 3):
+            raise BadClientHello("not a TLS handshake record")
         if len(head) < _RECORD_HEAD:
             return False
         size = int.from_bytes(head[3:5], "big")
         if not 0 < size <= _MAX_RECORD:
-            raise wrong("not the size of a handshake record")
+            raise BadClientHello("not the size of a handshake record")
         start = self._at + _RECORD_HEAD
         if len(self.data) < start + size:
             if self._at == 0 and len(self.data) > start and self.data[start] != _CLIENT_HELLO:
@@ -112,6 +115,11 @@ class ClientHelloReader:
 
     def __repr__(self) -> str:
         return f"ClientHelloReader({len(self.data)} octets)"
+
+
+def _may_start_tls(head: bytes | bytearray) -> bool:
+    """Whether some TLS server would go on reading after a connection's first octets (one or more are enough)."""
+    return not head or (head[0] in _CONTENT_TYPES and (len(head) == 1 or head[1] < _MAX_MAJOR))
 
 
 class _Cursor:

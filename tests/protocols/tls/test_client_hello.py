@@ -118,8 +118,7 @@ def test_all_octets_are_kept_and_what_follows_the_record_is_left_alone():
 
 @pytest.mark.parametrize(
     "data",
-    [b"SSH-2.0-x\r\n", b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01\x03\x01", b"\x17", b"\x16\x02", b"\x16\x03\x01\x00\x00",
-     b"\x16\x03\x01\xff\xff", b"\x00", b"\x15\x03\x03\x00\x02\x01\x00"],
+    [b"SSH-2.0-x\r\n", b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01\x03\x01", b"\x16\x10", b"\x17\xff", b"\x19", b"\x00"],
 )  # fmt: skip
 def test_what_cannot_be_tls_is_told_at_once(data: bytes):
     with pytest.raises(NotTls):
@@ -129,6 +128,7 @@ def test_what_cannot_be_tls_is_told_at_once(data: bytes):
 def test_nothing_is_not_enough():
     assert ClientHelloReader().feed(b"") is None
     assert ClientHelloReader().feed(b"\x16") is None
+    assert ClientHelloReader().feed(b"\x15") is None
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,12 @@ def test_nothing_is_not_enough():
         pytest.param(records(GOOD + GOOD), id="a second message in the record"),
         pytest.param(records(GOOD[:20]) + records(GOOD[20:], content=23), id="another record type inside"),
         pytest.param(records(GOOD[:20]) + b"\x16\x03\x01\x00\x00", id="an empty record inside"),
+        pytest.param(b"\x16\x03\x01\x00\x00" + records(GOOD), id="an empty record before"),  # OpenSSL reads on
+        pytest.param(b"\x15\x03\x03\x00\x02\x01\x70" + records(GOOD), id="an alert before"),  # Go reads on
+        pytest.param(b"\x14\x03\x03\x00\x01\x01" + records(GOOD), id="a change of ciphers before"),
+        pytest.param(b"\x16\x02" + records(GOOD)[2:], id="an odd version of the record"),  # Go reads on
+        pytest.param(b"\x16\x03\x01\xff\xff", id="a record too large"),
+        pytest.param(b"\x17\x03", id="application data"),
     ],
 )
 def test_what_can_be_read_in_two_ways_is_refused(octets: bytes):

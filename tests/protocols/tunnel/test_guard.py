@@ -66,3 +66,12 @@ def test_a_malformed_hello_never_passes():
     broken[43] = 255  # the session id's length
     with pytest.raises(Denied):
         guard().feed(bytes(broken))
+
+
+@pytest.mark.parametrize(
+    "before", [b"\x16\x03\x01\x00\x00", b"\x15\x03\x01\x00\x02\x01\x70", b"\x14\x03\x03\x00\x01\x01"]
+)
+def test_a_record_before_the_hello_does_not_make_the_guard_look_away(before: bytes):
+    with pytest.raises(Denied) as caught:
+        guard().feed(before + hello("b.example"))
+    assert caught.value.reason is Reason.SNI_MISMATCH
