@@ -65,8 +65,8 @@ class ClientHelloReader:
         """The hello, or None while it is incomplete.
 
         Raises NotTls as soon as the octets cannot be TLS, BadClientHello for a malformed, ambiguous or too large hello.
-        What some server would read as the start of TLS is never NotTls: an empty record or an alert before the hello, or
-        an odd version, must not make an observer look away.
+        What some server would read as the start of TLS is never NotTls: an empty record or an alert before the hello,
+        or an odd version, must not make an observer look away.
         """
         self.data += data
         while self._take_record():
