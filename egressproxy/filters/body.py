@@ -103,7 +103,7 @@ class BodyChain:
                 if isinstance(result, Awaitable):
                     return start(self._go_on(position, result, x, data, last), result)
                 data = _given(flow, data, result)
-            except Exception as error:
+            except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 _settle(flow, error)
         return data
 
@@ -139,7 +139,7 @@ def _given(flow: _Flow, data: bytes, result: object) -> bytes:
     return result
 
 
-def _settle(flow: _Flow, error: Exception) -> None:
+def _settle(flow: _Flow, error: BaseException) -> None:
     """Failing open is possible only while everything that came has gone on as it came."""
     settle(flow.step, error, may_fail_open=flow.step.fail_open and not flow.has_changed)
     flow.is_off = True

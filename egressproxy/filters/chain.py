@@ -148,7 +148,7 @@ def run(steps: Steps, x: Exchange) -> Answer | asyncio.Task[Answer | None] | Non
             if isinstance(result, Awaitable):
                 return start(_go_on(step, result, x), result)
             raise TypeError
-        except Exception as error:
+        except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
             settle(step, error, may_fail_open=step.fail_open)
     return None
 
@@ -162,7 +162,7 @@ def finish(completions: Sequence[Completion], x: Exchange) -> None:
         if notes.pop(completion.mark, None):
             try:
                 completion.call(x)
-            except Exception:
+            except BaseException:
                 completion.stats.failed += 1
 
 

@@ -146,6 +146,7 @@ class CredentialInjector(Filter):
             )
         response.fields.block = self._mask.apply(response.fields.block)
         response.phrase = self._mask.apply(response.phrase)
+        response.via = self._mask.apply(response.via)  # written anew by the gateway, so it is not among the fields
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         assert self._mask is not None

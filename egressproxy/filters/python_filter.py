@@ -52,7 +52,7 @@ def load_filter(context: FilterContext) -> Filter:
             )
     try:
         made = cls(inner) if "__init__" in _own_names(cls) else cls()  # type: ignore[call-arg]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The constructor has seen secrets: the text of what it raised is not repeated.
         line = _line_in(error, path)
         raise ValueError(f"{path}:{line}: {type(error).__name__} while {cls.__name__} was built") from None

@@ -68,10 +68,15 @@ class FilterCancelled(Exception):
     """Something inside the filter was cancelled, and the filter let it through."""
 
 
-def settle(step: Step, error: Exception, *, may_fail_open: bool) -> None:
+class FilterExited(Exception):
+    """The filter raised what would end the process (SystemExit, KeyboardInterrupt), or is no Exception otherwise."""
+
+
+def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     """Count what a step raised; give it on, or swallow it where it may fail open.
 
-    A refusal (any GatewayError) always goes on, with the declaring object as its rule where it names none.
+    A refusal (any GatewayError) always goes on, with the declaring object as its rule where it names none. A filter that
+    calls `sys.exit` has failed like any other: one request must not end the process.
     """
     if isinstance(error, GatewayError):
         step.stats.rejected += 1
@@ -109,6 +114,10 @@ async def wait(awaitable: Awaitable[R], timeout_s: float | None) -> R:
         if task is not None and task.cancelling():
             raise
         raise FilterCancelled from None  # the filter cancelled itself: a failure, not a client that left
+    except (Exception, GeneratorExit):  # the latter closes a coroutine
+        raise
+    except BaseException as error:
+        raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
 
 
 def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:

@@ -109,8 +109,8 @@ class ClientConnection(DownstreamConnection):
     def _waits_for_answer(self) -> bool:
         """Whether the backend has the whole request and may still take its time.
 
-        That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall; where neither is set it is
-        ANSWER_S all the same, since a client that waits cannot be seen to have left.
+        That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall. Where neither is set it
+        is ANSWER_S, since a client that waits cannot be seen to have left.
         """
         upstream = self.life.upstream
         if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:

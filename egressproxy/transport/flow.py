@@ -1,8 +1,10 @@
 """Flow: reading that can be paused, and writing that pauses whoever feeds it.
 
 Back-pressure is a high-water mark of 64 KiB of unsent octets per direction: the transport calls `pause_writing`, and
-the
-connection that feeds this one stops reading until the buffer has drained.
+the connection that feeds this one stops reading until the buffer has drained.
+
+What is sent in one turn of the event loop goes out in one write at its end: uvloop 0.23 would make a system call, and
+wake the peer, for each piece (measured: W1 77 against 60 us).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, Protocol, cast
 __all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "reset"]
 
 HIGH_WATER = 64 * 1024
-#: A chunk up to this size is copied into one buffer with its framing; a larger one is written piece by piece.
+#: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
 COPY_LIMIT = 16 * 1024
 
 
@@ -52,6 +54,8 @@ class Flow(asyncio.Protocol):
     """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
 
     __slots__ = (
+        "_unflushed",
+        "_unflushed_octets",
         "feeder",
         "is_reading_paused",
         "is_write_blocked",
@@ -70,6 +74,8 @@ class Flow(asyncio.Protocol):
         self.sends_chunked = False
         self.octets_in = 0  # of the current exchange
         self.octets_out = 0
+        self._unflushed: list[bytes] = []
+        self._unflushed_octets = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -106,28 +112,54 @@ class Flow(asyncio.Protocol):
             feeder.pause_reading()
 
     def send(self, data: bytes) -> None:
-        self.octets_out += len(data)
-        self.transport.write(data)
+        """Send at the end of this turn of the loop, together with whatever else is sent until then."""
+        size = len(data)
+        self.octets_out += size
+        if not self._unflushed:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._unflushed.append(data)
+        self._unflushed_octets += size
+        if self._unflushed_octets > COPY_LIMIT:
+            self.flush()  # so that back-pressure is felt within a turn, too
 
     def send_body(self, data: bytes) -> None:
         """One piece of body, never empty."""
         size = len(data)
         if not self.sends_chunked:
-            self.octets_out += size
-            self.transport.write(data)
+            self.send(data)
         elif size <= COPY_LIMIT:
-            framed = b"%x\r\n%b\r\n" % (size, data)
-            self.octets_out += len(framed)
-            self.transport.write(framed)
+            self.send(b"%x\r\n%b\r\n" % (size, data))
         else:
-            start = b"%x\r\n" % size
-            self.octets_out += len(start) + size + 2
-            self.transport.writelines((start, data, b"\r\n"))
+            self.send(b"%x\r\n" % size)
+            self.send(data)
+            self.send(b"\r\n")
 
     def end_body(self, trailers: bytes) -> None:
         """The body is complete. Trailers exist only in a chunked body (RFC 9112 section 7.1.2)."""
         if self.sends_chunked:
             self.send(b"0%b\r\n\r\n" % trailers if trailers else b"0\r\n\r\n")
+
+    def flush(self) -> None:
+        """Hand to the transport what was sent in this turn; called before it is closed or given away."""
+        pieces = self._unflushed
+        if not pieces:
+            return
+        octets = self._unflushed_octets
+        self._unflushed = []
+        self._unflushed_octets = 0
+        if self.transport.is_closing():
+            return
+        if len(pieces) == 1:
+            self.transport.write(pieces[0])
+        elif octets <= COPY_LIMIT:
+            self.transport.write(b"".join(pieces))
+        else:
+            self.transport.writelines(pieces)
+
+    def forget_unflushed(self) -> None:
+        """What was sent in this turn goes nowhere: the connection is broken off."""
+        self._unflushed = []
+        self._unflushed_octets = 0
 
     # --- the peer, for logs --------------------------------------------------------------------------------------
     def peer_name(self) -> str:

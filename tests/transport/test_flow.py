@@ -15,6 +15,7 @@ from egressproxy.transport.flow import COPY_LIMIT, HIGH_WATER, Flow, reset
 class Transport:
     def __init__(self) -> None:
         self.written = b""
+        self.writes = 0
         self.calls: list[str] = []
         self.closing = False
 
@@ -32,6 +33,7 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         self.written += data
+        self.writes += 1
 
     def writelines(self, pieces: Any) -> None:
         self.written += b"".join(pieces)
@@ -75,20 +77,45 @@ def test_a_closing_transport_is_left_alone():
 
 
 @pytest.mark.parametrize("size", [1, COPY_LIMIT, COPY_LIMIT + 1, 100_000])
-def test_chunks_are_framed_and_counted_whatever_their_size(size: int):
+async def test_chunks_are_framed_and_counted_whatever_their_size(size: int):
     one, transport = flow()
     one.sends_chunked = True
     one.send_body(b"x" * size)
     one.end_body(b"\r\nX-T: 1")
+    one.flush()
     assert transport.written == b"%x\r\n" % size + b"x" * size + b"\r\n0\r\nX-T: 1\r\n\r\n"
     assert one.octets_out == len(transport.written)
 
 
-def test_a_body_of_known_length_has_no_frame():
+async def test_a_body_of_known_length_has_no_frame():
     one, transport = flow()
     one.send_body(b"abc")
     one.end_body(b"")
+    one.flush()
     assert transport.written == b"abc"
+
+
+async def test_what_is_sent_in_one_turn_goes_out_in_one_write_at_its_end():
+    one, transport = flow()
+    one.send(b"head")
+    one.send_body(b"body")
+    assert transport.written == b""
+    await asyncio.sleep(0)
+    assert (transport.written, transport.writes) == (b"headbody", 1)
+
+
+async def test_more_than_a_little_goes_out_at_once_so_that_back_pressure_is_felt():
+    one, transport = flow()
+    one.send(b"x" * (COPY_LIMIT + 1))
+    assert len(transport.written) == COPY_LIMIT + 1
+
+
+async def test_what_is_forgotten_is_never_written():
+    one, transport = flow()
+    one.send(b"secret")
+    one.forget_unflushed()
+    await asyncio.sleep(0)
+    assert transport.written == b""
 
 
 def test_a_peer_is_named_with_brackets_around_ipv6():

@@ -177,6 +177,7 @@ class DownstreamConnection(Flow):
         """Say no more; let the client read what was said before the connection goes (RFC 9112 section 9.6)."""
         if self.is_lost or self.is_lingering:
             return
+        self.flush()
         self.unsent = self.transport.get_write_buffer_size()
         if self.has_ended or (self.is_request_read and not self.reader.buffered) or not self.transport.can_write_eof():
             self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
@@ -192,10 +193,12 @@ class DownstreamConnection(Flow):
     def abort(self) -> None:
         """Break the connection: what was sent is not a whole message, and must not look like one."""
         if not self.is_lost:
+            self.flush()
             reset(self.transport)
 
     def detach(self) -> bytes:
         """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
+        self.flush()
         self.deadline.close()
         rest = self.reader.take_rest()
         self.feed_from(None)

@@ -124,6 +124,7 @@ class UpstreamConnection(Flow):
             and not head.http_1_0
             and not self.reader.has_surplus
             and not self.is_write_blocked
+            and not self._unflushed  # an answer that came before the request was sent answers something else
             and not self.transport.is_closing()
         )
 
@@ -187,14 +188,17 @@ class UpstreamConnection(Flow):
 
     def close(self) -> None:
         if not self.is_lost:
+            self.flush()
             self.transport.close()
 
     def abort(self) -> None:
         if not self.is_lost:
+            self.forget_unflushed()
             self.transport.abort()
 
     def detach(self) -> bytes:
         """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
+        self.flush()
         self.deadline.clear()
         self.driver = None
         self.sink = None
