@@ -75,8 +75,8 @@ class FilterExited(Exception):
 def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     """Count what a step raised; give it on, or swallow it where it may fail open.
 
-    A refusal (any GatewayError) always goes on, with the declaring object as its rule where it names none. A filter that
-    calls `sys.exit` has failed like any other: one request must not end the process.
+    A refusal (any GatewayError) always goes on, with the declaring object as its rule where it names none. A filter
+    that calls `sys.exit` has failed like any other: one request must not end the process.
     """
     if isinstance(error, GatewayError):
         step.stats.rejected += 1

@@ -102,6 +102,13 @@ def test_a_request_beyond_the_buffer_is_413_and_a_response_502():
     assert send([Around()], b"a" * 16) == [b"<" + b"a" * 16 + b">"]
 
 
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, BaseException])
+def test_a_body_filter_that_would_end_the_process_fails_like_any_other(error):
+    with pytest.raises(GatewayFault, match="filter f0 failed") as caught:
+        send([FailAt(0, error)], b"a")
+    assert "hunter2" not in caught.value.detail
+
+
 def test_a_failure_closes_without_repeating_what_was_raised():
     with pytest.raises(GatewayFault, match="filter f0 failed") as caught:
         send([FailAt(0)], b"a")

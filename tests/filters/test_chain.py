@@ -193,6 +193,46 @@ async def test_a_filter_that_cancels_itself_fails_closed():
     assert stats.failed == 1
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException])
+def test_a_filter_that_would_end_the_process_fails_like_any_other(error):
+    def call(x):
+        raise error("hunter2")
+
+    steps, stats = only(call)
+    with pytest.raises(GatewayFault) as caught:
+        run(steps, exchange())
+    assert caught.value.reason is Reason.FILTER_FAILED
+    assert "hunter2" not in caught.value.message + caught.value.detail
+    assert stats.failed == 1
+    steps, _ = only(call, fail_open=True)
+    assert run(steps, exchange()) is None
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, BaseException])
+async def test_a_waiting_filter_that_would_end_the_process_fails_like_any_other(error):
+    async def call(x):
+        await asyncio.sleep(0)
+        raise error("hunter2")
+
+    steps, stats = only(call)
+    with pytest.raises(GatewayFault) as caught:
+        await run(steps, exchange())
+    assert caught.value.reason is Reason.FILTER_FAILED
+    assert "hunter2" not in caught.value.message + caught.value.detail
+    assert stats.failed == 1
+
+
+def test_complete_cannot_end_the_process():
+    def leave(x):
+        raise SystemExit
+
+    made, (placed,) = chain((spec(), filter_of(request_headers=lambda x: None, complete=leave)))
+    x = exchange()
+    run(made.request_headers, x)
+    finish(made.complete, x)
+    assert placed.stats_in(Phase.REQUEST_HEADERS).failed == 1
+
+
 async def test_a_waiting_filter_that_gives_another_type_is_a_failure():
     with pytest.raises(GatewayFault):
         await run(only(awaiting("yes"))[0], exchange())

@@ -200,6 +200,13 @@ def test_the_head_of_a_response_is_masked_at_its_length():
     assert fields.get(b"x-other") == b"o"
 
 
+def test_what_the_gateway_writes_anew_is_masked_too():
+    x = answered()
+    x.response.phrase, x.response.via = b"S3CR3T-INJ", b"1.1 S3CR3T-INJ"
+    run(chain(SCRUB).backend_response, x)
+    assert (x.response.phrase, x.response.via) == (b"*" * 10, b"1.1 " + b"*" * 10)
+
+
 def test_a_body_is_masked_across_its_pieces_and_keeps_its_length():
     made = chain(SCRUB)
     assert made.response_body.keeps_length

@@ -125,6 +125,12 @@ def test_a_constructor_that_fails_does_not_show_its_secret(tmp_path):
     assert "hunter2" not in told
 
 
+def test_a_constructor_that_exits_is_a_problem_of_the_filter(tmp_path):
+    text = HEAD + "class F(Filter):\n    def __init__(self, c): raise SystemExit\n"
+    text += "    def request_headers(self, x): pass\n"
+    assert "f.py:4: SystemExit while F was built" in problem(tmp_path, text)
+
+
 def test_exactly_one_filter_class_is_expected(tmp_path):
     two = SIMPLE.format(value=1) + "class G(F): pass\n"
     assert "found: F, G" in problem(tmp_path, two)
