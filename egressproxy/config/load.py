@@ -127,10 +127,15 @@ class _Reader:
         if not path.is_dir():
             return [path]
         try:
-            return manifest_files(path)
+            found = manifest_files(path)
         except OSError as error:
             self._add_unreadable(path, error)
             return []
+        for file in found:
+            if file.exists() and not file.is_file():  # reading a named pipe would hold up every reload from here on
+                remedy = "remove it from the folder, or rename it"
+                self.problems.append(Problem(str(file), 0, 0, "", "", "this is a pipe, a socket or a device", remedy))
+        return [file for file in found if file.is_file() or not file.exists()]
 
     def read_file(self, path: Path) -> None:
         try:

@@ -28,7 +28,9 @@ class Problem:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         parts = [part for part in (place, self.object, self.field_path) if part]
         remedy = f" ({self.remedy})" if self.remedy else ""
-        return f"{': '.join(parts)}: {self.message}{remedy}"
+        text = f"{': '.join(parts)}: {self.message}{remedy}"
+        # One line on a terminal and in a log, whatever stands in a name or a key.
+        return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
     def as_dict(self) -> dict[str, str | int]:
         """For machine-readable output."""

@@ -205,6 +205,14 @@ def test_a_problem_reads_as_one_line() -> None:
     )
 
 
+def test_a_problem_stays_one_line_whatever_stands_in_the_names() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text('{apiVersion: v1, kind: ConfigMap, metadata: {name: "a\\nb\\x1b[2J", "k\\ney": 1}}', "f.yaml")
+    assert caught.value.problems
+    for problem in caught.value.problems:
+        assert str(problem).isprintable()
+
+
 def test_a_problem_is_a_plain_dict_for_machines() -> None:
     got = problem(POLICY + TARGET + "  mode: report\n").as_dict()
     assert got["line"] == 6
@@ -329,6 +337,13 @@ def test_a_folder_is_read_by_name_without_dot_files_and_folders(tmp_path: Path) 
     (tmp_path / "below.yaml").mkdir()
     (tmp_path / "below.yaml" / "d.yaml").write_text("a: [1")
     assert [made.name for made in load([tmp_path]).objects] == ["a", "b", "c"]
+
+
+def test_a_named_pipe_among_the_manifests_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match=r"a\.yaml: this is a pipe, a socket or a device") as caught:
+        load([tmp_path])
+    assert len(caught.value.problems) == 1
 
 
 def test_a_mounted_config_map_is_read_through_its_links(tmp_path: Path) -> None:
