@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.gateway.life import Life
-from egressproxy.gateway.live import Listener, Port
+from egressproxy.gateway.listener_state import ListenerState
+from egressproxy.gateway.live import Listener
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.tunnel.relay import Tunnel
 from egressproxy.transport.timers import NEVER, TimerWheel
 
-__all__ = ["ANSWER_S", "ClientConnection", "ListenerState"]
+__all__ = ["ANSWER_S", "ClientConnection"]
 
 #: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
 ANSWER_S = 600.0
-
-
-class ListenerState:
-    """What is open at one listener at this moment; survives reloads."""
-
-    __slots__ = ("connections", "is_closed", "per_client", "port", "streams", "tunnels")
-
-    def __init__(self, port: Port) -> None:
-        self.port = port  # the current snapshot's; a reload assigns a new one
-        self.connections: set[ClientConnection] = set()
-        self.streams: set[object] = set()
-        self.per_client: dict[str, int] = {}
-        self.tunnels = 0
-        self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
-
-    def __repr__(self) -> str:
-        return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"
 
 
 class ClientConnection(DownstreamConnection):
@@ -70,6 +54,10 @@ class ClientConnection(DownstreamConnection):
         """The listener of this port for this host (Gateway API, Listener.hostname)."""
         port = self.state.port
         return port.first if len(port.listeners) == 1 else port.by_host.match(host) or port.first
+
+    def close_if_idle(self) -> None:
+        if not self.in_exchange:
+            self.close()
 
     # --- the exchange's clock ------------------------------------------------------------------------------------
     def start_clock(self, x: Exchange, request_s: float, idle_s: float) -> None:

@@ -75,7 +75,7 @@ class Conductor:
 
     def on_lost(self, client: DownstreamConnection) -> None:
         assert isinstance(client, ClientConnection)
-        leave(client)
+        client.state.leave(client)
 
     # --- the life of an exchange ---------------------------------------------------------------------------------
     async def serve(self, client: ClientConnection, head: RequestHead) -> None:
@@ -336,7 +336,7 @@ class Conductor:
         finally:
             client.exchange = None
             if client.is_lost:
-                leave(client)
+                client.state.leave(client)
             else:
                 refused = client.tunnel_authority is None and has_stray_octets(x, client)
                 client.finish(close=client.life.close or self.is_draining or client.state.is_closed or refused)
@@ -381,16 +381,3 @@ def has_stray_octets(x: Exchange, client: ClientConnection) -> bool:
     """Octets behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
     wanted_tunnel = x.request is not None and (x.method == b"CONNECT" or bool(x.request.upgrade))
     return wanted_tunnel and client.reader.buffered > 0
-
-
-def leave(client: ClientConnection) -> None:
-    """The connection is gone: it no longer counts."""
-    state = client.state
-    if client in state.connections:
-        state.connections.discard(client)
-        host = client.client.rpartition(":")[0]
-        left = state.per_client.get(host, 1) - 1
-        if left > 0:
-            state.per_client[host] = left
-        else:
-            state.per_client.pop(host, None)

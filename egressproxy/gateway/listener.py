@@ -9,8 +9,9 @@ import ipaddress
 import logging
 import socket
 
-from egressproxy.gateway.client import ClientConnection, ListenerState
+from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.conductor import Conductor
+from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Port
 from egressproxy.gateway.streams import StreamConnection
 from egressproxy.model.exchange import Answer
@@ -72,7 +73,7 @@ class BoundPort:
     def _accept(self) -> asyncio.BaseProtocol:
         port = self.state.port
         if port.is_stream:
-            return StreamConnection(self._conductor, self.state)
+            return StreamConnection(self._conductor, self._metrics, self.state)
         client = CountedClient(self._conductor, self._metrics, self.state)
         if port.tls is None:
             return client
@@ -80,20 +81,16 @@ class BoundPort:
 
     @property
     def open_connections(self) -> int:
-        return len(self.state.connections) + len(self.state.streams)
+        return len(self.state.connections)
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""
-        for client in list(self.state.connections):
-            if not client.in_exchange:
-                client.close()
+        for connection in list(self.state.connections):
+            connection.close_if_idle()
 
     def abort_all(self) -> None:
-        for client in list(self.state.connections):
-            client.abort()
-        for stream in list(self.state.streams):
-            if isinstance(stream, StreamConnection):
-                stream.transport.abort()
+        for connection in list(self.state.connections):
+            connection.abort()
 
     def __repr__(self) -> str:
         return f"BoundPort({self.state})"
@@ -112,20 +109,12 @@ class CountedClient(ClientConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        state, limits = self.state, self.listener.spec.policy.limits
-        host = self.client.rpartition(":")[0]
-        of_client = state.per_client.get(host, 0)
-        is_full = limits.connections and len(state.connections) >= limits.connections
-        is_full = is_full or (limits.connections_per_client and of_client >= limits.connections_per_client)
-        if is_full:
+        if not self.state.admit(self, self.client):
             self.metrics.connection_rejected("connection_limit")
             answer = Answer(503, ((b"Retry-After", b"1"),), b"too many connections\n")
             self.is_request_read = True
             self.send(answer_bytes(answer, close=True))
             self.close()
-            return
-        state.connections.add(self)
-        state.per_client[host] = of_client + 1
 
 
 def tls_front(port: Port, client: ClientConnection) -> TlsStream:

@@ -14,6 +14,7 @@ from egressproxy.filters.chain import run
 from egressproxy.gateway.admission import enforce
 from egressproxy.gateway.answers import is_denial
 from egressproxy.gateway.life import Life
+from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
 from egressproxy.gateway.tunnels import dial, relay, take_tunnel_slot
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
@@ -21,6 +22,7 @@ from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.protocols.tunnel.relay import Tunnel
 from egressproxy.spec.gateway import ListenerProtocol
+from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, Flow
 from egressproxy.transport.parked import Parked
@@ -28,7 +30,6 @@ from egressproxy.transport.timers import Deadline
 from egressproxy.transport.tls import TlsStream
 
 if TYPE_CHECKING:
-    from egressproxy.gateway.client import ListenerState
     from egressproxy.gateway.conductor import Conductor
 
 __all__ = ["StreamConnection"]
@@ -50,15 +51,17 @@ class StreamConnection(Flow):
         "hello",
         "is_lost",
         "life",
+        "metrics",
         "reader",
         "request_headers_s",
         "state",
         "tunnel",
     )
 
-    def __init__(self, conductor: Conductor, state: ListenerState) -> None:
+    def __init__(self, conductor: Conductor, metrics: Metrics, state: ListenerState) -> None:
         super().__init__()
         self.conductor = conductor
+        self.metrics = metrics
         self.state = state
         self.driver = Driver()
         self.life = Life()
@@ -77,7 +80,10 @@ class StreamConnection(Flow):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.client = self.peer_name()
-        self.state.streams.add(self)
+        if not self.state.admit(self, self.client):
+            self.metrics.connection_rejected("connection_limit")
+            self.transport.abort()
+            return
         self.deadline.after(self.request_headers_s)
         self.driver.start(serve_stream(self.conductor, self))
 
@@ -108,7 +114,13 @@ class StreamConnection(Flow):
 
     def gone(self) -> None:
         self.deadline.close()
-        self.state.streams.discard(self)
+        self.state.leave(self)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def close_if_idle(self) -> None:
+        """A stream is served from its first octet on."""
 
     def take_held(self) -> bytes:
         held, self.held = self.held, []

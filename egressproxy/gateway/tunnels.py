@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.gateway.admission import HTTP_PORT, default_route, enforce, read_authority, refuse_loops
 from egressproxy.gateway.life import Life
+from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
@@ -23,7 +24,7 @@ from egressproxy.transport.driver import Driver
 from egressproxy.transport.parked import Parked
 
 if TYPE_CHECKING:
-    from egressproxy.gateway.client import ClientConnection, ListenerState
+    from egressproxy.gateway.client import ClientConnection
     from egressproxy.gateway.conductor import Conductor
 
 __all__ = ["dial", "relay", "serve_connect", "switch_protocols", "take_tunnel_slot"]

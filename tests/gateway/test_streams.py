@@ -13,10 +13,10 @@ from tests.support import manifests as m
 from tests.support.pki import Pki, chain
 
 
-def by_name() -> list[m.Manifest]:
+def by_name(**sections: object) -> list[m.Manifest]:
     return [
         m.gateway({"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}),
-        m.policy(destinations={"deny": [{"hostnames": ["denied.example"]}]}),
+        m.policy(destinations={"deny": [{"hostnames": ["denied.example"]}]}, **sections),
         m.backend("a", "a.example", 443, protocol="TCP"),
         m.tls_route("t", "a", hostnames=["a.example", "denied.example"]),
     ]
@@ -54,6 +54,15 @@ def test_whatever_has_no_route_is_dropped_without_a_word(converse_on: Start, fir
     talk.client.is_closed()
     assert talk.record()["reason"] == reason
     talk.no_dial()
+
+
+def test_one_connection_too_many_is_dropped(converse_on: Start):
+    talk = converse_on(by_name(limits={"connections": 1}))
+    talk.counts_octets = False
+    second = talk.connect()
+    second.is_closed()
+    assert talk.metrics.connections_rejected == {"connection_limit": 1}
+    assert len(talk.ports[0].state.connections) == 1
 
 
 def test_a_client_that_says_nothing_is_dropped_in_time(converse: Start):

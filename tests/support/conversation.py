@@ -715,7 +715,6 @@ class Conversation:
     def _check(self) -> None:
         for bound in self.ports:
             assert not bound.state.connections
-            assert not bound.state.streams
             assert bound.state.tunnels == 0
             assert bound.state.per_client == {}
         for pool in self.pools():

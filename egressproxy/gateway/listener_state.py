@@ -1,0 +1,58 @@
+"""ListenerState: what is open at one address and port at this moment. Survives reloads, which assign it a new Port."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from egressproxy.gateway.live import Port
+
+__all__ = ["Connection", "ListenerState"]
+
+
+class Connection(Protocol):
+    """A client's connection, of whatever protocol."""
+
+    def abort(self) -> None: ...
+
+    def close_if_idle(self) -> None:
+        """Go, unless something is being served."""
+
+
+class ListenerState:
+    """Counts connections against `limits.connections` and `limits.connectionsPerClient`, and tunnels."""
+
+    __slots__ = ("connections", "is_closed", "per_client", "port", "tunnels")
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.connections: dict[Connection, str] = {}  # each with its client's address
+        self.per_client: dict[str, int] = {}
+        self.tunnels = 0
+        self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
+
+    def admit(self, connection: Connection, client: str) -> bool:
+        """Count this connection of a client (`address:port`); false if a limit is reached, and it is not counted."""
+        limits = self.port.first.spec.policy.limits
+        address = client.rpartition(":")[0]
+        of_client = self.per_client.get(address, 0)
+        if limits.connections and len(self.connections) >= limits.connections:
+            return False
+        if limits.connections_per_client and of_client >= limits.connections_per_client:
+            return False
+        self.connections[connection] = address
+        self.per_client[address] = of_client + 1
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is gone. May be called again, and for one that was not admitted."""
+        address = self.connections.pop(connection, None)
+        if address is None:
+            return
+        left = self.per_client[address] - 1
+        if left:
+            self.per_client[address] = left
+        else:
+            del self.per_client[address]
+
+    def __repr__(self) -> str:
+        return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"
