@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from egressproxy.errors import GatewayError, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Filter, Phase
 from egressproxy.filters.steps import FilterStats, Step, settle, start, wait
 from egressproxy.model.exchange import Exchange
@@ -68,10 +68,12 @@ class _Flow:
 class BodyChain:
     """The body filters of one exchange. After an error it must not be fed again."""
 
-    __slots__ = ("_flows", "_phase")
+    __slots__ = ("_flows", "_keeps_length", "_owed", "_phase")
 
     def __init__(self, plan: BodyPlan) -> None:
         self._phase = plan.phase
+        self._keeps_length = plan.keeps_length
+        self._owed = 0  # octets taken and not given back, where the length has to stay
         self._flows = [_Flow(step) for step in plan.steps]
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
@@ -79,8 +81,10 @@ class BodyChain:
 
         An empty result before the last piece means that nothing is to be sent yet. A task has to be done before the
         next piece is fed; cancelling it cancels the filter. Raises LimitExceeded(BODY_TOO_LARGE, 413) or
-        UpstreamFault(BAD_RESPONSE, 502) beyond a buffer's bound, a filter's refusal, GatewayFault(FILTER_FAILED).
+        UpstreamFault(BAD_RESPONSE, 502) beyond a buffer's bound, a filter's refusal, GatewayFault(FILTER_FAILED); this
+        also where filters promise to keep the length and do not: what is too much would be read as another message.
         """
+        self._owed += len(data)
         return self._feed_from(0, x, data, last)
 
     def _feed_from(self, index: int, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
@@ -105,7 +109,18 @@ class BodyChain:
                 data = _given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 _settle(flow, error)
+        if self._keeps_length:
+            self._owed -= len(data)
+            if self._owed < 0 or (last and self._owed):
+                raise self._broken_promise()
         return data
+
+    def _broken_promise(self) -> GatewayFault:
+        for flow in self._flows:
+            flow.step.stats.failed += 1
+        names = ", ".join(flow.step.name for flow in self._flows)
+        message = f"filter {names} did not keep the length of the body"
+        return GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=self._flows[-1].step.source, close=True)
 
     async def _go_on(self, position: int, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool) -> bytes:
         flow = self._flows[position]

@@ -109,6 +109,20 @@ def test_a_body_filter_that_would_end_the_process_fails_like_any_other(error):
     assert "hunter2" not in caught.value.detail
 
 
+@pytest.mark.parametrize("given", [b"abc", b"a"])
+def test_a_filter_that_breaks_its_promise_on_the_length_fails(given):
+    class Liar(Filter):
+        keeps_length = True
+
+        def request_body(self, x, data, last):
+            return given if last else data
+
+    with pytest.raises(GatewayFault, match="filter f0 did not keep the length") as caught:
+        send([Liar()], b"ab", b"ab")
+    assert caught.value.reason is Reason.FILTER_FAILED
+    assert caught.value.close
+
+
 def test_a_failure_closes_without_repeating_what_was_raised():
     with pytest.raises(GatewayFault, match="filter f0 failed") as caught:
         send([FailAt(0)], b"a")
