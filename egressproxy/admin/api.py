@@ -163,6 +163,8 @@ def _published(entry: Published, api_version: str | None) -> dict[str, Any]:
     if resource.kind == "Secret" and resource.group == "":
         keys = sorted({*(manifest.get("data") or ()), *(manifest.pop("stringData", None) or ())})
         manifest["data"] = dict.fromkeys(keys, REDACTED)
+        if annotations := metadata.get("annotations"):  # other tools than kubectl keep the whole object there, too
+            metadata["annotations"] = dict.fromkeys(annotations, "redacted")
     if status is not None:
         manifest["status"] = status
     return manifest

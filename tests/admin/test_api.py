@@ -37,7 +37,7 @@ apiVersion: v1
 kind: Secret
 metadata:
   name: key
-  annotations: {kubectl.kubernetes.io/last-applied-configuration: "CANARY", team: a}
+  annotations: {kubectl.kubernetes.io/last-applied-configuration: "CANARY", kapp.k14s.io/original: "CANARY", team: a}
 data: {token: Q0FOQVJZ}
 stringData: {other: CANARY}
 """
@@ -92,7 +92,7 @@ def test_a_secret_is_answered_with_its_data_redacted():
     assert document.status == 200
     assert set(document.body["data"]) == {"token", "other"}
     assert {base64.b64decode(value) for value in document.body["data"].values()} == {b"redacted"}
-    assert document.body["metadata"]["annotations"] == {"team": "a"}
+    assert document.body["metadata"]["annotations"] == {"kapp.k14s.io/original": "redacted", "team": "redacted"}
     for shown in (document.body, everything(objects(), "1").body, get("/api/v1/secrets").body):
         assert "CANARY" not in str(shown)
         assert "Q0FOQVJZ" not in str(shown)
