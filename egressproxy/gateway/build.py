@@ -71,7 +71,6 @@ class _Builder:
         return Port(key[0], key[1], listeners, by_host, tls=tls, is_stream=is_stream)
 
     def listener(self, spec: ListenerSpec) -> Listener:
-        chain = self.chain(spec.extensions)
         http = [(route, [self.rule(spec, route, rule) for rule in route.rules]) for route in spec.http_routes]
         hosts = HostTable.build(
             HostEntry(route.hostnames, True, route.created, route.name) for route in spec.http_routes
@@ -90,7 +89,7 @@ class _Builder:
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE:
             terminate = server_context(spec.tls)
         return Listener(
-            spec, chain, HttpTable.build(http), hosts, streams, default, destinations,
+            spec, HttpTable.build(http), hosts, streams, default, destinations,
             self.metrics.series(spec.gateway, "-", "-"),
             is_forward=spec.protocol is ListenerProtocol.FORWARD_PROXY,
             scheme=b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http", terminate=terminate,

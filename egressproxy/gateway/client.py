@@ -7,7 +7,6 @@ from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.tunnel.relay import Tunnel
 from egressproxy.transport.timers import NEVER, TimerWheel
@@ -23,7 +22,6 @@ class ClientConnection(DownstreamConnection):
 
     __slots__ = (
         "attempt_ends_at",
-        "exchange",
         "exchange_ends_at",
         "idle_limit_s",
         "life",
@@ -38,7 +36,6 @@ class ClientConnection(DownstreamConnection):
         super().__init__(handler, wheel, first.head_limits, first.timeouts.request_headers_s, first.timeouts.idle_s)
         self.state = state
         self.life = Life()
-        self.exchange: Exchange | None = None
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
@@ -60,11 +57,10 @@ class ClientConnection(DownstreamConnection):
             self.close()
 
     # --- the exchange's clock ------------------------------------------------------------------------------------
-    def start_clock(self, x: Exchange, request_s: float, idle_s: float) -> None:
+    def start_clock(self, request_s: float, idle_s: float) -> None:
         """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it
         moves.
         """
-        self.exchange = x
         now = self.wheel.now
         self.exchange_ends_at = now + request_s if request_s > 0 else NEVER
         self.attempt_ends_at = NEVER

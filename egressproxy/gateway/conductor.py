@@ -100,7 +100,7 @@ class Conductor:
         listener = name_destination(x, client, head)
         refuse_loops(head, self.pseudonym)
         route = client.life.route = route_request(x, listener)
-        client.start_clock(x, route.request_s, route.idle_s)
+        client.start_clock(route.request_s, route.idle_s)
         if head.max_forwards >= 0:
             if head.max_forwards == 0:
                 self.answer(x, client, Answer(200, ((b"Allow", ALLOW),)))
@@ -334,7 +334,6 @@ class Conductor:
                 x.bytes_out = client.octets_out
             self.account(x, client.life)
         finally:
-            client.exchange = None
             if client.is_lost:
                 client.state.leave(client)
             else:

@@ -148,7 +148,6 @@ class Listener:
     """One listener of a Gateway."""
 
     __slots__ = (
-        "chain",
         "default",
         "destinations",
         "gateway",
@@ -170,7 +169,6 @@ class Listener:
     def __init__(
         self,
         spec: ListenerSpec,
-        chain: Chain,
         http: HttpTable[Route],
         hosts: HostTable[bool],
         streams: HostTable[Route],
@@ -186,7 +184,6 @@ class Listener:
         self.gateway = spec.gateway
         self.name = spec.name
         self.port = spec.port
-        self.chain = chain
         self.http = http
         self.hosts = hosts  # the hostnames that any HTTPRoute serves
         self.streams = streams

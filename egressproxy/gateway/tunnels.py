@@ -59,7 +59,7 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     life.route = route
     x.route = route.name
     x.series = route.series
-    client.start_clock(x, route.request_s, route.idle_s)
+    client.start_clock(route.request_s, route.idle_s)
     if route.chain.request_headers is not None and await conductor.answered_by(route.chain.request_headers, x, client):
         return
     choice = life.choice = route.choose()

@@ -71,7 +71,6 @@ class Exchange:
         "path",
         "path_prefix",
         "reason",
-        "release",
         "request",
         "request_id",
         "response",
@@ -125,7 +124,6 @@ class Exchange:
         self.bytes_in = 0  # from the client, head and body octets
         self.bytes_out = 0  # to the client
         self.series: Any = None  # telemetry.metrics.Series, bound at build time
-        self.release: list[Any] | None = None  # callables that complete() runs: concurrency slots
 
     def note(self, key: str, value: object) -> None:
         """Keep a value until the end of the exchange."""

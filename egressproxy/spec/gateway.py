@@ -49,7 +49,7 @@ class ListenerSpec:
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
     `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route
     matches
-    but the policy allows. `is_open` is true only for the built-in gateway of `run` without configuration.
+    but the policy allows.
     """
 
     gateway: str
@@ -65,7 +65,6 @@ class ListenerSpec:
     policy: PolicySpec = NO_POLICY
     extensions: tuple[ExtensionSpec, ...] = ()
     default_backend: WeightedBackend | None = None
-    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,6 @@ def builtin_open_config(defaults: Defaults) -> Compiled:
         protocol=ListenerProtocol.FORWARD_PROXY,
         policy=policy,
         default_backend=WeightedBackend(BackendSpec("-", Destination.DYNAMIC), policy=policy),
-        is_open=True,
     )
     warning = f"no configuration: everything is allowed, on 127.0.0.1:{BUILTIN_PORT}"
     return Compiled(ConfigSpec((listener,), 1), warnings=(warning,))

@@ -87,15 +87,9 @@ def test_without_configuration_there_is_an_open_proxy_on_loopback():
     assert (found.gateway, found.name, found.port) == ("default/egressproxy", "forward", 3128)
     assert found.addresses == ("127.0.0.1",)
     assert found.protocol is ListenerProtocol.FORWARD_PROXY
-    assert found.is_open
     assert found.policy.mode is Mode.OPEN
     assert found.default_backend is not None
     assert found.default_backend.policy.mode is Mode.OPEN
-
-
-def test_nothing_that_is_configured_is_open_by_itself():
-    made = compiled(FORWARD, policy("mode: Open"))
-    assert not listener(made).is_open
 
 
 def test_a_chain_through_a_parent_serves_tunnels_and_requests():
