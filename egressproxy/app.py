@@ -39,6 +39,12 @@ log = logging.getLogger("egressproxy")
 #: What makes a new configuration unusable although it was compiled.
 REFUSALS = (ConfigError, BindError, FilterBuildError, ssl.SSLError, ValueError, OSError)
 
+OPEN_PROXY = """\
+No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
+Try it:
+  curl -x http://{place} https://example.com/
+To say what may leave, see `egressproxy schema` and `egressproxy run --help`."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -114,7 +120,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
         try:
             self._access_log = AccessLog(self.options.access_log)
         except OSError as error:
@@ -152,7 +158,7 @@ class App:
             if task is not None:
                 task.cancel()
         cut = await self._drain()
-        log.info("stopped; %d connections were cut at the deadline", cut)
+        log.info("stopped%s", f"; {_counted(cut, 'connection')} cut at the deadline" if cut else "")
         for server in servers:
             await server.stop()
         lag.stop()
@@ -172,6 +178,10 @@ class App:
     def _asked_to_stop(self) -> None:
         self._signals += 1
         self._stop.set()
+
+    def _asked_to_reload(self) -> None:
+        log.info("SIGHUP: the configuration is read again, the access log opened again")
+        self._reload.set()
 
     async def _start_admin(self) -> list[AdminServer]:
         servers = []
@@ -238,12 +248,18 @@ class App:
                 log.exception("internal error in a reload")
                 self._rejected(f"internal error ({type(error).__name__})")
             else:
-                log.info("configuration %d is in service: %d objects", self._generation, len(self._resources.objects))
+                self._tell_generation()
 
     def _rejected(self, why: str) -> None:
         self._rejection = why
         self.metrics.reload_failed()
-        log.error("the new configuration is rejected, configuration %d stays in service:\n%s", self._generation, why)
+        log.error("the new configuration is rejected, configuration %d stays in service:", self._generation)
+        for line in why.splitlines():  # one record for each problem
+            log.error("%s", line)
+
+    def _tell_generation(self) -> None:
+        objects = _counted(len(self._resources.objects), "object")
+        log.info("configuration %d is in service: %s", self._generation, objects)
 
     def _announce(self) -> None:
         assert self._compiled is not None
@@ -251,8 +267,12 @@ class App:
             for address in listener.addresses:
                 place = f"[{address}]:{listener.port}" if ":" in address else f"{address}:{listener.port}"
                 log.info("%s listener %s/%s on %s", listener.protocol.value, listener.gateway, listener.name, place)
+                if not self.options.config:  # said only now that the port is ours
+                    print(OPEN_PROXY.format(place=place), file=sys.stderr)
         if self.options.admin is not None:
             log.info("admin on http://%s:%d/", *self.options.admin)
+        if self.options.config:
+            self._tell_generation()
 
 
 def _defaults(bind: tuple[str, ...]) -> Defaults:
@@ -268,6 +288,10 @@ def _with_rejection(status: Mapping[str, Any], why: str, generation: int) -> dic
         "observedGeneration": generation,
     }
     return {**status, "conditions": [*status.get("conditions", ()), condition]}
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _start_failed(why: str) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from egressproxy.app import App, RunOptions
+from egressproxy.app import App, RunOptions, compiled
+from egressproxy.config.load import load
 from egressproxy.config.problems import ConfigError
 from tests.support import manifests as m
 from tests.support.net import free_port
@@ -41,3 +46,49 @@ async def test_a_start_with_a_bad_manifest_raises_every_problem(tmp_path: Path):
 def test_a_process_is_not_ready_before_it_listens():
     assert App(RunOptions()).why_not_ready() == "the listeners are not bound yet"
     assert list(App(RunOptions()).objects()) == []
+
+
+async def served(app: App) -> None:
+    """Serve, and stop as soon as it does; a start that fails, fails the test."""
+    serving = asyncio.create_task(app.serve())
+    while app.why_not_ready() and not serving.done():  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await serving == 0
+
+
+async def test_an_open_proxy_says_so_and_how_to_try_it_once_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    port = free_port()
+    m.write(tmp_path / "all.yaml", [m.gateway(m.forward_listener(port)), m.policy(["a.test"])])
+    monkeypatch.setattr("egressproxy.app.builtin_open_config", lambda _: compiled(load((tmp_path,)), ("127.0.0.1",)))
+    await served(App(RunOptions(admin=None, access_log="off")))
+    said = capsys.readouterr()
+    assert "OPEN" in said.err
+    assert f"curl -x http://127.0.0.1:{port} " in said.err
+    assert said.out == ""  # standard output belongs to the access log
+
+
+async def test_a_start_and_an_end_are_told_in_plain_words(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "egressproxy")
+    await served(App(options(tmp_path, m.gateway(m.forward_listener(free_port())))))
+    assert "configuration 1 is in service: 1 object" in caplog.messages
+    assert caplog.messages[-1] == "stopped"
+
+
+async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    app = App(options(tmp_path))
+    app._rejected("a.yaml:1:1: this\nb.yaml:2:2: that")
+    assert caplog.messages[1:] == ["a.yaml:1:1: this", "b.yaml:2:2: that"]
+
+
+async def test_a_hangup_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "egressproxy")
+    app = App(options(tmp_path))
+    app._asked_to_reload()
+    assert caplog.messages[0].startswith("SIGHUP")
+    assert app._reload.is_set()

@@ -10,6 +10,8 @@ from typing import Final
 
 import click
 
+from egressproxy import __version__
+
 __all__ = ["main"]
 
 _VERBS: Final = ("run", "check", "schema", "filters", "version")
@@ -23,7 +25,7 @@ Start an open proxy on this machine alone, for a first look:
 
 \b
 Write down what may leave, check it, serve it:
-  egressproxy schema --kind EgressPolicy
+  egressproxy schema EgressPolicy
   egressproxy check policies/
   egressproxy run --config policies/
 """
@@ -44,5 +46,6 @@ class _Verbs(click.Group):
 
 
 @click.group(cls=_Verbs, help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="egressproxy", message="%(prog)s %(version)s")
 def main() -> None:
     pass

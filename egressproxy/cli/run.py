@@ -71,14 +71,6 @@ def command(
     from egressproxy import app
     from egressproxy.config.problems import ConfigError
 
-    if not config:
-        click.echo(
-            "No --config: an OPEN forward proxy on 127.0.0.1:3128, without any policy, for this machine alone.\n"
-            "Try it:\n"
-            "  curl -x http://127.0.0.1:3128 https://example.com/\n"
-            "To say what may leave, see `egressproxy schema` and `egressproxy run --help`.",
-            err=True,
-        )
     options = app.RunOptions(
         config=config,
         bind=tuple(dict.fromkeys(bind)),

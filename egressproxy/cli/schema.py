@@ -11,9 +11,10 @@ __all__ = ["command"]
 
 
 @click.command("schema", short_help="Print what a manifest may say.")
+@click.argument("name", metavar="[KIND]", required=False)
 @click.option("--kind", metavar="KIND", help="Only this kind: HTTPRoute, or with its group Backend.egressproxy.io.")
 @click.option("--list", "list_kinds", is_flag=True, help="List the kinds that are understood instead.")
-def command(kind: str | None, list_kinds: bool) -> None:
+def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
     """Print the JSON Schema of every kind, for editors, or of one.
 
     A name that several groups have (Backend) means the one of egressproxy.io.
@@ -22,7 +23,7 @@ def command(kind: str | None, list_kinds: bool) -> None:
     Examples:
       egressproxy schema > egressproxy.schema.json
       egressproxy schema --list
-      egressproxy schema --kind EgressPolicy
+      egressproxy schema EgressPolicy
       egressproxy schema --kind Backend.gateway.networking.k8s.io
 
     \b
@@ -39,17 +40,20 @@ def command(kind: str | None, list_kinds: bool) -> None:
             group = f"{known.GROUP}/" if known.GROUP else ""
             click.echo(f"{known.KIND:{width}}  {group}{', '.join(known.VERSIONS)}")
         return
+    if name is not None and kind is not None:
+        raise click.UsageError(f"two kinds, {name} and {kind}: one at a time")
+    kind = kind or name
     if kind is None:
         click.echo(json.dumps(json_schema(), indent=2))
         return
-    name, _, group = kind.partition(".")
-    found = [known for known in KINDS if known.KIND.lower() == name.lower() and group in ("", known.GROUP)]
+    wanted, _, group = kind.partition(".")
+    found = [known for known in KINDS if known.KIND.lower() == wanted.lower() and group in ("", known.GROUP)]
     if not found:
         names = sorted({known.KIND for known in KINDS})
         by_lower = {known.lower(): known for known in names}
-        near = get_close_matches(name.lower(), by_lower, n=1)
+        near = get_close_matches(wanted.lower(), by_lower, n=1)
         hint = f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(names)}"
-        raise click.BadParameter(f"unknown kind {kind!r}; {hint}", param_hint="--kind")
+        raise click.BadParameter(f"unknown kind {kind!r}; {hint}", param_hint="KIND")
     chosen = next((known for known in found if known.GROUP == OUR_GROUP), found[0])
     schema = chosen.model_json_schema(by_alias=True)
     versions = [f"{chosen.GROUP}/{version}" if chosen.GROUP else version for version in chosen.VERSIONS]

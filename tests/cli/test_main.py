@@ -38,7 +38,12 @@ def test_version_names_the_release():
     assert result.output.startswith(f"egressproxy {__version__} ")
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["run", "--help"]])
+def test_version_is_an_option_too():
+    result = CliRunner().invoke(main, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"egressproxy {__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"], ["--help"], ["run", "--help"]])
 def test_what_needs_no_configuration_loads_none_of_the_heavy_libraries(arguments: list[str]):
     program = (
         "import sys\n"

@@ -30,6 +30,12 @@ def test_every_kind_has_a_schema(kind: str):
     assert schema["properties"]["kind"]["const"] == kind
 
 
+def test_a_kind_needs_no_option():
+    with_option = CliRunner().invoke(main, ["schema", "--kind", "EgressPolicy"])
+    assert CliRunner().invoke(main, ["schema", "EgressPolicy"]).output == with_option.output
+    assert CliRunner().invoke(main, ["schema", "EgressPolicy", "--kind", "Gateway"]).exit_code == 2
+
+
 def test_a_name_of_several_groups_means_ours_unless_the_group_is_given():
     def title(kind: str) -> str:
         return str(json.loads(CliRunner().invoke(main, ["schema", "--kind", kind]).output)["title"])
