@@ -126,7 +126,7 @@ def read_documents(data: bytes) -> Iterator[Document | Fault]:
     except _Limit as limit:
         yield limit.fault
     except yaml.MarkedYAMLError as error:
-        yield _syntax_fault(error)
+        yield _syntax_fault(error, text)
     except yaml.reader.ReaderError as error:
         place = Place(text.count("\n", 0, error.position) + 1, 1)
         yield Fault(place, "a control character is not possible in YAML", "remove it, or escape it in quotes")
@@ -290,10 +290,15 @@ def _check_aliases(root: Node, written: int) -> None:
     size(root)
 
 
-def _syntax_fault(error: yaml.MarkedYAMLError) -> Fault:
+def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     mark = error.problem_mark or error.context_mark
     place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place()
     problem = error.problem or "not YAML"
+    if mark is not None and text[mark.index : mark.index + 1] == "\t":
+        return Fault(place, "a tab stands where YAML takes blanks only", "indent with blanks")
+    if error.context == "while scanning an alias":
+        # What was written is not repeated: it may be a password.
+        return Fault(place, "a plain value cannot start with *", 'quote it, as in "*.example.com"')
     if "alias" in problem or "anchor" in problem:
         # The parser names it, and `password: *x` would show the password.
         return Fault(place, "an alias or anchor that does not fit", "quote text that starts with * or &")

@@ -120,6 +120,19 @@ def test_an_alias_without_anchor_is_not_repeated_since_it_may_be_a_secret() -> N
     assert found.place.line == 1
 
 
+@pytest.mark.parametrize("text", ["a: [*.test]", "a:\n  - *.test\n", "a: *.test"])
+def test_a_wildcard_without_quotes_is_told_to_be_quoted_and_not_repeated(text: str) -> None:
+    found = fault(text)
+    assert found.remedy == 'quote it, as in "*.example.com"'
+    assert "test" not in found.message
+
+
+@pytest.mark.parametrize(("text", "line"), [("a:\n\tb: 1", 2), ("ä: 1\nb:\n  c: 1\n\td: 1", 4), ("\ta: 1", 1)])
+def test_a_tab_is_called_a_tab(text: str, line: int) -> None:
+    found = fault(text)
+    assert (found.place, found.remedy) == (Place(line, 1), "indent with blanks")
+
+
 def test_anchors_and_aliases_work() -> None:
     assert value("a: &x [1, 2]\nb: *x\n") == {"a": [1, 2], "b": [1, 2]}
 

@@ -74,6 +74,8 @@ _DURATION = re.compile(r"([0-9]{1,5}(h|m|s|ms)){1,4}")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _QUALIFIED_TYPE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9]+:v[0-9a-z]+")
+_MORE_THAN_A_HOST = re.compile(r"([a-z][a-z0-9+.-]*://)?((?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?)(:[0-9]+)?(/.*)?", re.ASCII)
+_LIKE_AN_ADDRESS = re.compile(r"[0-9a-fA-F:.%\[\]]+")
 _PIN = re.compile(r"sha256/[A-Za-z0-9+/]{43}=")
 _MAX_HOSTNAME = 253
 
@@ -140,6 +142,7 @@ def _hostname(value: str) -> str:
     bare = value.removeprefix("*.")
     if "*" in bare:
         raise Refused("a wildcard has to be the whole first label", _wildcard_remedy(value))
+    _refuse_more_than_a_host(value, "name the port in its own field")
     if value != value.lower():
         raise Refused("a hostname is written in lower case", f"write {value.lower()}")
     if ":" in value:
@@ -154,6 +157,7 @@ def _destination_hostname(value: str) -> str:
     bare = value.removeprefix("*.")
     if "*" in bare:
         raise Refused("a wildcard has to be the whole first label of a name", _wildcard_remedy(value))
+    _refuse_more_than_a_host(value, "ports stand under ports")
     try:
         name, address = parse_host(bare.encode("ascii"))
     except UnicodeEncodeError:
@@ -161,13 +165,26 @@ def _destination_hostname(value: str) -> str:
     except AuthorityError as error:
         remedy = (
             "write the address under cidrs"
-            if ":" in bare
+            if ":" in bare and _LIKE_AN_ADDRESS.fullmatch(bare)
             else "write a DNS name such as api.example.com or *.example.com"
         )
         raise Refused(f"not a hostname: {error}", remedy) from None
     if address is not None:
         raise Refused("an address is not a hostname", "write the address under cidrs")
     return "*." + name if bare != value else name
+
+
+def _refuse_more_than_a_host(value: str, port_remedy: str) -> None:
+    """Refuse what was copied from a browser or a client: a URL, a name with its port or path."""
+    found = _MORE_THAN_A_HOST.fullmatch(value)
+    if found is None or _LIKE_AN_ADDRESS.fullmatch(value):
+        return
+    scheme, host, port, path = found.groups()
+    parts = [name for name, is_there in (("scheme", scheme), ("port", port), ("path", path)) if is_there]
+    if parts:
+        listed = " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+        remedy = f"write {host.lower()} alone" + (f"; {port_remedy}" if port else "")
+        raise Refused(f"a hostname has no {listed}", remedy)
 
 
 def _wildcard_remedy(value: str) -> str:

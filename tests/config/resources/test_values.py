@@ -60,6 +60,12 @@ def test_what_is_no_hostname_is_refused(value: str) -> None:
     assert refused(values.Hostname, value).remedy
 
 
+def test_a_hostname_that_is_a_url_is_told_all_that_does_not_belong() -> None:
+    error = refused(values.Hostname, "https://API.test:443/v1")
+    assert error.message == "a hostname has no scheme, port or path"
+    assert error.remedy == "write api.test alone; name the port in its own field"
+
+
 @pytest.mark.parametrize(
     ("written", "read_as"),
     [
@@ -87,7 +93,14 @@ def test_a_destination_hostname_is_normalised(written: str, read_as: str) -> Non
         ("::1", "cidrs"),
         ("010.1", "DNS name"),
         ("0x7f.1", "DNS name"),
-        ("a.test:443", "cidrs"),
+        ("10.0.0.1:443", "cidrs"),
+        ("[::1]:443", "cidrs"),
+        ("a.test:443", "write a.test alone; ports stand under ports"),
+        ("*.a.test:443", "write *.a.test alone; ports stand under ports"),
+        ("https://A.test", "write a.test alone"),
+        ("https://a.test:8443/v1", "write a.test alone; ports"),
+        ("a.test/v1", "write a.test alone"),
+        ("http://a:b@c", "DNS name"),
         ("a b", "DNS name"),
         ("bücher.example", "xn--"),
         ("", "DNS name"),
