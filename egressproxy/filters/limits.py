@@ -57,7 +57,7 @@ class RequestRateLimit(Filter):
         #: How far ahead the bucket may be drawn; the last part covers the rounding of sums of intervals.
         self._ahead = self._interval * ((config.burst or config.limit) - 1) + self._interval * 1e-6
         self._full_at = clock()
-        self._message = f"more than {config.limit} requests in {config.window:g} s"
+        self._message = _rate(config)
 
     def request_headers(self, x: Exchange) -> None:
         now = self._clock()
@@ -99,7 +99,7 @@ class ConcurrencyLimit(Filter):
         if self.in_progress >= self._limit:
             raise LimitExceeded(
                 Reason.CONCURRENCY,
-                f"more than {self._limit} requests at once",
+                f"more than {_requests(self._limit)} at once",
                 status=503,
                 rule=self._source,
                 retry_after_s=1,
@@ -142,6 +142,20 @@ class BodyLimit(Filter):
             )
         if x.max_body_bytes < 0 or x.max_body_bytes > self._max_bytes:
             x.max_body_bytes = self._max_bytes
+
+
+def _rate(config: RequestRateLimitConfig) -> str:
+    """What was exceeded, the burst included where it is another number: it is what a quick client meets first."""
+    rate = f"more than {_requests(config.limit)} in {config.window:g} s"
+    if config.burst in (0, config.limit):
+        return rate
+    if config.burst < config.limit:
+        return f"{rate}, or more than {config.burst} at once"
+    return f"{rate}, after {config.burst} at once"
+
+
+def _requests(number: int) -> str:
+    return "1 request" if number == 1 else f"{number} requests"
 
 
 REQUEST_RATE_LIMIT = FilterType(

@@ -61,6 +61,23 @@ def test_without_a_burst_as_many_as_the_limit_pass_at_once():
     assert passed(rate(limit=3, window=60)[0], 9) == 3
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"limit": 6, "window": 10, "burst": 3}, "more than 6 requests in 10 s, or more than 3 at once"),
+        ({"limit": 6, "window": 10, "burst": 9}, "more than 6 requests in 10 s, after 9 at once"),
+        ({"limit": 6, "window": 10}, "more than 6 requests in 10 s"),
+        ({"limit": 1, "window": 0.5}, "more than 1 request in 0.5 s"),
+    ],
+)
+def test_a_refusal_says_what_was_exceeded(config, message):
+    limit, _ = rate(**config)
+    passed(limit, 10)
+    with pytest.raises(LimitExceeded) as caught:
+        limit.request_headers(exchange())
+    assert caught.value.message == message
+
+
 def test_a_refusal_says_when_to_come_back():
     limit, clock = rate(limit=1, window=30)
     limit.request_headers(exchange())

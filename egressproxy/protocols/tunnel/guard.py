@@ -1,8 +1,7 @@
 """SniGuard: what the client says first inside a tunnel has to agree with the authority that policy was asked about.
 
 Otherwise a tunnel to an allowed name would carry a TLS session for another one (domain fronting). Nothing of the
-client's octets
-goes on until the guard is content. Sources: RFC 6066 section 3; resources.md, destinations.
+client's octets goes on until the guard is content. Sources: RFC 6066 section 3; resources.md, destinations.
 """
 
 from __future__ import annotations
@@ -54,4 +53,6 @@ class SniGuard:
         else:
             why = "names another server (SNI)"
         remedy = "set `sni: Any` on the entry of destinations.allow that allows this destination"
-        raise Denied(Reason.SNI_MISMATCH, f"the ClientHello in the tunnel to {self.authority} {why}", remedy=remedy)
+        message = f"the ClientHello in the tunnel to {self.authority} {why}"
+        detail = "" if hello.sni is None else f"SNI {hello.sni}"  # the reader has made sure that it is a host name
+        raise Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=detail)

@@ -48,6 +48,26 @@ def test_another_name_is_refused(name: str | None):
     assert "sni: Any" in caught.value.remedy
 
 
+def refused_hello(data: bytes) -> Denied:
+    with pytest.raises(Denied) as caught:
+        guard().feed(data)
+    return caught.value
+
+
+def test_the_log_says_which_name_the_hello_gave():
+    refused = refused_hello(hello("b.example"))
+    assert refused.detail == "SNI b.example"
+    assert "b.example" not in refused.message
+    assert refused_hello(hello(None)).detail == ""
+
+
+@pytest.mark.parametrize("octets", [b'b\n{"}xa', b"b:1.exam", b"\xc3\xbc.examp", b"b@x.exam", b"b.examp%"])
+def test_what_is_no_name_is_not_repeated_in_the_log(octets: bytes):
+    refused = refused_hello(hello("b.exampl").replace(b"b.exampl", octets.ljust(8, b"x")[:8]))
+    assert refused.reason is Reason.SNI_MISMATCH
+    assert octets.decode("latin-1") not in refused.detail
+
+
 def test_a_tunnel_to_an_address_wants_no_name():
     assert guard(b"93.184.216.34:443").feed(hello(None)) is not None
     with pytest.raises(Denied):
