@@ -8,6 +8,7 @@ bound sockets are swapped in one go. Whatever fails before that leaves everythin
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import secrets
@@ -30,6 +31,11 @@ __all__ = ["BindError", "Gateway"]
 
 log = logging.getLogger(__name__)
 
+BIND_REMEDIES = {
+    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",
+    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
+    errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
+}
 #: How often a drain looks whether everybody has gone.
 DRAIN_POLL_S = 0.05
 
@@ -89,7 +95,8 @@ class Gateway:
                     other.stop_accepting()
                 listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
                 why = error.strerror or type(error).__name__
-                raise BindError(f"listener {listeners}: cannot bind {key[0]} port {key[1]}: {why}") from None
+                remedy = BIND_REMEDIES.get(error.errno or 0, "")
+                raise BindError(f"listener {listeners}: cannot bind {key[0]} port {key[1]}: {why}{remedy}") from None
         return new
 
     def _swap(self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]) -> None:

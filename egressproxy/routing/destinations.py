@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority
+from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap
 from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, SniCheck
 
@@ -63,14 +64,15 @@ class DestinationPolicy:
 
     @staticmethod
     def _not_allowed(authority: Authority, policy: str) -> Denied:
-        return Denied(
-            Reason.DESTINATION_NOT_ALLOWED,
-            f"{authority.host} is not allowed by policy {policy}",
-            rule=f"EgressPolicy {policy}",
-            remedy=f'add {{hostnames: ["{authority.host}"], ports: [{authority.port}]}} to destinations.allow'
-            if authority.address is None
-            else f'add {{cidrs: ["{authority.host}"], ports: [{authority.port}]}} to destinations.allow',
-        )
+        host, port = authority.host, authority.port
+        if authority.address is None:
+            remedy = f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
+        elif authority.address in METADATA or getattr(authority.address, "ipv4_mapped", None) in METADATA:
+            remedy = "leave it closed: this is a cloud metadata address, which hands out the machine's own credentials"
+        else:
+            remedy = f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow'
+        message = f"{host} is not allowed by policy {policy}"
+        return Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
 class _Entries:

@@ -347,7 +347,11 @@ def tls_fault(exc: BaseException, retry: Retry = Retry.NEVER) -> UpstreamFault:
         return UpstreamFault(Reason.TLS_TIMEOUT, message, status=504, detail=detail, retry=retry)
     if isinstance(exc, ssl.SSLCertVerificationError):
         words = _VERIFY_WORDS.get(getattr(exc, "verify_code", 0), "is not acceptable")
-        return UpstreamFault(Reason.TLS_CERTIFICATE, f"the upstream's certificate {words}", detail=detail)
+        message = f"the upstream's certificate {words}"
+        remedy = ""
+        if words == "is not trusted":
+            remedy = "for a private authority, give the Backend its certificates: tls.caBundleRef"
+        return UpstreamFault(Reason.TLS_CERTIFICATE, message, remedy=remedy, detail=detail)
     if isinstance(exc, ssl.SSLError) and not isinstance(exc, ssl.SSLEOFError):
         message = "TLS with the upstream failed: it does not speak TLS, or refused our versions, ciphers or certificate"
         return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=retry)

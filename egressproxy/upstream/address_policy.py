@@ -11,32 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.metadata import METADATA
 from egressproxy.spec.policy import AddressAllowance, AddressesSpec, Network
 
 __all__ = ["METADATA", "AddressPolicy", "classify"]
-
-#: Addresses at which clouds hand out credentials or control the machine.
-METADATA: frozenset[IPAddress] = frozenset(
-    ip_address(text)
-    for text in (
-        "169.254.169.254",  # AWS, Azure, GCP, OpenStack, Hetzner, DigitalOcean …
-        "169.254.170.2",  # AWS ECS task credentials
-        "169.254.170.23",  # AWS EKS pod identity
-        "169.254.0.23",  # Tencent
-        "169.254.42.42",  # Scaleway
-        "100.100.100.200",  # Alibaba
-        "192.0.0.192",  # Oracle
-        "168.63.129.16",  # Azure wire server: looks like any public address
-        "fd00:ec2::254",  # AWS
-        "fd00:ec2::23",  # AWS EKS pod identity
-        "fd20:ce::254",  # GCP
-        "fe80::a9fe:a9fe",  # OpenStack
-    )
-)
 
 
 class _Scope(Enum):
@@ -110,7 +92,7 @@ def classify(address: IPAddress) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _special(address: IPAddress) -> tuple[str, _Scope] | None:
-    if address in METADATA:
+    if _unmapped(address) in METADATA:
         return _METADATA
     number = int(address)
     for network, mask, found in _TABLE_V4 if address.version == 4 else _TABLE_V6:
@@ -206,9 +188,25 @@ class AddressPolicy:
             Reason.ADDRESS_DENIED,
             f"{Authority(host, port)} leads to an address that may not be dialled ({', '.join(kinds)})",
             rule=self._rule,
-            remedy=f"allow it in addresses.allow of an EgressPolicy: the range under cidrs, {host} under hostnames",
+            remedy=self._remedy(host, addresses, port),
             detail=detail,
         )
+
+    def _remedy(self, host: str, addresses: Sequence[IPAddress], port: int) -> str:
+        """What to do about it. Names no address but one that the client named itself: an entry's hostnames hold names
+        alone.
+        """
+        if any(_unmapped(address) in METADATA for address in addresses):
+            return (
+                "leave it closed: this address hands out the machine's own credentials; where a workload has to reach "
+                "it, write exactly this address (/32 or /128) under cidrs in addresses.allow of an EgressPolicy"
+            )
+        if any(self._is_own(address, port) for address in addresses):
+            return "point the client at the destination itself, not at this gateway"
+        place = "allow it in addresses.allow of an EgressPolicy"
+        if any(str(address) == host for address in addresses):
+            return f"{place}: {host} or its range under cidrs, without hostnames"
+        return f"{place}: the range under cidrs, {host} under hostnames"
 
 
 def _covers(allowance: AddressAllowance, host: str, address: IPAddress, scope: _Scope) -> bool:

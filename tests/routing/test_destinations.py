@@ -87,6 +87,14 @@ def test_a_refusal_says_what_to_add():
     assert refused.rule == "EgressPolicy ns/p"
 
 
+def test_a_refusal_of_cloud_metadata_does_not_say_how_to_open_it():
+    policy = DestinationPolicy(DestinationsSpec(allow=((rule("a.test"),),)))
+    for address in (b"169.254.169.254:80", b"[fd00:ec2::254]:80", b"[::ffff:169.254.169.254]:80"):
+        refused = policy.refusal(parse_authority(address, None))
+        assert refused is not None
+        assert refused.remedy.startswith("leave it closed")
+
+
 def test_sni_is_checked_unless_every_level_says_otherwise():
     free, strict = rule("a.test", sni=SniCheck.ANY), rule("a.test")
     authority = parse_authority(b"a.test:443", None)

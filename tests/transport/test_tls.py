@@ -537,3 +537,10 @@ def test_every_error_becomes_a_fault_without_certificate_text(error: Exception, 
     assert isinstance(fault, UpstreamFault)
     assert (fault.reason, fault.status, fault.retry) == (reason, status, Retry.NEVER)
     assert "CN=x" not in fault.message
+
+
+@pytest.mark.parametrize(("code", "has_remedy"), [(20, True), (10, False)])
+def test_only_an_untrusted_certificate_has_a_bundle_as_its_remedy(code: int, has_remedy: bool):
+    error = ssl.SSLCertVerificationError("certificate verify failed")
+    error.verify_code = code
+    assert ("caBundleRef" in tls_fault(error).remedy) is has_remedy

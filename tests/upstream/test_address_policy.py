@@ -155,6 +155,30 @@ def test_a_denial_names_host_class_and_remedy_but_no_address():
     assert "10.1.2.3" in error.detail
 
 
+def remedy(host: str, *addresses: str, port: int = 443, own: tuple[tuple[str, int], ...] = ()) -> str:
+    with pytest.raises(Denied) as caught:
+        policy(own=own).check(host, [ip_address(a) for a in addresses], port)
+    return caught.value.remedy
+
+
+def test_the_remedy_for_an_address_that_the_client_named_is_a_range_alone():
+    assert "127.0.0.1 or its range under cidrs, without hostnames" in remedy("127.0.0.1", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("169.254.169.254", "169.254.169.254"), ("meta.test", "fd00:ec2::254"), ("m.test", "::ffff:169.254.169.254")],
+)
+def test_the_remedy_for_cloud_metadata_is_a_warning(host: str, address: str):
+    told = remedy(host, address)
+    assert told.startswith("leave it closed")
+    assert address not in told
+
+
+def test_the_remedy_for_the_gateway_itself_is_another_destination():
+    assert "not at this gateway" in remedy("me.test", "10.0.0.1", port=3128, own=(("10.0.0.1", 3128),))
+
+
 def test_an_empty_answer_is_denied():
     with pytest.raises(Denied):
         policy().check("a.test", [], 443)
@@ -219,6 +243,11 @@ def test_an_empty_level_opens_nothing_but_public_stays():
 @pytest.mark.parametrize("wide", ["169.254.0.0/16", "169.254.169.0/24", "169.254.169.254/31", "0.0.0.0/0"])
 def test_a_wide_range_does_not_open_metadata(wide: str):
     assert not may(policy((allow(wide),)), "a.test", "169.254.169.254")
+
+
+def test_a_range_of_mapped_addresses_does_not_open_metadata_in_disguise():
+    assert not may(policy((allow("::ffff:0:0/96"),)), "a.test", "::ffff:169.254.169.254")
+    assert may(policy((allow("::ffff:169.254.169.254/128"),)), "a.test", "::ffff:169.254.169.254")
 
 
 def test_metadata_opens_where_it_is_named_exactly():
