@@ -1,6 +1,8 @@
 """Watches files and folders of manifests, and says when they have changed. Never reads what is in them.
 
-Events of the operating system say when to look; what counts is the fingerprint of the manifests (which files there are,
+The Python files beside them count, too: a filter may be in one.
+
+Events of the operating system say when to look; what counts is the fingerprint of these files (which there are,
 with inode, size and time, symbolic links followed). So a temporary file of an editor is no change, the swap of the
 `..data` link of a mounted ConfigMap is one, and where events are lost or not to be had, a look every half second finds
 what they would have said.
@@ -26,7 +28,9 @@ _QUIET_MS = 50
 _PATIENCE_MS = 300
 _LOOK_MS = 500
 
-#: (path, device, inode, size, modified in ns) of every manifest; zeros where there is none.
+_FILTERS = ".py"
+
+#: (path, device, inode, size, modified in ns) of every file that counts; zeros where there is none.
 _Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
 
@@ -53,7 +57,7 @@ async def _changes(paths: Sequence[Path], stop: asyncio.Event, last: _Fingerprin
 
 
 async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.Event) -> AsyncGenerator[bool, None]:
-    """Yield whenever it is time to look; true if a manifest was certainly written to."""
+    """Yield whenever it is time to look; true if one that counts was certainly written to."""
     try:
         watch = awatch(
             *folders,
@@ -67,7 +71,7 @@ async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.E
         )
         async with aclosing(watch):
             async for found in watch:
-                yield any(_is_manifest(path, paths) for _, path in found)
+                yield any(_counts(path, paths) for _, path in found)
     except (OSError, RuntimeError):  # no such folder any more, or no inotify to be had: look now and then
         try:
             await asyncio.wait_for(stop.wait(), _LOOK_MS / 1000)
@@ -86,11 +90,13 @@ class _Filter:
         return path in self._folders or os.path.dirname(path) in self._folders
 
 
-def _is_manifest(path: str, paths: Sequence[Path]) -> bool:
+def _counts(path: str, paths: Sequence[Path]) -> bool:
     name = os.path.basename(path)
     if any(name == given.name and not given.is_dir() for given in paths):
         return True
-    return name.endswith(SUFFIXES) and not name.startswith(".") and any(given.is_dir() for given in paths)
+    if name.startswith("."):
+        return False
+    return name.endswith(_FILTERS) or (name.endswith(SUFFIXES) and any(given.is_dir() for given in paths))
 
 
 def _folder(path: Path) -> Path:
@@ -117,6 +123,7 @@ def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
     for path in paths:
         try:
             files = manifest_files(path) if path.is_dir() else [path]
+            files += sorted(beside for beside in _folder(path).glob("*" + _FILTERS) if beside.name[0] != ".")
         except OSError:
             files = [path]
         for file in files:

@@ -100,10 +100,24 @@ async def test_a_replaced_file_is_seen_again_and_again(tmp_path: Path) -> None:
         await watcher.quiet()
 
 
+@pytest.mark.parametrize("given", [".", "a.yaml"])
+async def test_a_python_file_beside_the_manifests_is_seen(tmp_path: Path, given: str) -> None:
+    (tmp_path / "a.yaml").write_text("a")
+    (tmp_path / "filter.py").write_text("a")
+    async with watching(tmp_path / given) as watcher:
+        (tmp_path / "filter.py").write_text("b")
+        await watcher.change()
+        replace(tmp_path / "filter.py", "c")
+        await watcher.change()
+        (tmp_path / "filter.py").unlink()
+        await watcher.change()
+        await watcher.quiet()
+
+
 async def test_temporary_files_of_editors_are_no_change(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a")
     async with watching(tmp_path) as watcher:
-        for name in (".a.yaml.swp", ".#a.yaml", "#a.yaml#", "a.yaml~", "4913", "notes.txt"):
+        for name in (".a.yaml.swp", ".#a.yaml", "#a.yaml#", "a.yaml~", "4913", "notes.txt", ".a.py"):
             (tmp_path / name).write_text("x")
         await watcher.quiet()
 
