@@ -1,4 +1,4 @@
-"""An example of a filter of one's own: stamps requests with the team that sent them, and refuses unknown ones.
+"""An example of a filter of one's own: tells the upstream who pays for a request, and refuses teams that nobody knows.
 
 See docs/filters.md for how it is placed.
 """
@@ -9,7 +9,7 @@ from egressproxy.filters import Exchange, Filter, FilterContext, Phase, Rejected
 
 
 class Config(BaseModel):
-    """`teams` maps a client's namespace to the name of its team."""
+    """`teams` maps what a client may say in X-Team to the cost center that pays for it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -22,18 +22,23 @@ class Stamp(Filter):
 
     def __init__(self, context: FilterContext) -> None:
         assert isinstance(context.config, Config)
-        self.teams = {namespace: team.encode() for namespace, team in context.config.teams.items()}
+        self.centers = {team.encode(): center.encode() for team, center in context.config.teams.items()}
+        self.remedy = f"say one of these in X-Team: {', '.join(sorted(context.config.teams))}"
 
     def request_headers(self, x: Exchange) -> None:
-        team = self.teams.get(x.identity.namespace)
+        if x.is_tunnel:
+            return  # what is said inside of it is between the client and the server
+        x.request.fields.remove(b"x-cost-center")  # ours to say
+        team = x.request.fields.get(b"x-team")
         if team is None:
-            raise Rejected(
-                f"namespace {x.identity.namespace} belongs to no team", remedy="add it to the filter's `teams`"
-            )
-        x.request.fields.set(b"x-team", team)
-        x.note("stamp", team)
+            return
+        center = self.centers.get(team)
+        if center is None:
+            raise Rejected("the team in X-Team is not known", remedy=self.remedy)
+        x.request.fields.set(b"x-cost-center", center)
+        x.note("stamp", center)
 
     def response_headers(self, x: Exchange) -> None:
-        team = (x.notes or {}).get("stamp")
-        if team is not None:
-            x.response.fields.set(b"x-served-for", team)
+        center = (x.notes or {}).get("stamp")
+        if center is not None:
+            x.response.fields.set(b"x-paid-by", center)

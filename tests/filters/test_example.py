@@ -9,7 +9,6 @@ import yaml
 from egressproxy.filters import Exchange, Rejected
 from egressproxy.filters.catalog import Catalog, FilterInstances
 from egressproxy.filters.chain import compile_chain, run
-from egressproxy.model.exchange import Identity
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.spec.policy import ExtensionSpec
@@ -27,26 +26,51 @@ def chain():
     return compile_chain([spec], FilterInstances(Catalog()).place)
 
 
-def exchange(namespace):
+def exchange(team=None, *, is_tunnel=False):
     x = Exchange("127.0.0.1:1", "agents/egress", "proxy", 0.0)
-    x.identity = Identity(namespace)
-    x.request = RequestHead(b"GET", b"/", Fields.of([(b"X-Team", b"forged")]))
+    x.is_tunnel = is_tunnel
+    said = [] if team is None else [(b"X-Team", team)]
+    x.request = RequestHead(b"GET", b"/", Fields.of([(b"X-Cost-Center", b"forged"), *said]))
     x.response = ResponseHead(200, b"OK", Fields())
     return x
 
 
 def test_a_known_team_is_stamped_on_the_request_and_on_the_answer(chain):
-    x = exchange("agents")
+    x = exchange(b"research")
     assert run(chain.request_headers, x) is None
-    assert x.request.fields.get_all(b"x-team") == [b"research"]
+    assert x.request.fields.get_all(b"x-cost-center") == [b"4711"]
     assert run(chain.response_headers, x) is None
-    assert x.response.fields.get(b"x-served-for") == b"research"
+    assert x.response.fields.get(b"x-paid-by") == b"4711"
+
+
+def test_without_a_team_nobody_pays_and_nothing_is_forged(chain):
+    x = exchange()
+    assert run(chain.request_headers, x) is None
+    assert run(chain.response_headers, x) is None
+    assert x.request.fields.get(b"x-cost-center") is None
+    assert x.response.fields.get(b"x-paid-by") is None
 
 
 def test_an_unknown_team_is_refused_by_the_policy_that_placed_the_filter(chain):
-    with pytest.raises(Rejected, match="namespace strangers belongs to no team") as caught:
-        run(chain.request_headers, exchange("strangers"))
+    with pytest.raises(Rejected, match="not known") as caught:
+        run(chain.request_headers, exchange(b"strangers"))
     assert caught.value.rule == "EgressPolicy agents/stamp"
+    assert "data, research" in caught.value.remedy
+
+
+def test_a_tunnel_is_left_alone(chain):
+    assert run(chain.request_headers, exchange(b"strangers", is_tunnel=True)) is None
+
+
+def test_the_test_in_the_documentation_is_one(tmp_path, monkeypatch):
+    document = (FOLDER.parents[1] / "docs" / "filters.md").read_text()
+    shown = document.split("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(FOLDER.parents[1])
+    names: dict[str, object] = {}
+    exec(shown, names)
+    tests = [made for name, made in names.items() if name.startswith("test_")]
+    assert len(tests) == 1
+    tests[0]()
 
 
 def test_the_documentation_shows_the_file_as_it_is():
