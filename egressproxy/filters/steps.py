@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import iscoroutine
 from typing import Any, TypeVar
@@ -95,8 +96,22 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
         f"filter {step.name} {happened}",
         status=502,
         rule=step.source,
-        detail=f"filter {step.name}: {type(error).__name__}",
+        detail=f"filter {step.name}: {type(error).__name__}{_place(step, error)}",
     ) from None
+
+
+def _place(step: Step, error: BaseException) -> str:
+    """` at FILE:LINE` where the filter's own file was left for good, else where it was raised; never a word of it."""
+    own = getattr(getattr(step.call, "__code__", None), "co_filename", None)
+    found = place = None
+    trace = error.__traceback__
+    while trace is not None:
+        place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        if place[0] == own:
+            found = place
+        trace = trace.tb_next
+    found = found or place
+    return f" at {os.path.basename(found[0])}:{found[1]}" if found is not None else ""
 
 
 async def wait(awaitable: Awaitable[R], timeout_s: float | None) -> R:

@@ -42,6 +42,29 @@ def boom(x):
     raise RuntimeError("the secret is hunter2")
 
 
+def test_a_failure_names_the_line_of_the_filter_and_no_word_of_it():
+    def fails(x):
+        return int("hunter2")
+
+    line = fails.__code__.co_firstlineno + 1
+    with pytest.raises(GatewayFault) as caught:
+        run(only(fails)[0], exchange())
+    assert caught.value.detail == f"filter f: ValueError at test_chain.py:{line}"
+
+
+async def test_a_failure_of_an_async_filter_names_its_line_too():
+    class Fails(Filter):
+        async def request_headers(self, x):
+            await asyncio.sleep(0)
+            return int("hunter2")
+
+    made, _ = chain((spec(), Fails()))
+    line = Fails.request_headers.__code__.co_firstlineno + 2
+    with pytest.raises(GatewayFault) as caught:
+        await run(made.request_headers, exchange())
+    assert caught.value.detail == f"filter f: ValueError at test_chain.py:{line}"
+
+
 def test_phases_without_filters_are_none():
     made, _ = chain((spec(), filter_of(request_headers=lambda x: None)))
     assert made.request_headers is not None
