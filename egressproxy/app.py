@@ -102,7 +102,9 @@ class App:
     def why_not_ready(self) -> str:
         if self._is_draining:
             return "draining"
-        return "" if self._generation else "the listeners are not bound yet"
+        if self._compiled is None:
+            return "the listeners are not bound yet"
+        return "" if self._compiled.spec.listeners else "no listener is served"
 
     def objects(self) -> Iterable[Published]:
         """Everything in service with its status; after a rejected reload the Gateways say so."""
@@ -214,7 +216,10 @@ class App:
     def _tell_shortcomings(self) -> None:
         """What is served less than whole; after a reload only what is new."""
         assert self._compiled is not None
-        told, self._told = self._told, {*self._compiled.warnings, *shortcomings(self._resources, self._compiled)}
+        told, self._told = (
+            self._told,
+            {str(warning) for warning in (*self._compiled.warnings, *shortcomings(self._resources, self._compiled))},
+        )
         for sentence in sorted(self._told - told):
             log.warning("%s", sentence)
 

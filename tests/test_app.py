@@ -48,10 +48,10 @@ def test_a_process_is_not_ready_before_it_listens():
     assert list(App(RunOptions()).objects()) == []
 
 
-async def served(app: App) -> None:
-    """Serve, and stop as soon as it does; a start that fails, fails the test."""
+async def served(app: App, state: str = "") -> None:
+    """Serve, and stop as soon as it does (or is unready for this reason); a start that fails, fails the test."""
     serving = asyncio.create_task(app.serve())
-    while app.why_not_ready() and not serving.done():  # noqa: ASYNC110 (nothing tells)
+    while app.why_not_ready() != state and not serving.done():  # noqa: ASYNC110 (nothing tells)
         await asyncio.sleep(0.01)
     await asyncio.sleep(0)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -76,6 +76,13 @@ async def test_a_start_and_an_end_are_told_in_plain_words(tmp_path: Path, caplog
     await served(App(options(tmp_path, m.gateway(m.forward_listener(free_port())))))
     assert "configuration 1 is in service: 1 object" in caplog.messages
     assert caplog.messages[-1] == "stopped"
+
+
+async def test_a_process_that_serves_nothing_is_not_ready_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    gateway = m.gateway(m.forward_listener(free_port()))
+    gateway["spec"]["gatewayClassName"] = "istio"
+    await served(App(options(tmp_path, gateway)), "no listener is served")
+    assert any(message.startswith("no listener is served") for message in caplog.messages)
 
 
 async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(

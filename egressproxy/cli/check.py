@@ -68,7 +68,12 @@ def command(
     warnings = [*compiled.warnings, *shortcomings(resources, compiled)]
     is_good = not (strict and warnings)
     if output == "json":
-        report = {"ok": is_good, "problems": [], "warnings": warnings, "objects": len(resources)}
+        report = {
+            "ok": is_good,
+            "problems": [],
+            "warnings": [warning.as_dict() for warning in warnings],
+            "objects": len(resources),
+        }
         _print_json({**report, "listeners": [dict(listener) for listener in _listeners(compiled)]})
     else:
         show_warnings(warnings, sys.stdout)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from egressproxy.config.problems import Problem
 
 __all__ = ["show_problems", "show_warnings"]
@@ -18,23 +20,14 @@ def show_problems(problems: Sequence[Problem], file: IO[str]) -> None:
             print(problem, file=file)
         return
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(file=file, highlight=False)
     for problem in problems:
-        place = f"{problem.file}:{problem.line}:{problem.column}" if problem.line else problem.file
-        line = Text.assemble((place, "bold"), ": ")
-        if problem.object:
-            line.append(f"{problem.object}: ", "cyan")
-        if problem.field_path:
-            line.append(f"{problem.field_path}: ", "magenta")
-        line.append(problem.message, "red")
-        if problem.remedy:
-            line.append(f" ({problem.remedy})", "green")
-        console.print(line, soft_wrap=True)
+        console.print(_coloured(problem, "red"), soft_wrap=True)
 
 
-def show_warnings(warnings: Sequence[str], file: IO[str]) -> None:
+def show_warnings(warnings: Sequence[Problem], file: IO[str]) -> None:
+    """As problems, with the word `warning` in front."""
     if not file.isatty():
         for warning in warnings:
             print(f"warning: {warning}", file=file)
@@ -44,4 +37,18 @@ def show_warnings(warnings: Sequence[str], file: IO[str]) -> None:
 
     console = Console(file=file, highlight=False)
     for warning in warnings:
-        console.print(Text.assemble(("warning: ", "yellow bold"), warning), soft_wrap=True)
+        console.print(Text.assemble(("warning: ", "yellow bold"), _coloured(warning, "")), soft_wrap=True)
+
+
+def _coloured(problem: Problem, style: str) -> Text:
+    from rich.text import Text
+
+    place = f"{problem.file}:{problem.line}:{problem.column}" if problem.line else problem.file
+    line = Text()
+    for part, of_part in ((place, "bold"), (problem.object, "cyan"), (problem.field_path, "magenta")):
+        if part:
+            line.append(part, of_part).append(": ")
+    line.append(problem.message, style)
+    if problem.remedy:
+        line.append(f" ({problem.remedy})", "green")
+    return line

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from egressproxy.config.resources.kinds import BY_API_VERSION
-from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.values import Refused
 
 __all__ = ["explain", "field_path", "path_text", "unknown_kind"]
@@ -59,9 +58,12 @@ def path_text(path: Sequence[str | int]) -> str:
 
 
 def explain(
-    details: ErrorDetails, kind: type[Resource], path: tuple[str | int, ...], written: str | None, show: bool
+    details: ErrorDetails, kind: type[BaseModel], path: tuple[str | int, ...], written: str | None, show: bool
 ) -> tuple[str, str]:
-    """Message and remedy. `written` is the scalar as it stands in the file, None where it may not be shown."""
+    """Message and remedy. `kind` is the model of the object (or filter config) in which `path` starts.
+
+    `written` is the scalar as it stands in the file, None where it may not be shown.
+    """
     error, context, value = details["type"], details.get("ctx", {}), details["input"]
     shown = _cut(written) if written else '""' if value == "" and show else _type_name(value)
     field = str(path[-1]) if path else ""
@@ -134,7 +136,7 @@ def _number_remedy(value: Any) -> str:
 
 
 def _not_one_of(
-    shown: str, value: Any, kind: type[Resource], path: tuple[str | int, ...], expected: str
+    shown: str, value: Any, kind: type[BaseModel], path: tuple[str | int, ...], expected: str
 ) -> tuple[str, str]:
     choices = [choice for choice in _choices(kind, path) if isinstance(choice, str)]
     near = difflib.get_close_matches(value, choices, 1, 0.6) if isinstance(value, str) else []
@@ -146,7 +148,7 @@ def _not_one_of(
     return f"{shown} is not possible here", f"did you mean {near[0]}?" if near else f"possible are {possible}"
 
 
-def _choices(kind: type[Resource], path: tuple[str | int, ...]) -> list[Any]:
+def _choices(kind: type[BaseModel], path: tuple[str | int, ...]) -> list[Any]:
     found: list[Any] = []
     for annotation in _annotations_at(kind, path):
         if isinstance(annotation, type) and issubclass(annotation, Enum):

@@ -19,12 +19,15 @@ from egressproxy.config.explanations import explain, field_path, path_text, unkn
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.kinds import kind_class
-from egressproxy.config.resources.meta import Key, Origin, Resource
+from egressproxy.config.resources.meta import Key, Origin, Resource, Spot
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
 
 __all__ = ["SUFFIXES", "ResourceSet", "load", "load_text", "manifest_files"]
 
 SUFFIXES = (".yaml", ".yml", ".json")
+
+#: Fields of `spec` whose places are kept: what they say is judged after the documents are gone.
+PLACED = ("extensions", "gatewayClassName", "listeners", "parentRefs", "targetRefs")
 
 R = TypeVar("R", bound=Resource)
 
@@ -184,7 +187,7 @@ class _Reader:
         except ValidationError as error:
             self._add_problems(error, kind, document, file)
             return
-        made.written(value, Origin(file, document.place.line))
+        made.written(value, Origin(file, document.place.line, _places(document)))
         first = self.objects.setdefault(made.key, made)
         if first is not made:
             place = document.place_of(("metadata", "name"))
@@ -239,6 +242,14 @@ class _Reader:
     ) -> None:
         named = _object_name(document.value)
         self.problems.append(Problem(file, place.line, place.column, named, path_text(path), message, remedy))
+
+
+def _places(document: Document) -> dict[str, Spot]:
+    return {
+        path_text(path): (place.line, place.column, of_key.line, of_key.column)
+        for name in PLACED
+        for path, place, of_key in document.places(("spec", name))
+    }
 
 
 def _object_name(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Problem: one thing that is wrong with the configuration, and where. ConfigError: all of them at once."""
+"""Problem: one thing that is wrong with the configuration, and where; also a warning. ConfigError: all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ConfigError", "Problem"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`line` and `column` count from 1, 0 where the place is the file as a whole.
+    """`line` and `column` count from 1, 0 where the place is the file as a whole; `file` is "" where it is no file's.
 
     `object` is "Kind namespace/name" as far as it could be read; `field_path` is written as in `spec.rules[0].matches`.
     Neither `message` nor `remedy` ever holds a secret's value.
@@ -28,7 +28,7 @@ class Problem:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         parts = [part for part in (place, self.object, self.field_path) if part]
         remedy = f" ({self.remedy})" if self.remedy else ""
-        text = f"{': '.join(parts)}: {self.message}{remedy}"
+        text = f"{': '.join((*parts, self.message))}{remedy}"
         # One line on a terminal and in a log, whatever stands in a name or a key.
         return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 

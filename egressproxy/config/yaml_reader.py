@@ -91,6 +91,12 @@ class Document:
         _, node, depth = self._find(path)
         return node.value if depth == len(path) and isinstance(node, ScalarNode) else None
 
+    def places(self, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Place, Place]]:
+        """The field at this path and all below it: path, place of the value, place of the key (or of the value)."""
+        key_node, node, depth = self._find(path)
+        if depth == len(path):
+            yield from _places(path, key_node, node)
+
     def _find(self, path: Sequence[str | int]) -> tuple[Node | None, Node, int]:
         key_node: Node | None = None
         node = self.node
@@ -303,6 +309,18 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
         # The parser names it, and `password: *x` would show the password.
         return Fault(place, "an alias or anchor that does not fit", "quote text that starts with * or &")
     return Fault(place, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
+
+
+def _places(
+    path: tuple[str | int, ...], key_node: Node | None, node: Node
+) -> Iterator[tuple[tuple[str | int, ...], Place, Place]]:
+    yield path, _place(node), _place(key_node if key_node is not None else node)
+    if isinstance(node, MappingNode):
+        for key, child in node.value:
+            yield from _places((*path, key.value), key, child)
+    elif isinstance(node, SequenceNode):
+        for index, child in enumerate(node.value):
+            yield from _places((*path, index), None, child)
 
 
 def _place(node: Node | None) -> Place:

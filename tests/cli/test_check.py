@@ -79,7 +79,8 @@ def test_what_cannot_be_served_is_a_warning_with_its_place(tmp_path: Path):
     result = invoke(tmp_path)
     assert result.exit_code == 0
     assert result.output.splitlines()[0] == (
-        f"warning: {tmp_path}/a.yaml:9: HTTPRoute default/lost parent gw: ResolvedRefs is False (BackendNotFound): no b"
+        f"warning: {tmp_path}/a.yaml:9:1: HTTPRoute default/lost: parent gw: "
+        "ResolvedRefs is False (BackendNotFound): no b"
     )
     assert result.output.endswith("2 objects, 1 warning.\n")
 
@@ -121,6 +122,9 @@ def test_a_good_report_can_be_read_by_programs(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + ROUTE)
     report = json.loads(invoke("--config", tmp_path, "--output", "json").output)
     assert (report["ok"], report["problems"], report["objects"], len(report["warnings"])) == (True, [], 2, 1)
+    (warning,) = report["warnings"]
+    assert (warning["file"], warning["line"], warning["object"]) == (f"{tmp_path}/a.yaml", 9, "HTTPRoute default/lost")
+    assert warning["message"] == "parent gw: ResolvedRefs is False (BackendNotFound): no b"
     assert report["listeners"] == [
         {
             "gateway": "default/gw",
@@ -145,10 +149,23 @@ def test_the_real_compiler_finds_what_cannot_be_served_and_nothing_is_opened(
     result = invoke(tmp_path)
     assert result.exit_code == 0
     assert (
-        f"{tmp_path}/b.yaml:1: HTTPRoute default/lost parent gw: ResolvedRefs is False (BackendNotFound)"
-        in result.output
+        f"{tmp_path}/b.yaml:5:16: HTTPRoute default/lost: spec.parentRefs[0]: parent gw: "
+        "ResolvedRefs is False (BackendNotFound)" in result.output
     )
     assert "listener default/gw forward: egressproxy.io/forward-proxy on 127.0.0.1:3128\n" in result.output
+
+
+def test_what_serves_nothing_is_a_warning(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY.replace("gatewayClassName: egressproxy", "gatewayClassName: istio"))
+    result = invoke(tmp_path, "--strict")
+    assert result.exit_code == 1
+    first, second, last = result.output.splitlines()
+    assert first == (
+        f"warning: {tmp_path}/a.yaml:5:21: Gateway default/gw: spec.gatewayClassName: there is no GatewayClass istio: "
+        "the Gateway is not served (write egressproxy)"
+    )
+    assert second.startswith("warning: no listener is served")
+    assert last == "1 object, 2 warnings."
 
 
 def test_an_empty_folder_is_a_problem(tmp_path: Path):

@@ -10,6 +10,9 @@ PROBLEM = Problem(
 )
 
 
+WARNING = Problem("a.yaml", 0, 0, "", "", "look [here]", "or there")
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -18,14 +21,14 @@ class Terminal(io.StringIO):
 def test_off_a_terminal_it_is_plain_text():
     out = io.StringIO()
     show_problems([PROBLEM], out)
-    show_warnings(["look [here]"], out)
-    assert out.getvalue() == f"{PROBLEM}\nwarning: look [here]\n"
+    show_warnings([WARNING], out)
+    assert out.getvalue() == f"{PROBLEM}\nwarning: a.yaml: look [here] (or there)\n"
 
 
 def test_on_a_terminal_the_same_words_are_coloured_and_brackets_stay():
     out = Terminal()
     show_problems([PROBLEM], out)
-    show_warnings(["look [here]"], out)
+    show_warnings([WARNING], out)
     text = out.getvalue()
     for part in ("a[b].yaml:3:5", "spec.listeners[0].port", "99999 is more than 65535", "(write less)", "look [here]"):
         assert part in text

@@ -12,6 +12,10 @@ def test_a_problem_names_place_object_field_and_remedy() -> None:
     assert str(problem) == "a.yaml:3:5: Gateway default/gw: spec.listeners[0]: is wrong (make it right)"
 
 
+def test_a_problem_without_any_place_is_its_message() -> None:
+    assert str(Problem("", 0, 0, "", "", "nothing is served", "add a Gateway")) == "nothing is served (add a Gateway)"
+
+
 def test_an_error_lists_its_problems_one_a_line() -> None:
     error = ConfigError(Problem(name, 1, 1, "", "", "is wrong") for name in ("a", "b"))
     assert len(error.problems) == 2

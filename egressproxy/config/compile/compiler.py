@@ -21,12 +21,13 @@ from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.placement import Placement
 from egressproxy.config.compile.policies import Policies
-from egressproxy.config.compile.problems import Problems
-from egressproxy.config.compile.references import Namespaces, References
+from egressproxy.config.compile.problems import Problems, problem_at
+from egressproxy.config.compile.references import Names, Namespaces, References
 from egressproxy.config.compile.routes import Findings, RouteCompiler
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
 from egressproxy.config.load import ResourceSet
+from egressproxy.config.problems import Problem
 from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackend, XBackendDestination
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
@@ -40,6 +41,10 @@ from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBacke
 __all__ = ["builtin_open_config", "compile_config"]
 
 AnyRoute = HttpRoute | GrpcRoute | TlsRoute | TcpRoute
+
+_NAME_A_PARENT = "name the Gateway under parentRefs"
+_NOTHING_SERVED = "no listener is served: no client is answered"
+_SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or see the other warnings"
 
 #: The port of the built-in gateway: that of Squid, which most clients' documentation names.
 BUILTIN_PORT = 3128
@@ -57,6 +62,8 @@ def compile_config(
     run = _Run(resources, catalog, defaults, generations)
     listeners = run.compile()
     statuses = run.statuses()
+    if not listeners:
+        run.warnings.append(Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     keep_times(statuses, previous.statuses if previous is not None else {}, now)
     number = previous.spec.generation + 1 if previous is not None else 1
@@ -84,8 +91,8 @@ def builtin_open_config(defaults: Defaults) -> Compiled:
         policy=policy,
         default_backend=WeightedBackend(BackendSpec("-", Destination.DYNAMIC), policy=policy),
     )
-    warning = f"no configuration: everything is allowed, on 127.0.0.1:{BUILTIN_PORT}"
-    return Compiled(ConfigSpec((listener,), 1), warnings=(warning,))
+    warning = f"no configuration: every public destination is allowed, on 127.0.0.1:{BUILTIN_PORT}"
+    return Compiled(ConfigSpec((listener,), 1), warnings=(Problem("", 0, 0, "", "", warning),))
 
 
 @dataclass(slots=True)
@@ -103,7 +110,7 @@ class _Run:
     def __init__(
         self, resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, generations: Mapping[Key, int]
     ) -> None:
-        self.warnings: list[str] = []
+        self.warnings: list[Problem] = []
         self._resources = resources
         self._defaults = defaults
         self._generations = generations
@@ -112,7 +119,8 @@ class _Run:
         self._namespaces = Namespaces(resources)
         self._services = Services(resources, self._references)
         self._extensions = ExtensionCompiler(catalog, self._references, self._problems)
-        self._policies = Policies(resources, self._references)
+        self._names = Names(resources)
+        self._policies = Policies(resources, self._references, self._names)
         self._placement = Placement(self._extensions)
         self._backends = Backends(resources, self._references, self._services, self._extensions)
         self._routes = RouteCompiler(self._backends, self._policies, self._extensions, self._placement, defaults)
@@ -194,13 +202,19 @@ class _Run:
         findings: Findings | None = None
         found: dict[ListenerPlan, tuple[Attachment, Conditions]] = {}
         if not route.spec.parent_refs:
-            self.warnings.append(f"{route} names no parentRefs and is not served")
-        for ref in route.spec.parent_refs:
+            said = problem_at(
+                route, "spec.parentRefs", "the route names no parentRefs and is not served", _NAME_A_PARENT
+            )
+            self.warnings.append(said)
+        for index, ref in enumerate(route.spec.parent_refs):
             outcome = parents.attach(route, hostnames, ref)
             if outcome is None:
                 if self._is_absent(route, ref.group, ref.kind, ref.namespace, ref.name):
                     namespace = ref.namespace or route.namespace
-                    self.warnings.append(f"{route} names {ref.kind} {namespace}/{ref.name}, which does not exist")
+                    message = f"{ref.kind} {namespace}/{ref.name} does not exist"
+                    remedy = self._names.remedy(ref.group, ref.kind, namespace, ref.name, "name it in parentRefs")
+                    where = f"spec.parentRefs[{index}]"
+                    self.warnings.append(problem_at(route, where, f"{message}: the route is not served there", remedy))
                 continue
             findings = findings or self._routes.examine(route)
             conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))

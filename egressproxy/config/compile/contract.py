@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from egressproxy.config.problems import Problem
 from egressproxy.config.resources.meta import Resource
 from egressproxy.spec.gateway import ConfigSpec
 
@@ -81,14 +82,13 @@ class Compiled:
     """A configuration ready to be put into service.
 
     `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
-    object with a spec, `written` those specs. `warnings` are sentences about what has no
-    status to say it in.
+    object with a spec, `written` those specs. `warnings` are about what has no status to say it in.
     """
 
     spec: ConfigSpec
     statuses: Mapping[Key, Status] = field(default_factory=dict)
     generations: Mapping[Key, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     written: Mapping[Key, object] = field(default_factory=dict, repr=False)
 
 

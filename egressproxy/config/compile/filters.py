@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from egressproxy.config.compile.contract import FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.problems import Problems
 from egressproxy.config.compile.references import References
+from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Extension
@@ -176,14 +177,16 @@ class ExtensionCompiler:
         try:
             config = found.config_model.model_validate(raw)
         except ValidationError as error:
-            for detail in error.errors(include_url=False, include_input=False):
-                field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in detail["loc"])
-                self._problems.add(
-                    owner,
-                    f"{path}.{raw_name}{field}",
-                    detail["msg"].removeprefix("Value error, "),
-                    f"see the schema of {found.name}",
-                )
+            for detail in error.errors(include_url=False, include_input=True):
+                loc, on_key = field_path(detail["loc"])
+                # Text is not shown: somebody may have put a credential where its reference belongs.
+                value = detail["input"]
+                written = json.dumps(value) if isinstance(value, bool | int | float) else None
+                message, remedy = explain(detail, found.config_model, loc, written, show=written is not None)
+                where = f"{path}.{path_text((raw_name, *loc))}"
+                on_key = on_key or detail["type"] == "extra_forbidden"
+                remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
+                self._problems.add(owner, where, message, remedy, on_key=on_key)
             return None
         return ExtensionSpec(
             name=extension.name,

@@ -14,15 +14,18 @@ from typing import Any
 from egressproxy.config.compile import support
 from egressproxy.config.compile.contract import CONTROLLER, Defaults, Key, Status, age_of
 from egressproxy.config.compile.listeners import ListenerPlan, find_conflicts, plan_listener
+from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.compile.references import Namespaces, References
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
+from egressproxy.config.problems import Problem
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
 
 __all__ = ["BUILTIN_CLASS", "GatewayPlan", "class_statuses", "plan_gateways", "set_statuses"]
 
 #: The GatewayClass that exists where the configuration holds none.
 BUILTIN_CLASS = "egressproxy"
+_CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
 
 
 @dataclass(slots=True, eq=False)
@@ -93,16 +96,22 @@ def plan_gateways(
     namespaces: Namespaces,
     defaults: Defaults,
     generation: Callable[[Key], int],
-) -> tuple[list[GatewayPlan], list[str]]:
+) -> tuple[list[GatewayPlan], list[Problem]]:
     """Every Gateway that is ours, oldest first, with its listeners judged but for their routes; and warnings."""
     classes = {c.name: c for c in resources.of(GatewayClass)}
     taken: dict[int, list[tuple[str, str]]] = defaultdict(list)
     plans: list[GatewayPlan] = []
-    warnings: list[str] = []
+    warnings: list[Problem] = []
     for gateway in sorted(resources.of(Gateway), key=age_of):
         gateway_class = classes.get(gateway.spec.gateway_class_name)
         if gateway_class is None and (classes or gateway.spec.gateway_class_name != BUILTIN_CLASS):
-            warnings.append(f"{gateway} is not served: there is no GatewayClass {gateway.spec.gateway_class_name}")
+            name = gateway.spec.gateway_class_name
+            ours = [c.name for c in classes.values() if c.spec.controller_name == CONTROLLER]
+            remedy = (
+                f"write {' or '.join(sorted(ours))}" if ours else _CLASS_REMEDY if classes else f"write {BUILTIN_CLASS}"
+            )
+            message = f"there is no GatewayClass {name}: the Gateway is not served"
+            warnings.append(problem_at(gateway, "spec.gatewayClassName", message, remedy))
             continue
         if gateway_class is not None and gateway_class.spec.controller_name != CONTROLLER:
             continue

@@ -6,6 +6,7 @@ say) would let in whom it was told to keep out. Source: Gateway API v1 Listener;
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -90,8 +91,7 @@ def plan_listener(
     try:
         plan.protocol = ListenerProtocol(listener.protocol)
     except ValueError:
-        known = ", ".join(protocol.value for protocol in ListenerProtocol)
-        message = f"protocol {listener.protocol} is not supported; supported are {known}"
+        message = f"protocol {listener.protocol} is not supported; {_nearest_protocol(listener.protocol)}"
         plan.refuse("Accepted", "UnsupportedProtocol", message)
         return plan
     if plan.protocol is ListenerProtocol.FORWARD_PROXY and listener.hostname:
@@ -100,6 +100,13 @@ def plan_listener(
     _find_kinds(plan)
     _find_tls(plan, references)
     return plan
+
+
+def _nearest_protocol(written: str) -> str:
+    known = {protocol.value.lower(): protocol.value for protocol in ListenerProtocol}
+    short = {name.rpartition("/")[2]: value for name, value in known.items()}
+    near = difflib.get_close_matches(written.lower(), {**known, **short}, 1, 0.6)
+    return f"did you mean {({**known, **short})[near[0]]}?" if near else f"supported are {', '.join(known.values())}"
 
 
 def find_conflicts(listeners: Iterable[ListenerPlan]) -> None:

@@ -6,12 +6,13 @@ target: Gateway, listener, Backend, route, rule. `merging` says what they mean t
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.merging import Layer, Level, Losses, Merged, Merger, dns_notes
-from egressproxy.config.compile.references import References
+from egressproxy.config.compile.references import Names, References
 from egressproxy.config.compile.status import Ancestors, Conditions
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.policy import Dns, EgressPolicy
@@ -22,9 +23,11 @@ __all__ = ["Policies"]
 class Policies:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
-    __slots__ = ("_by_target", "_layers", "_merged", "_merger", "_policies", "_seen")
+    __slots__ = ("_by_target", "_layers", "_merged", "_merger", "_names", "_policies", "_resources", "_seen")
 
-    def __init__(self, resources: ResourceSet, references: References) -> None:
+    def __init__(self, resources: ResourceSet, references: References, names: Names) -> None:
+        self._resources = resources
+        self._names = names
         self._merger = Merger(references)
         self._policies = sorted(resources.of(EgressPolicy), key=age_of)
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
@@ -75,7 +78,7 @@ class Policies:
             conditions = ancestors.add({**written, "namespace": policy.namespace})
             target, section = (ref.group, ref.kind, policy.namespace, ref.name), ref.section_name or ""
             if (target, section) not in self._seen:
-                conditions.set("Accepted", False, "TargetNotFound", _not_found(ref.group, ref.kind, ref.name, section))
+                conditions.set("Accepted", False, "TargetNotFound", self._not_found(target, section))
                 continue
             conditions.set("Accepted", True, "Accepted", "the policy is in force")
             level = Level.LISTENER if ref.kind in ("Gateway", "ListenerSet") else Level.ROUTE
@@ -94,10 +97,22 @@ class Policies:
                 conditions.set("ResolvedRefs", False, "SecretNotFound", message)
         return ancestors.to_status()
 
-
-def _not_found(group: str, kind: str, name: str, section: str) -> str:
-    hint = "" if group or kind == "Service" else f"; the core group has no {kind}: write its group"
-    return f"{kind} {name}" + (f" with section {section}" if section else "") + f" is not here, or is not ours{hint}"
+    def _not_found(self, target: Key, section: str) -> str:
+        """Why the policy holds nowhere by this target, what the author may have meant, and what follows."""
+        group, kind, namespace, name = target
+        shown = f"{kind} {namespace}/{name}"
+        sections = [known for seen, known in self._seen if seen == target and known]
+        if self._resources.get(*target) is None:
+            message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
+            remedy = self._names.remedy(*target, "a policy stands beside its target")
+        elif (target, "") in self._seen or sections:
+            near = difflib.get_close_matches(section, sections, 1, 0.6)
+            message = f"{shown} has no section {section}"
+            remedy = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(sections)) or 'none'}"
+        else:
+            message, remedy = f"{shown} is not served here, so no policy holds for it", ""
+        hint = f" ({remedy})" if remedy else ""
+        return f"{message}{hint}; nothing that this policy allows, denies or limits holds there"
 
 
 def _state(conditions: Conditions, kind: str, reason: str, sentences: Iterable[str]) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.meta import Resource
 
-__all__ = ["Problems"]
+__all__ = ["Problems", "problem_at"]
+
+
+def problem_at(resource: Resource, field_path: str, message: str, remedy: str = "", *, on_key: bool = False) -> Problem:
+    """What is wrong with one field of an object that was read (or with its key), with the place if it is known."""
+    line, column = resource.origin.place_of(field_path, key=on_key)
+    return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy)
 
 
 class Problems:
@@ -16,14 +22,11 @@ class Problems:
     def __init__(self) -> None:
         self._found: dict[Problem, None] = {}
 
-    def add(self, resource: Resource, field_path: str, message: str, remedy: str = "") -> None:
-        """Note what is wrong with one field; the line is that of the object."""
-        origin = resource.origin
-        line = origin.line if origin.file else 0
-        problem = Problem(origin.file or "-", line, 1, str(resource), field_path, message, remedy)
-        self._found[problem] = None
+    def add(self, resource: Resource, field_path: str, message: str, remedy: str = "", *, on_key: bool = False) -> None:
+        """Note what is wrong with one field, or with its key."""
+        self._found[problem_at(resource, field_path, message, remedy, on_key=on_key)] = None
 
     def raise_if_any(self) -> None:
         """Raise ConfigError with everything found, in the order of files and lines."""
         if self._found:
-            raise ConfigError(sorted(self._found, key=lambda p: (p.file, p.line, p.field_path)))
+            raise ConfigError(sorted(self._found, key=lambda p: (p.file, p.line, p.column, p.field_path)))

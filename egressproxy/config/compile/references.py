@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import difflib
 from collections import defaultdict
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from egressproxy.config.resources.meta import LabelSelector, Resource
 from egressproxy.model.secret import Secret as SecretValue
 from egressproxy.spec.gateway import CertificateSpec
 
-__all__ = ["Namespaces", "Reference", "References", "Unresolved"]
+__all__ = ["Names", "Namespaces", "Reference", "References", "Unresolved"]
 
 
 class Unresolved(Exception):
@@ -61,6 +62,36 @@ class Namespaces:
                 labels = {**self._labels.get(namespace, {}), "kubernetes.io/metadata.name": namespace}
                 return selector is not None and selector.matches(labels)
         return False
+
+
+class Names:
+    """What else an author may have meant by a name that leads nowhere."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, resources: ResourceSet) -> None:
+        #: (group, kind) -> (namespace, name)
+        self._found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+        for group, kind, namespace, name in resources.by_key:
+            self._found[group, kind].append((namespace, name))
+
+    def remedy(self, group: str, kind: str, namespace: str, name: str, elsewhere: str) -> str:
+        """The same name in another namespace (`elsewhere` says what to do then), the nearest one, or the kind's group.
+
+        "" where nothing is near.
+        """
+        found = self._found.get((group, kind), [])
+        here = [other for home, other in found if home == namespace]
+        homes = [home for home, other in found if other == name]
+        near = difflib.get_close_matches(name, here, 1, 0.6)
+        groups = [other for other, known in self._found if known == kind and other != group]
+        if homes:
+            return f"{homes[0]}/{name} is in another namespace: {elsewhere}"
+        if near:
+            return f"did you mean {near[0]}?"
+        if groups and not found:
+            return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
+        return f"in this namespace there is {', '.join(sorted(here)[:5])}" if here else ""
 
 
 class References:

@@ -1,12 +1,15 @@
-"""Shortcomings: every status condition that is not as one would wish, in sentences for `check` and the log of `run`."""
+"""Shortcomings: every status condition that is not as one would wish, for `check` and the log of `run`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from egressproxy.config.compile.contract import Compiled
+from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.load import ResourceSet
+from egressproxy.config.problems import Problem
+from egressproxy.config.resources.meta import Resource
 
 __all__ = ["shortcomings"]
 
@@ -14,32 +17,74 @@ __all__ = ["shortcomings"]
 _GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
 #: What the notes on accepted fields that do nothing say.
 NOT_YET: Final = "not supported yet"
+#: What a Gateway says of its listeners, each of which says it itself.
+_OF_PARTS: Final = frozenset({"ListenersNotValid", "Invalid"})
 
 
-def shortcomings(resources: ResourceSet, compiled: Compiled) -> Iterator[str]:
-    """One sentence for every condition that is not as one would wish, in the order of the files."""
+class _Part(NamedTuple):
+    """A section of a status: words for it, the field that it answers to, its conditions."""
+
+    words: str
+    field_path: str
+    conditions: list[Mapping[str, Any]]
+
+
+def shortcomings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
+    """One warning for everything that is not as one would wish, in the order of the files.
+
+    What several conditions say in the same words is said once.
+    """
     for resource in resources.objects:
         status = compiled.statuses.get(resource.key)
-        if status is None:
-            continue
-        for where, condition in _conditions(status):
-            is_good = (condition["status"] == "True") == (condition["type"] in _GOOD)
-            if is_good and NOT_YET not in condition.get("message", ""):
+        if status is not None:
+            yield from _of_object(resource, status)
+
+
+def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Problem]:
+    whole = [condition for condition in status.get("conditions", ()) if not _is_well(condition)]
+    parts = [part for part in _parts(resource, status) if part.conditions]
+    own = {condition.get("message", "") for condition in whole}
+    if any(not own & {condition.get("message", "") for condition in part.conditions} for part in parts):
+        whole = [condition for condition in whole if condition["reason"] not in _OF_PARTS]
+    said = {condition["message"] for condition in whole if condition.get("message")}
+    for part in (_Part("", "", whole), *parts):
+        told = set() if part.words == "" else set(said)
+        for condition in part.conditions:
+            message = condition.get("message", "")
+            if message and message in told:
                 continue
-            said = f"{condition['type']} is {condition['status']} ({condition['reason']})"
-            place = f"{resource.origin}: " if resource.origin.file else ""
-            message = f": {condition['message']}" if condition.get("message") else ""
-            yield f"{place}{resource}{where}: {said}{message}"
+            told.add(message)
+            text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
+            words = f"{part.words}: " if part.words else ""
+            yield problem_at(resource, part.field_path, f"{words}{text}{': ' if message else ''}{message}")
 
 
-def _conditions(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Conditions of the object, its listeners, parents and ancestors; each with words for the place."""
-    for condition in status.get("conditions", ()):
-        yield "", condition
+def _is_well(condition: Mapping[str, Any]) -> bool:
+    is_good = (condition["status"] == "True") == (condition["type"] in _GOOD)
+    return bool(is_good and NOT_YET not in condition.get("message", ""))
+
+
+def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_Part]:
+    """Listeners, parents and ancestors, with the conditions that are not well."""
+    names = [listener.name for listener in getattr(getattr(resource, "spec", None), "listeners", ())]
     for listener in status.get("listeners", ()):
-        for condition in listener.get("conditions", ()):
-            yield f" listener {listener['name']}", condition
-    for section, key, word in (("parents", "parentRef", "parent"), ("ancestors", "ancestorRef", "target")):
+        path = f"spec.listeners[{names.index(listener['name'])}]" if listener["name"] in names else ""
+        yield _Part(f"listener {listener['name']}", path, _unwell(listener))
+    for section, key, word, field, attribute in (
+        ("parents", "parentRef", "parent", "parentRefs", "parent_refs"),
+        ("ancestors", "ancestorRef", "target", "targetRefs", "target_refs"),
+    ):
+        refs = [_identity(ref) for ref in getattr(getattr(resource, "spec", None), attribute, ())]
         for part in status.get(section, ()):
-            for condition in part.get("conditions", ()):
-                yield f" {word} {part[key].get('name', '?')}", condition
+            ref = part[key]
+            wanted = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"))
+            path = f"spec.{field}[{refs.index(wanted)}]" if wanted in refs else ""
+            yield _Part(f"{word} {ref.get('name', '?')}", path, _unwell(part))
+
+
+def _identity(ref: object) -> tuple[object, ...]:
+    return tuple(getattr(ref, name, None) for name in ("kind", "name", "section_name", "port"))
+
+
+def _unwell(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [condition for condition in part.get("conditions", ()) if not _is_well(condition)]

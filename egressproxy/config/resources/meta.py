@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
@@ -40,6 +40,9 @@ OUR_GROUP = "egressproxy.io"
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
+#: Where a field is written: line and column of its value, then those of its key.
+Spot = tuple[int, int, int, int]
+
 #: (group, kind, namespace, name); the namespace of a cluster-scoped object is "".
 Key = tuple[str, str, str, str]
 
@@ -64,10 +67,26 @@ class OpenModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an object was written: `file` as given or found, `line` from 1; both empty for objects made in code."""
+    """Where an object was written: `file` as given or found, `line` from 1; both empty for objects made in code.
+
+    `places` has those fields, by path, that are judged only after the object was read.
+    """
 
     file: str = ""
     line: int = 0
+    places: Mapping[str, Spot] = field(default_factory=dict, compare=False, repr=False)
+
+    def place_of(self, path: str, *, key: bool = False) -> tuple[int, int]:
+        """Line and column of a field's value (or of its key), else of the nearest field above; (0, 0) without file."""
+        if not self.file:
+            return 0, 0
+        while path and path not in self.places:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+            key = False
+        if not path:
+            return self.line, 1
+        spot = self.places[path]
+        return spot[2:] if key else spot[:2]
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.file else "-"

@@ -144,13 +144,17 @@ def test_attached_routes_are_counted_per_listener():
 
 def test_a_parent_that_does_not_exist_is_a_warning_and_no_status():
     made = compiled(REVERSE, PLAIN, with_parent("name: nowhere"))
-    assert made.warnings == ("HTTPRoute default/route names Gateway default/nowhere, which does not exist",)
+    (warning,) = made.warnings
+    assert (warning.object, warning.field_path) == ("HTTPRoute default/route", "spec.parentRefs[0]")
+    assert warning.message.startswith("Gateway default/nowhere does not exist")
+    assert warning.remedy == "in this namespace there is gw"
     assert ("gateway.networking.k8s.io", "HTTPRoute", "default", "route") not in made.statuses
 
 
 def test_a_route_without_parents_is_a_warning():
     made = compiled(REVERSE, PLAIN, ROUTE.replace("  parentRefs: [{name: gw}]\n", ""))
-    assert made.warnings == ("HTTPRoute default/route names no parentRefs and is not served",)
+    (warning,) = made.warnings
+    assert warning.message == "the route names no parentRefs and is not served"
 
 
 def test_the_age_of_a_route_is_kept_for_precedence():

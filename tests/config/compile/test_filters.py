@@ -122,10 +122,31 @@ def test_a_config_that_does_not_fit_its_type_is_refused_with_its_field():
         "config: {request: {set: [{name: a b, value: x}]}, more: 1}"
     )
     found = problems(text)
-    assert [path for _, path, _ in found] == [
+    assert {path for _, path, _ in found} == {
         "spec.extensions[0].config.more",
         "spec.extensions[0].config.request.set[0].name",
-    ]
+    }
+
+
+def test_a_problem_of_a_config_stands_at_its_own_field_with_the_nearest_name():
+    config = "config: {\n  requst: {}}"
+    text = backend(f"name: h, type: 'egressproxy.io/HeaderPolicy:v1', phase: backend-request, {config}")
+    with pytest.raises(ConfigError) as caught:
+        compiled(text)
+    (problem,) = caught.value.problems
+    place = text[: text.index("requst")]
+    assert (problem.line, problem.column) == (place.count("\n") + 1, len(place.rpartition("\n")[2]) + 1)
+    assert (problem.message, problem.remedy) == ("unknown field requst", "did you mean request?")
+
+
+def test_text_in_a_config_is_not_repeated_since_it_may_be_a_credential():
+    text = backend(
+        "name: c, type: 'egressproxy.io/CredentialInjector:v1', phase: backend-request, config: {secretRef: c4n4ry}"
+    )
+    with pytest.raises(ConfigError) as caught:
+        compiled(text)
+    assert "c4n4ry" not in str(caught.value)
+    assert any("stands where a mapping is expected" in problem.message for problem in caught.value.problems)
 
 
 def test_problems_of_all_objects_come_at_once():

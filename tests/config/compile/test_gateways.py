@@ -79,7 +79,22 @@ spec: {controllerName: egressproxy.io/gateway-controller}
 """
     made = compiled(FORWARD, ours)
     assert not made.spec.listeners
-    assert made.warnings == ("Gateway default/gw is not served: there is no GatewayClass egressproxy",)
+    warning, nothing = made.warnings
+    assert warning.message == "there is no GatewayClass egressproxy: the Gateway is not served"
+    assert (warning.file, warning.line, warning.column, warning.remedy) == ("config.yaml", 6, 21, "write mine")
+    assert nothing.message == "no listener is served: no client is answered"
+
+
+def test_a_configuration_that_serves_nothing_warns_of_it():
+    (warning,) = compiled(PLAIN).warnings
+    assert str(warning).startswith("no listener is served: no client is answered (add a Gateway")
+    assert not compiled(FORWARD).warnings
+
+
+def test_another_class_is_told_with_the_one_to_write():
+    warning, _ = compiled(FORWARD.replace("gatewayClassName: egressproxy", "gatewayClassName: istio")).warnings
+    assert (warning.object, warning.field_path) == ("Gateway default/gw", "spec.gatewayClassName")
+    assert warning.remedy == "write egressproxy"
 
 
 def test_a_gateway_without_any_good_listener_is_not_accepted():

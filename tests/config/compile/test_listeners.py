@@ -57,7 +57,17 @@ def test_an_unknown_protocol_closes_that_listener_alone():
     made = compiled(gateway("{name: a, port: 80, protocol: HTTP}, {name: b, port: 81, protocol: example.com/udp}"))
     assert [one.name for one in made.spec.listeners] == ["a"]
     assert of_listener(made, "Accepted", "b")[:2] == ("False", "UnsupportedProtocol")
+    assert "supported are HTTP, HTTPS" in of_listener(made, "Accepted", "b")[2]
     assert of_object(made, "Gateway", "default/gw", "Accepted")[:2] == ("True", "ListenersNotValid")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("forwardproxy", "egressproxy.io/forward-proxy"), ("http", "HTTP"), ("HTPS", "HTTPS")],
+)
+def test_a_misspelt_protocol_gets_the_nearest_one(written: str, meant: str):
+    made = compiled(gateway(f"{{name: a, port: 80, protocol: {written}}}"))
+    assert of_listener(made, "Accepted")[2].endswith(f"did you mean {meant}?")
 
 
 def test_listeners_of_one_port_are_told_apart_by_hostname():

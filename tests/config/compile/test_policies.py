@@ -90,7 +90,35 @@ def test_a_target_that_does_not_exist_is_not_found():
 def test_a_target_in_the_core_group_is_not_found_and_the_remedy_is_said():
     made = compiled(FORWARD, policy("mode: Open").replace("group: gateway.networking.k8s.io", "group: ''"))
     assert of_policy(made, "Accepted")[:2] == ("False", "TargetNotFound")
-    assert "write its group" in of_policy(made, "Accepted")[2]
+    assert "(write group: gateway.networking.k8s.io)" in of_policy(made, "Accepted")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            policy("mode: Open", name="gwx"),
+            "there is no Gateway default/gwx (did you mean gw?); nothing that this policy",
+        ),
+        (
+            policy("mode: Open", meta="namespace: agents"),
+            "there is no Gateway agents/gw (default/gw is in another name",
+        ),
+        (
+            policy("mode: Open").replace("name: gw}", "name: gw, sectionName: foward}"),
+            "Gateway default/gw has no section foward (did you mean forward?)",
+        ),
+        (policy("mode: Open", "HTTPRoute", "a"), "there is no HTTPRoute default/a; nothing"),
+    ],
+)
+def test_a_target_that_is_not_found_says_what_was_meant_and_what_follows(text: str, message: str):
+    name = "agents/policy" if "namespace: agents" in text else "default/policy"
+    assert of_policy(compiled(FORWARD, text), "Accepted", name)[2].startswith(message)
+
+
+def test_a_gateway_of_another_class_is_there_and_not_served():
+    made = compiled(FORWARD.replace("gatewayClassName: egressproxy", "gatewayClassName: istio"), policy("mode: Open"))
+    assert "Gateway default/gw is not served here" in of_policy(made, "Accepted")[2]
 
 
 def test_a_policy_of_another_namespace_does_not_reach_the_gateway():

@@ -1,0 +1,53 @@
+"""What `check` and the log say of status: each thing once, at its field."""
+
+from __future__ import annotations
+
+from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.shortcomings import shortcomings
+from egressproxy.config.load import load_text
+from egressproxy.config.problems import Problem
+from egressproxy.filters.catalog import Catalog
+from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, policy
+
+
+def found(*manifests: str) -> list[Problem]:
+    resources = load_text("\n---\n".join(manifests), "config.yaml")
+    return list(shortcomings(resources, compile_config(resources, Catalog(), Defaults())))
+
+
+def test_what_is_well_is_not_mentioned():
+    assert found(FORWARD, policy("mode: Open")) == []
+
+
+def test_an_unknown_protocol_is_said_once_at_its_listener():
+    (warning,) = found(FORWARD.replace("egressproxy.io/forward-proxy", "forwardproxy"))
+    assert (warning.line, warning.column, warning.field_path) == (8, 5, "spec.listeners[0]")
+    assert warning.message.startswith("listener forward: Accepted is False (UnsupportedProtocol): protocol forwardprox")
+
+
+def test_a_taken_port_is_said_once():
+    (warning,) = found(FORWARD, FORWARD.replace("{name: gw}", "{name: younger}"))
+    assert warning.object == "Gateway default/younger"
+    assert warning.message.endswith("port 3128 of 127.0.0.1 belongs to Gateway default/gw")
+
+
+def test_a_problem_of_the_whole_gateway_is_not_repeated_by_its_listeners():
+    text = FORWARD.replace("spec:", "spec:\n  addresses: [{type: Hostname, value: a.example}]")
+    (warning,) = found(text)
+    assert warning.field_path == ""
+    assert "addresses of type Hostname" in warning.message
+
+
+def test_two_listeners_that_fail_alike_are_both_named():
+    second = "  - {name: second, port: 3129, protocol: forwardproxy}\n"
+    text = FORWARD.replace("egressproxy.io/forward-proxy", "forwardproxy") + second
+    assert [warning.field_path for warning in found(text)] == ["spec.listeners[0]", "spec.listeners[1]"]
+
+
+def test_a_target_and_a_parent_are_placed_at_their_reference():
+    lost = policy("mode: Open").replace("name: gw}]", "name: gw}, {group: egressproxy.io, kind: Backend, name: x}]")
+    (target,) = found(FORWARD, lost)
+    assert target.field_path == "spec.targetRefs[1]"
+    rejected = ROUTE.replace("[{name: gw}]", "[{name: gw, sectionName: forward}, {name: gw, sectionName: none}]")
+    _, parent = found(FORWARD, PLAIN, rejected)  # the first: the backend is reached in plain text
+    assert parent.field_path == "spec.parentRefs[1]"
