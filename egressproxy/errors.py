@@ -74,6 +74,7 @@ class Reason(str, Enum):
     CLIENT_TIMEOUT = "client_timeout"
     # the gateway
     NO_ROUTE = "no_route"
+    MISDIRECTED = "misdirected"
     BACKEND_INVALID = "backend_invalid"
     FILTER_FAILED = "filter_failed"
     CREDENTIAL_MISSING = "credential_missing"

@@ -21,6 +21,7 @@ PROXY_ERRORS: dict[Reason, str] = {
     Reason.ADDRESS_DENIED: "destination_ip_prohibited",
     Reason.LOOP_DETECTED: "proxy_loop_detected",
     Reason.NO_ROUTE: "destination_not_found",
+    Reason.MISDIRECTED: "destination_not_found",
     Reason.BACKEND_INVALID: "proxy_configuration_error",
     Reason.FILTER_FAILED: "proxy_internal_error",
     Reason.CREDENTIAL_MISSING: "proxy_configuration_error",

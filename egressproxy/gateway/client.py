@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.errors import GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
@@ -26,6 +26,7 @@ class ClientConnection(DownstreamConnection):
         "idle_limit_s",
         "life",
         "seen_octets",
+        "server_name",
         "state",
         "tunnel",
         "tunnel_authority",
@@ -35,6 +36,7 @@ class ClientConnection(DownstreamConnection):
         first = state.port.first
         super().__init__(handler, wheel, first.head_limits, first.timeouts.request_headers_s, first.timeouts.idle_s)
         self.state = state
+        self.server_name = ""  # what the client's ClientHello named, on a listener that terminates TLS
         self.life = Life()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
@@ -48,9 +50,20 @@ class ClientConnection(DownstreamConnection):
         return self.state.port.first
 
     def listener_for(self, host: str) -> Listener:
-        """The listener of this port for this host (Gateway API, Listener.hostname)."""
+        """The listener of this port for this host (Gateway API, Listener.hostname).
+
+        Raises GatewayFault: 404 where no listener has the host, 421 where the client's TLS was with another listener
+        (RFC 9110 section 15.5.20): its certificate, and what it asks of clients, say nothing about this host.
+        """
         port = self.state.port
-        return port.first if len(port.listeners) == 1 else port.by_host.match(host) or port.first
+        if len(port.listeners) == 1 and not port.first.spec.hostname:
+            return port.first
+        found = port.by_host.match(host)
+        if found is None:
+            raise GatewayFault(Reason.NO_ROUTE, f"no listener for {host}", status=404)
+        if self.server_name and port.by_host.match(self.server_name) is not found:
+            raise GatewayFault(Reason.MISDIRECTED, f"{host} is not served on this connection", status=421)
+        return found
 
     def close_if_idle(self) -> None:
         if not self.in_exchange:

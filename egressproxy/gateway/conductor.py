@@ -8,7 +8,6 @@ costs nothing where nothing has to be waited for. Every way out of `serve` passe
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import secrets
@@ -89,8 +88,8 @@ class Conductor:
                 await self.serve_request(x, client, head)
         except GatewayError as error:
             self.rescue(x, client, error)
-        except (Exception, asyncio.CancelledError) as error:
-            log.exception("internal error in exchange %s", x.request_id)
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            log.error("internal error in exchange %s", x.request_id, exc_info=error)
             self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
         finally:
             self.complete(x, client)
@@ -209,11 +208,14 @@ class Conductor:
                 if head.status == 101:
                     check_switch(x.request, head)
                 return head
-            if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
+            if x.request.http_1_0:
                 continue
-            if head.status != 100 and choice.chain.response_headers is not None:
-                continue  # fields that no filter would have seen
-            client.send(interim_bytes(head, self.pseudonym))
+            if head.status == 100 and not x.request.expect_continue:
+                continue
+            if choice.chain.backend_response is None and choice.chain.response_headers is None:
+                client.send(interim_bytes(head, self.pseudonym))
+            elif head.status == 100:
+                client.send(CONTINUE)  # without its fields, which no filter would have seen
 
     async def relay_response(
         self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection

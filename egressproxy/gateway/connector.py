@@ -34,7 +34,10 @@ __all__ = ["Connector", "Network", "Target"]
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
 #: Beyond this number of destinations of one connector, those without a connection are forgotten.
 MAX_TARGETS = 1024
+#: How many are freed at one time.
+FREED_TARGETS = 64
 DEFAULT_TLS = BackendTlsSpec()
+LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
 
 
 class Target:
@@ -118,10 +121,22 @@ class Connector:
             authority = x.authority
             if authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
-            tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" and not x.is_tunnel else None
+            if self.parent is not None:
+                self._judge_for_parent(authority)
+            tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
             return self._target(authority.host, authority.port, tls)
         endpoint = self._next_endpoint()
         return self._target(str(endpoint.address), endpoint.port, backend.tls)
+
+    def _judge_for_parent(self, authority: Authority) -> None:
+        """A parent resolves names; what a client named as an address, or as this machine, is judged here.
+
+        Raises Denied. Sources: resources.md (address rules hold for every address of a client's request), RFC 6761.
+        """
+        if authority.address is not None:
+            self._address_policy().check(authority.host, (authority.address,), authority.port)
+        elif authority.host == "localhost" or authority.host.endswith(".localhost"):
+            self._address_policy().check(authority.host, LOOPBACK, authority.port)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else
@@ -132,14 +147,18 @@ class Connector:
         return self.parent.way(x, self.parent.target(x))
 
     def tunnel_target(self, x: Exchange) -> Target:
-        """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them."""
+        """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them, and no pool behind it."""
         backend = self.spec.backend
         if backend.destination is Destination.FQDN:
-            return self._target(backend.hostname, backend.port, None)
+            return Target(backend.hostname, backend.port, None, Pool(self.name))
         if backend.destination is Destination.DYNAMIC:
-            return self.target(x)
+            if x.authority is None:
+                raise GatewayFault(Reason.INTERNAL, "the request names no destination")
+            if self.parent is not None:
+                self._judge_for_parent(x.authority)
+            return Target(x.authority.host, x.authority.port, None, Pool(self.name))
         endpoint = self._next_endpoint()
-        return self._target(str(endpoint.address), endpoint.port, None)
+        return Target(str(endpoint.address), endpoint.port, None, Pool(self.name))
 
     def host_field(self, x: Exchange, target: Target) -> bytes:
         """The Host value for this backend, unless the route rewrote it (resources.md, Backend)."""
@@ -212,8 +231,13 @@ class Connector:
         return target
 
     def _forget_unused_targets(self) -> None:
+        """Those without a connection; then idle ones, oldest first: many names of one client keep nobody out."""
         for key in [key for key, target in self._targets.items() if target.pool.is_empty]:
             del self._targets[key]
+        idle = [key for key, target in self._targets.items() if target.pool.is_all_idle]
+        for key in idle[: max(0, len(self._targets) - MAX_TARGETS + FREED_TARGETS)]:
+            for connection in self._targets.pop(key).pool.retire():
+                connection.close()
         if len(self._targets) >= MAX_TARGETS:
             message = f"backend {self.name} has connections to too many destinations"
             raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)

@@ -8,6 +8,8 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import ssl
+from typing import cast
 
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.conductor import Conductor
@@ -17,7 +19,9 @@ from egressproxy.gateway.streams import StreamConnection
 from egressproxy.model.exchange import Answer
 from egressproxy.protocols.http1.writer import answer_bytes
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.flow import peer_name
 from egressproxy.transport.tls import TlsStream
+from egressproxy.transport.tls_contexts import server_name
 
 __all__ = ["BoundPort", "bind"]
 
@@ -74,10 +78,9 @@ class BoundPort:
         port = self.state.port
         if port.is_stream:
             return StreamConnection(self._conductor, self._metrics, self.state)
-        client = CountedClient(self._conductor, self._metrics, self.state)
         if port.tls is None:
-            return client
-        return tls_front(port, client)
+            return CountedClient(self._conductor, self._metrics, self.state)
+        return TlsFront(port.tls, ClientConnection(self._conductor, self._conductor.wheel, self.state), self._metrics)
 
     @property
     def open_connections(self) -> int:
@@ -97,9 +100,7 @@ class BoundPort:
 
 
 class CountedClient(ClientConnection):
-    """A client connection that counts against `limits.connections` and `limits.connectionsPerClient` of its
-    listener.
-    """
+    """A client's connection without TLS, which counts against its listener's limits of connections."""
 
     __slots__ = ("metrics",)
 
@@ -117,16 +118,44 @@ class CountedClient(ClientConnection):
             self.close()
 
 
-def tls_front(port: Port, client: ClientConnection) -> TlsStream:
-    """TLS with a client, in front of its connection, with a limit on the time of its handshake."""
-    assert port.tls is not None
+class TlsFront(TlsStream):
+    """TLS with a client, in front of its connection. Counts from its first octet, and has a time for its handshake."""
 
-    def handshake_ended(_stream: TlsStream, error: Exception | None) -> None:
-        timer.cancel()
-        if error is not None:
+    def __init__(self, context: ssl.SSLContext, client: ClientConnection, metrics: Metrics) -> None:
+        super().__init__(
+            context, server_side=True, server_hostname=None, inner=client, on_handshake=self._handshake_ended
+        )
+        self._client = client
+        self._metrics = metrics
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_shaking_hands = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        state = self._client.state
+        if state.is_closed or not state.admit(self, peer_name(transport)):
+            if not state.is_closed:
+                self._metrics.connection_rejected("connection_limit")
+            cast(asyncio.Transport, transport).abort()
+            return
+        seconds = state.port.first.timeouts.tls_handshake_s or 60.0
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort_handshake)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._client.state.leave(self)
+
+    def close_if_idle(self) -> None:
+        if self._is_shaking_hands:
+            self.abort_handshake()
+        else:
+            self._client.close_if_idle()
+
+    def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
+        self._is_shaking_hands = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if error is None:
+            self._client.server_name = server_name(self.get_extra_info("ssl_object"))
+        else:
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)
-
-    stream = TlsStream(port.tls, server_side=True, server_hostname=None, inner=client, on_handshake=handshake_ended)
-    seconds = port.first.timeouts.tls_handshake_s or 60.0
-    timer = asyncio.get_running_loop().call_later(seconds, stream.abort_handshake)
-    return stream

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv6Network
 from typing import Protocol
 
 from egressproxy.gateway.live import Port
 
 __all__ = ["Connection", "ListenerState"]
+
+
+def origin_of(client: str) -> str:
+    """Who counts as one client of `address:port`: an IPv4 address, or an IPv6 /64 (one host may have all of it)."""
+    address = client.rpartition(":")[0]
+    if not address.startswith("["):
+        return address
+    return str(IPv6Network((address[1:-1].partition("%")[0], 64), strict=False))
 
 
 class Connection(Protocol):
@@ -33,7 +42,7 @@ class ListenerState:
     def admit(self, connection: Connection, client: str) -> bool:
         """Count this connection of a client (`address:port`); false if a limit is reached, and it is not counted."""
         limits = self.port.first.spec.policy.limits
-        address = client.rpartition(":")[0]
+        address = origin_of(client)
         of_client = self.per_client.get(address, 0)
         if limits.connections and len(self.connections) >= limits.connections:
             return False

@@ -19,6 +19,8 @@ from egressproxy.gateway.live import Listener
 from egressproxy.gateway.tunnels import dial, relay, take_tunnel_slot
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.protocols.tunnel.relay import Tunnel
 from egressproxy.spec.gateway import ListenerProtocol
@@ -120,7 +122,9 @@ class StreamConnection(Flow):
         self.transport.abort()
 
     def close_if_idle(self) -> None:
-        """A stream is served from its first octet on."""
+        """Until its ClientHello is there nothing is served; a TCP stream is served from the start."""
+        if self.reader is not None and self.hello is None:
+            self.abort()
 
     def take_held(self) -> bytes:
         held, self.held = self.held, []
@@ -140,6 +144,7 @@ async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
     x = conductor.new_exchange(client.client, port.first)
     x.is_tunnel = True
     x.kind = "tunnel"
+    x.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
     try:
         await tunnel_stream(conductor, x, client)
     except GatewayError as error:
@@ -147,8 +152,8 @@ async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
         x.denied = is_denial(error)
         client.life.release(reusable=False)
         client.transport.abort()
-    except Exception as error:
-        log.exception("internal error in stream %s", x.request_id)
+    except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
+        log.error("internal error in stream %s", x.request_id, exc_info=error)
         x.reason, x.detail = Reason.INTERNAL, type(error).__name__
         client.transport.abort()
     finally:
@@ -164,6 +169,8 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
             raise client.error
         await pause()
     client.deadline.clear()
+    if client.state.is_closed:
+        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
     listener = name_stream(x, client)
     host = x.authority.host if x.authority is not None else ""
     route = listener.streams.match(host)
@@ -275,4 +282,6 @@ async def terminate(client: StreamConnection, listener: Listener) -> _Inner:
         await done
     finally:
         timer.cancel()
+    if stream.is_closing():  # the client has left in the same moment: nobody joins `inner` any more
+        raise ClientGone
     return inner

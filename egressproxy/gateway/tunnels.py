@@ -19,7 +19,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.relay import Tunnel
-from egressproxy.spec.policy import SniCheck
+from egressproxy.spec.policy import Mode, SniCheck
 from egressproxy.transport.driver import Driver
 from egressproxy.transport.parked import Parked
 
@@ -68,7 +68,7 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     take_tunnel_slot(client.state, life, listener)
     guard = None
     if route.is_tls_only or listener.destinations.sni_check(authority) is SniCheck.MATCH:
-        guard = SniGuard(authority, must_be_tls=route.is_tls_only)
+        guard = SniGuard(authority, must_be_tls=route.is_tls_only, only_reports=route.mode is Mode.REPORT)
     upstream = await dial(x, choice)
     through_parent = choice.connector is not None and choice.connector.parent is not None
     client.send(TUNNEL_ESTABLISHED)
@@ -134,10 +134,16 @@ async def relay(
     client.tunnel = tunnel
     series.tunnels_active += 1
     try:
-        tunnel.start(client.transport, client_rest, upstream, upstream_rest, client_has_ended=client.has_ended)
+        try:
+            tunnel.start(client.transport, client_rest, upstream, upstream_rest, client_has_ended=client.has_ended)
+        except BaseException:
+            upstream.transport.abort()
+            raise
         await tunnel.ended()
         x.reason = tunnel.reason
     finally:
+        if guard is not None and guard.would_deny is not None:
+            x.would_deny = [*(x.would_deny or ()), guard.would_deny]
         series.tunnels_active -= 1
         client.tunnel = None
         client.is_lost = True
@@ -152,6 +158,7 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
     assert life.upstream is not None
     if life.upstream.is_leaving:  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+    take_tunnel_slot(client.state, life, client.listener)
     client.send(switching_bytes(x.response, conductor.pseudonym))
     x.status = 101
     upstream = life.give_away()

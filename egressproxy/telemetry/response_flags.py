@@ -33,6 +33,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.CLIENT_TIMEOUT: "SI",  # stream idle timeout
     # the gateway
     Reason.NO_ROUTE: "NR",  # no route
+    Reason.MISDIRECTED: "NR",
     Reason.BACKEND_INVALID: "NC",  # no cluster
     Reason.FILTER_REJECTED: "UAEX",  # refused by an authorisation step
     # the upstream

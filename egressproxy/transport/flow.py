@@ -15,7 +15,7 @@ import struct
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
-__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "reset"]
+__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "peer_name", "reset"]
 
 HIGH_WATER = 64 * 1024
 #: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
@@ -32,6 +32,14 @@ def reset(transport: asyncio.Transport) -> None:
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
+
+
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    """`address:port` of the other end ("-" if it is gone already)."""
+    name: Any = transport.get_extra_info("peername")
+    if not isinstance(name, tuple) or len(name) < 2:
+        return "-"
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
 class Reads(Protocol):
@@ -163,8 +171,4 @@ class Flow(asyncio.Protocol):
 
     # --- the peer, for logs --------------------------------------------------------------------------------------
     def peer_name(self) -> str:
-        """`address:port` of the other end ("-" if it is gone already)."""
-        name: Any = self.transport.get_extra_info("peername")
-        if not isinstance(name, tuple) or len(name) < 2:
-            return "-"
-        return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        return peer_name(self.transport)

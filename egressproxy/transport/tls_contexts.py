@@ -37,6 +37,8 @@ _CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1
 _MAX_CONTEXTS = 256
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _HOSTNAME_MISMATCH = 62  # X509_V_ERR_HOSTNAME_MISMATCH
+#: Where the SNI callback leaves the name on the connection: the ssl module tells it to nobody else.
+_SERVER_NAME = "egressproxy_server_name"
 _APPLICATION_VERIFICATION = 50  # X509_V_ERR_APPLICATION_VERIFICATION
 
 
@@ -122,6 +124,7 @@ def server_context(tls: ListenerTlsSpec, alpn: tuple[str, ...] = HTTP_1_1) -> ss
         if name is None:
             return
         name = name.lower().removesuffix(".")
+        setattr(peer, _SERVER_NAME, name)
         found = by_name.get(name) or by_name.get("*." + name.partition(".")[2])
         if found is not None:
             peer.context = found
@@ -130,6 +133,11 @@ def server_context(tls: ListenerTlsSpec, alpn: tuple[str, ...] = HTTP_1_1) -> ss
     front = _certificate_context(tls.certificates[0], alpn)
     front.sni_callback = choose
     return front
+
+
+def server_name(peer: ssl.SSLObject) -> str:
+    """The name that a client of a `server_context` asked for (SNI, lower case), "" if it named none."""
+    return str(getattr(peer, _SERVER_NAME, ""))
 
 
 def _certificate_context(certificate: CertificateSpec, alpn: tuple[str, ...]) -> ssl.SSLContext:

@@ -51,6 +51,11 @@ class Pool(Generic[C]):
     def is_empty(self) -> bool:
         return self.open == 0 and not self.waiting
 
+    @property
+    def is_all_idle(self) -> bool:
+        """Nothing is in use, and nobody waits."""
+        return self.open == len(self.idle) and not self.waiting
+
     def take(self) -> C | None:
         """An idle connection, now busy; or None."""
         while self.idle:

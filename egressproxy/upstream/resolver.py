@@ -32,6 +32,8 @@ __all__ = ["Resolver"]
 
 MAX_NAMES = 10_000  # cached
 MAX_LOOKUPS = 500  # names being asked for at one time: each holds up to six sockets
+#: Of these, names under one domain (its last two labels): the silent servers of one owner keep nobody else waiting.
+MAX_LOOKUPS_OF_DOMAIN = 200
 MAX_WAITERS = 20_000  # exchanges that wait for an answer
 MAX_NEGATIVE_TTL_S = 30.0
 FAILURE_TTL_S = 1.0  # how long a failing name is not asked for again
@@ -120,6 +122,7 @@ class Resolver:
         self._route = _Ipv6Route()
         self._cache: dict[str, _Entry] = {}
         self._lookups: dict[str, _Lookup] = {}
+        self._of_domain: dict[str, int] = {}
         self._waiting = 0
 
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
@@ -142,6 +145,12 @@ class Resolver:
         entry = self._cache.get(host)
         if entry is not None and entry.expires > now:
             self._stats("hit")
+            self._settle(waiter, host, entry.addresses, entry.failure)
+            return waiter
+        known = self._without_dns(host)
+        if known:  # before any bound on questions: nobody is asked
+            entry = self._entry(Answer(self._order(known), FILE_CHECK_S))
+            self._remember(host, entry)
             self._settle(waiter, host, entry.addresses, entry.failure)
             return waiter
         stale = entry is not None and entry.stale_until > now
@@ -173,8 +182,10 @@ class Resolver:
 
     # --- lookups -------------------------------------------------------------------------------------------------
     def _start(self, host: str, now: float) -> _Lookup | None:
-        if len(self._lookups) >= MAX_LOOKUPS:
+        domain = ".".join(host.rsplit(".", 2)[-2:])
+        if len(self._lookups) >= MAX_LOOKUPS or self._of_domain.get(domain, 0) >= MAX_LOOKUPS_OF_DOMAIN:
             return None
+        self._of_domain[domain] = self._of_domain.get(domain, 0) + 1
         lookup = self._lookups[host] = _Lookup(now)
         lookup.task = asyncio.get_running_loop().create_task(self._run(host, lookup))
         return lookup
@@ -190,12 +201,20 @@ class Resolver:
                 entry = self._failed(host, _Failure(Reason.DNS_ERROR, f"{type(error).__name__}: {error}"))
         finally:
             del self._lookups[host]
+            self._end_of(".".join(host.rsplit(".", 2)[-2:]))
         for waiter in lookup.waiters:
             if not waiter.done():
                 if entry.backoff_s:
                     self._stats("stale")
                 self._settle(waiter, host, entry.addresses, entry.failure)
         self._remember(host, entry)
+
+    def _end_of(self, domain: str) -> None:
+        left = self._of_domain[domain] - 1
+        if left:
+            self._of_domain[domain] = left
+        else:
+            del self._of_domain[domain]
 
     def _entry(self, found: Answer) -> _Entry:
         now = time.monotonic()
@@ -242,10 +261,6 @@ class Resolver:
 
     # --- one name ------------------------------------------------------------------------------------------------
     async def _find(self, host: str) -> Answer:
-        known = self._without_dns(host)
-        if known is not None:
-            addresses = self._order(known)
-            return Answer(addresses, FILE_CHECK_S)
         servers, names = self._servers, [host]
         if not servers:
             servers, search = self._system.read()

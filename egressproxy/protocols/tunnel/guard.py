@@ -14,12 +14,17 @@ __all__ = ["SniGuard"]
 
 
 class SniGuard:
-    """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused."""
+    """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused.
 
-    __slots__ = ("authority", "held", "must_be_tls", "reader")
+    With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report).
+    """
 
-    def __init__(self, authority: Authority, *, must_be_tls: bool) -> None:
+    __slots__ = ("authority", "held", "must_be_tls", "only_reports", "reader", "would_deny")
+
+    def __init__(self, authority: Authority, *, must_be_tls: bool, only_reports: bool = False) -> None:
         self.authority = authority
+        self.only_reports = only_reports
+        self.would_deny: Reason | None = None
         self.must_be_tls = must_be_tls
         self.reader = ClientHelloReader()
         self.held: list[bytes] = []
@@ -27,6 +32,15 @@ class SniGuard:
     def feed(self, data: bytes) -> bytes | None:
         """The octets that may go on now (everything held so far), or None while undecided. Raises Denied."""
         self.held.append(data)
+        try:
+            return self._judge(data)
+        except Denied as denied:
+            if not self.only_reports:
+                raise
+            self.would_deny = denied.reason
+            return b"".join(self.held)
+
+    def _judge(self, data: bytes) -> bytes | None:
         try:
             hello = self.reader.feed(data)
         except NotTls:
