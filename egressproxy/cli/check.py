@@ -15,6 +15,9 @@ from egressproxy.cli.problems import show_problems, show_warnings
 
 if TYPE_CHECKING:
     from egressproxy.config.compile.contract import Compiled
+    from egressproxy.config.load import ResourceSet
+    from egressproxy.config.resources.meta import Resource
+    from egressproxy.spec.policy import ExtensionSpec
 
 __all__ = ["command"]
 
@@ -36,7 +39,8 @@ def command(
 ) -> None:
     """Read files and folders as `run` would, and print every problem at once with its place.
 
-    What a manifest may not say is a problem. What it may say and what cannot be served (a Secret that is not there,
+    What a manifest may not say is a problem, and so is a filter that cannot be built (the file of a Python filter is
+    run for that). What it may say and what cannot be served (a Secret that is not there,
     a route without a listener) is a warning: that part would not be served, the rest would.
 
     \b
@@ -57,6 +61,7 @@ def command(
     try:
         resources = load(paths + config)
         compiled = app.compiled(resources, bind)
+        _build_filters(resources, compiled)
     except ConfigError as error:
         if output == "json":
             problems = [problem.as_dict() for problem in error.problems]
@@ -82,6 +87,32 @@ def command(
             click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {places}")
         click.echo(f"{_counted(len(resources), 'object')}, {_counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
+
+
+def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
+    """Raise ConfigError with every filter that cannot be built, each with the place where it is declared."""
+    from egressproxy.config.compile.problems import problem_at
+    from egressproxy.config.problems import ConfigError, Problem
+    from egressproxy.filters.catalog import Catalog
+    from egressproxy.filters.trial import failures
+
+    found: dict[Problem, None] = {}  # a policy with two targets declares its filters twice
+    for spec, error in failures(compiled.spec, Catalog()):
+        message = str(error).removeprefix(f"{spec.source}: ")
+        owner, path = _declaration(resources, spec)
+        found[Problem("", 0, 0, spec.source, "", message) if owner is None else problem_at(owner, path, message)] = None
+    if found:
+        raise ConfigError(sorted(found, key=lambda problem: (problem.file, problem.line, problem.column)))
+
+
+def _declaration(resources: ResourceSet, spec: ExtensionSpec) -> tuple[Resource | None, str]:
+    """The object that declared a filter, and the field; "" for the filters of a route, which have no name there."""
+    owners = [resource for resource in resources.objects if str(resource) == spec.source]
+    for owner in owners:  # Backends of several groups may share a name
+        for index, extension in enumerate(getattr(getattr(owner, "spec", None), "extensions", ())):
+            if extension.name == spec.name:
+                return owner, f"spec.extensions[{index}].config"
+    return (owners[0] if owners else None), f"spec.{spec.name}" if spec.name.startswith("limits.") else ""
 
 
 def _counted(number: int, thing: str) -> str:

@@ -168,6 +168,49 @@ def test_what_serves_nothing_is_a_warning(tmp_path: Path):
     assert last == "1 object, 2 warnings."
 
 
+POLICY = """apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: filtered}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}]
+  extensions:
+  - name: mine
+    type: egressproxy.io/Python:v1
+    phase: request-headers
+    config:
+      path: mine.py
+"""
+HEAD = "from egressproxy.filters import Filter\n\n\nclass Mine(Filter):\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, "there is no such file"),
+        ("def (:\n", "mine.py:1: SyntaxError"),
+        (HEAD + "    def request_header(self, x): ...\n", "has no `request_headers`"),
+        ("import nothing_of_this_name\n", "mine.py:1: ModuleNotFoundError"),
+    ],
+)
+def test_a_filter_that_cannot_be_built_is_a_problem_where_it_is_declared(tmp_path: Path, source: str | None, said: str):
+    (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + POLICY)
+    if source is not None:
+        (tmp_path / "mine.py").write_text(source)
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    problem, verdict = result.output.splitlines()
+    place = "a.yaml:19:7: EgressPolicy default/filtered: spec.extensions[0].config"
+    assert problem.startswith(f"{tmp_path}/{place}: filter mine (egressproxy.io/Python:v1): ")
+    assert said in problem
+    assert verdict.startswith("1 problem: ")
+
+
+def test_a_filter_that_can_be_built_is_no_problem(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + POLICY)
+    (tmp_path / "mine.py").write_text(HEAD + "    def request_headers(self, x): ...\n")
+    assert invoke(tmp_path, "--strict").exit_code == 0
+
+
 def test_an_empty_folder_is_a_problem(tmp_path: Path):
     result = invoke(tmp_path)
     assert result.exit_code == 1
