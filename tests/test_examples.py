@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from egressproxy.cli import main
@@ -55,6 +56,24 @@ def test_every_whole_configuration_in_the_documentation_is_good(name: str, text:
 @pytest.mark.parametrize("reason", [reason.value for reason in Reason if reason is not Reason.OK])
 def test_every_reason_is_explained(reason: str):
     assert f"`{reason}`" in (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/forward-proxy.md", "config/sidecar.yaml"])
+def test_proxy_variables_are_given_in_both_spellings(page: str):
+    """curl and wget read the lower-case one alone for http://, and go round the gateway without it."""
+    exports = "".join(re.findall(r"^#? +export .*$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
+    capitals = set(re.findall(r"\b(HTTPS?_PROXY)=", exports))
+    assert capitals
+    assert set(re.findall(r"\b(https?_proxy)=", exports)) == {name.lower() for name in capitals}
+
+
+def test_the_composed_gateway_shows_its_metrics_to_prometheus_and_its_admin_address_to_nobody():
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    verb, *options = compose["services"]["egressproxy"]["command"]
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert (verb, "--admin" in given) == ("run", False)
+    scraped = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"][0]
+    assert scraped["static_configs"] == [{"targets": [f"egressproxy:{given['--metrics'].rpartition(':')[2]}"]}]
 
 
 def pages() -> list[Path]:

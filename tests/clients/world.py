@@ -137,6 +137,7 @@ class World:
         found = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LC_ALL": "C.UTF-8"} | dict.fromkeys(trust, ca)
         if way is not Way.BASE:
             proxy = f"http://127.0.0.1:{self.forward_port}"
+            # Both spellings, as docs/forward-proxy.md says: for http:// curl and wget read the lower-case one alone.
             found |= dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"), proxy)
         return found | more
 
