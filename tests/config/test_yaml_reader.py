@@ -82,6 +82,18 @@ def test_a_missing_field_is_placed_at_its_nearest_parent() -> None:
     assert document.written(("a", 0, "missing")) is None
 
 
+def test_the_places_of_a_part_are_those_of_its_fields() -> None:
+    (document,) = read("a:\n  - b: 1\n    cc: x\n")
+    assert isinstance(document, Document)
+    assert list(document.places(("a",))) == [
+        (("a",), Place(2, 3), Place(1, 1)),
+        (("a", 0), Place(2, 5), Place(2, 5)),
+        (("a", 0, "b"), Place(2, 8), Place(2, 5)),
+        (("a", 0, "cc"), Place(3, 9), Place(3, 5)),
+    ]
+    assert list(document.places(("missing",))) == []
+
+
 def test_documents_are_read_one_by_one_and_empty_ones_left_out() -> None:
     assert [part.value for part in read("---\na: 1\n---\n---\nb: 2\n") if isinstance(part, Document)] == [
         {"a": 1},

@@ -687,3 +687,12 @@ def test_a_pod_has_its_identity() -> None:
 )
 def test_a_label_selector_selects(selector: dict[str, Any], matches: bool) -> None:
     assert LabelSelector.model_validate(selector).matches({"a": "1"}) is matches
+
+
+def test_a_place_that_is_not_known_is_that_of_the_nearest_field_above() -> None:
+    origin = Origin("a.yaml", 3, {"spec.extensions[0].config": (9, 5, 8, 3)})
+    assert origin.place_of("spec.extensions[0].config") == (9, 5)
+    assert origin.place_of("spec.extensions[0].config", key=True) == (8, 3)
+    assert origin.place_of('spec.extensions[0].config["a.b"][1]', key=True) == (9, 5)
+    assert origin.place_of("spec.mode") == (3, 1)
+    assert Origin().place_of("spec.mode") == (0, 0)
