@@ -19,6 +19,7 @@ from egressproxy.filters.header_policy import HEADER_POLICY
 from egressproxy.filters.limits import BODY_LIMIT, CONCURRENCY_LIMIT, REQUEST_RATE_LIMIT
 from egressproxy.filters.python_filter import PYTHON
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
+from egressproxy.filters.settings import faults
 from egressproxy.filters.url_rewrite import URL_REWRITE
 from egressproxy.spec.policy import ExtensionSpec
 
@@ -106,8 +107,7 @@ class FilterInstances:
         try:
             config = kind.config_model.model_validate_json(spec.config)
         except ValidationError as error:
-            problems = "; ".join(f"config.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise FilterBuildError(f"{where} ({spec.type}): {problems}") from None
+            raise FilterBuildError(f"{where} ({spec.type}): {faults(error, kind.config_model)}") from None
         context = FilterContext(
             config, dict(spec.secrets), spec.name, spec.scope, spec.source, spec.folder, Phase(spec.phase)
         )  # fmt: skip

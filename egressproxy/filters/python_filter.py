@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.settings import FilterConfig, SecretRef
+from egressproxy.filters.settings import FilterConfig, SecretRef, faults
 
 __all__ = ["PYTHON", "PythonConfig", "load_filter"]
 
@@ -125,8 +125,7 @@ def _read_config(module: ModuleType, raw: dict[str, Any], path: Path) -> BaseMod
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        problems = "; ".join(f"config.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"{path}: {problems}") from None
+        raise ValueError(f"{path}: {faults(error, model)}") from None
 
 
 def _own_names(cls: type[Filter]) -> set[str]:

@@ -1,16 +1,17 @@
-"""What the configs of built-in filters share: camelCase keys, unknown keys refused, names and values checked once."""
+"""What the configs of filters share: camelCase keys, unknown keys refused, names and values checked once."""
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from egressproxy.model.authority import AuthorityError, parse_host
 from egressproxy.model.fields import TOKEN, VALUE
 
-__all__ = ["FieldName", "FieldValue", "FilterConfig", "Hostname", "SecretRef"]
+__all__ = ["FieldName", "FieldValue", "FilterConfig", "Hostname", "SecretRef", "faults"]
 
 
 class FilterConfig(BaseModel):
@@ -43,6 +44,23 @@ def _hostname(text: str) -> str:
         return parse_host(text.encode())[0]
     except AuthorityError as error:
         raise ValueError(f"{text!r}: {error}") from None
+
+
+def faults(error: ValidationError, model: type[BaseModel]) -> str:
+    """What a config has wrong, field by field, as in `config.limit: …`; a value stands in validators' words alone."""
+    known = [str(info.alias or name) for name, info in model.model_fields.items()]
+    said = []
+    for detail in error.errors(include_url=False, include_input=False):
+        where = ".".join(map(str, detail["loc"]))
+        what = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(where, known, 1, 0.6)
+            listed = f" (known are {', '.join(known)})" if known and len(detail["loc"]) == 1 else ""
+            what = f"unknown field (did you mean {near[0]}?)" if near else f"unknown field{listed}"
+        elif detail["type"] == "missing":
+            what = "missing: add it"
+        said.append(f"config.{where}: {what}" if where else f"config: {what}")
+    return "; ".join(said)
 
 
 FieldName = Annotated[str, AfterValidator(_field_name)]

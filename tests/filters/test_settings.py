@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, Hostname
+from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, Hostname, faults
 
 
 class Sample(FilterConfig):
@@ -32,3 +32,18 @@ def test_what_cannot_go_on_the_wire_is_refused(key, value):
 
 def test_host_names_are_kept_in_lower_case():
     assert Sample.model_validate({"hostName": "API.Example.COM."}).host_name == "api.example.com"
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"fieldNam": 1}, "config.fieldNam: unknown field (did you mean fieldName?)"),
+        ({"zzz": "c4n4ry"}, "config.zzz: unknown field (known are fieldName, fieldValue, hostName)"),
+        ({"fieldValue": "c4n4ry\n"}, "config.fieldValue: the value holds an octet that a field cannot carry"),
+    ],
+)
+def test_a_fault_of_a_config_names_the_field_that_was_meant_and_not_the_value(written, said):
+    with pytest.raises(ValidationError) as caught:
+        Sample.model_validate(written)
+    assert faults(caught.value, Sample).startswith(said)
+    assert "c4n4ry" not in faults(caught.value, Sample)
