@@ -175,9 +175,8 @@ def take_tunnel_slot(state: ListenerState, life: Life, listener: Listener) -> No
     """`limits.tunnels` of this listener. Raises LimitExceeded (503)."""
     limit = listener.spec.policy.limits.tunnels
     if limit and state.tunnels >= limit:
-        raise LimitExceeded(
-            Reason.TUNNEL_LIMIT, f"this listener already has {limit} tunnels", status=503, retry_after_s=1
-        )
+        message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
+        raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
     state.tunnels += 1
 
     def give_back() -> None:

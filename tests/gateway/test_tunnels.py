@@ -303,6 +303,7 @@ def test_the_limit_of_tunnels_holds_and_is_given_back(converse_on: Start):
     second >> connect("a.example:22")
     status, _, fields, error = second.answer()
     assert (status, error["reason"], fields["Retry-After"]) == (503, "tunnel_limit", "1")
+    assert error["message"] == "this listener already has 1 tunnel"
     talk.client.leaves()
     talk.origin.leaves()
     talk.until(lambda: len(talk.records) == 2)
