@@ -110,7 +110,9 @@ class CountedClient(ClientConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self.state.admit(self, self.client):
+        if self.state.is_closed:  # accepted in the moment in which its listener went
+            self.abort()
+        elif not self.state.admit(self, self.client):
             self.metrics.connection_rejected("connection_limit")
             answer = Answer(503, ((b"Retry-After", b"1"),), b"too many connections\n")
             self.is_request_read = True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
+from tests.e2e.world import terminate, tls_secret
 from tests.support import manifests as m
-from tests.support.conversation import Conversation
+from tests.support.conversation import Conversation, Peer
 from tests.support.manifests import Manifest
+from tests.support.pki import Pki, chain
 
 VIA = b"Via: 1.1 gw\r\n"
 GET = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
@@ -44,3 +47,80 @@ def exchange(talk: Conversation, *, is_new: bool = True) -> None:
     talk.origin << GET_SENT
     talk.origin >> OK
     talk.client << OK_PASSED
+
+
+# --- TLS -----------------------------------------------------------------------------------------------------------
+def certificate(pki: Pki, *names: str, secret: str = "front") -> Manifest:
+    """A Secret with a certificate for these names; `terminate(secret)` is the `tls` of a listener that shows it."""
+    leaf = pki.issue(*names)
+    return tls_secret(secret, chain(leaf), leaf.private_key_pem.bytes())
+
+
+def https(*hostnames: str, port: int = 8443) -> Manifest:
+    """A Gateway with an HTTPS listener for each hostname ("" for every host), all on one port."""
+    listeners = []
+    for number, hostname in enumerate(hostnames):
+        listener = {"name": f"l{number}", "port": port, "protocol": "HTTPS", "tls": terminate("front")}
+        listeners.append({**listener, "hostname": hostname} if hostname else listener)
+    return m.gateway(*listeners)
+
+
+class TlsClient:
+    """A client's side of TLS over the connection of a Peer. `>>` sends inside it, `reads` gives what has come.
+
+    The log counts what is inside TLS: set `counts_octets` of the conversation to False.
+    """
+
+    def __init__(self, peer: Peer, pki: Pki, name: str | None) -> None:
+        self.peer = peer
+        self.has_ended = False  # the gateway has said close_notify
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = pki.client_context()
+        context.check_hostname = name is not None
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+
+    def hello(self) -> bytes:
+        """The first octets: what a client says before it has heard anything."""
+        assert not self._try()
+        return self._outgoing.read()
+
+    def last_flight(self) -> bytes:
+        """What ends the handshake, once the server has answered the hello."""
+        self._take()
+        assert self._try()
+        return self._outgoing.read()
+
+    def shakes_hands(self) -> TlsClient:
+        self.peer >> self.hello()
+        self.peer.talk.until(lambda: bool(self.peer.received))
+        self.peer >> self.last_flight()
+        return self
+
+    def __rshift__(self, data: bytes) -> TlsClient:
+        self._tls.write(data)
+        self.peer >> self._outgoing.read()
+        return self
+
+    def reads(self) -> bytes:
+        """What has come."""
+        self.peer.talk.settle()
+        self._take()
+        got = b""
+        try:
+            while piece := self._tls.read():
+                got += piece
+            self.has_ended = True
+        except ssl.SSLWantReadError:
+            pass
+        return got
+
+    def _try(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def _take(self) -> None:
+        self._incoming.write(bytes(self.peer.received))
+        self.peer.received.clear()

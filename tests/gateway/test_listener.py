@@ -1,9 +1,15 @@
-"""Limits of a listener's connections."""
+"""Limits of a listener's connections, TLS with clients, and listeners that share a port."""
 
 from __future__ import annotations
 
+import pytest
+
+from egressproxy.gateway.listener_state import origin_of
 from tests.gateway.conftest import Start
-from tests.gateway.kit import exchange, forward
+from tests.gateway.kit import OK, TlsClient, certificate, exchange, forward, https
+from tests.support import manifests as m
+from tests.support.conversation import Conversation
+from tests.support.pki import Pki
 
 
 def test_one_connection_too_many_is_told_and_closed(converse_on: Start):
@@ -27,3 +33,184 @@ def test_one_client_too_many_connections_does_not_keep_others_out(converse: Star
     second.take(rb"HTTP/1.1 503 .*too many connections\n")
     talk.client = talk.connect(address="10.0.0.10")
     exchange(talk)
+
+
+@pytest.mark.parametrize(("address", "is_same"), [("2001:db8::2", True), ("2001:db8:0:1::1", False)])
+def test_an_ipv6_network_of_64_bits_counts_as_one_client(converse: Start, address: str, is_same: bool):
+    talk = converse(forward(limits={"connectionsPerClient": 1}))
+    talk.counts_octets = False
+    talk.client.leaves()
+    talk.connect(address="2001:db8::1")
+    talk.client = talk.connect(address=address)
+    if is_same:
+        talk.client.take(rb"HTTP/1.1 503 .*too many connections\n")
+    else:
+        exchange(talk)
+
+
+@pytest.mark.parametrize(
+    ("client", "origin"),
+    [("10.0.0.9:1", "10.0.0.9"), ("[2001:db8:1:2:3::4]:5", "2001:db8:1:2::/64"), ("[fe80::1%eth0]:1", "fe80::/64")],
+)
+def test_one_host_has_an_address_or_an_ipv6_network(client: str, origin: str):
+    assert origin_of(client) == origin
+
+
+# --- TLS with clients ----------------------------------------------------------------------------------------------
+def secured(pki: Pki, *hostnames: str, **sections: object) -> list[m.Manifest]:
+    """An HTTPS listener for each hostname, all on one port and with one certificate, and a route for all of them."""
+    names = [name for name in hostnames if name] or ["a.example"]
+    route = m.http_route("r", m.prefix_rule("/", "a"))
+    return [https(*hostnames), m.policy(**sections), certificate(pki, *names), m.backend("a", "a.example", 80), route]
+
+
+def test_connections_count_from_their_first_octet_inside_tls(converse_on: Start):
+    pki = Pki()
+    talk = converse_on(secured(pki, "", limits={"connections": 1}))
+    talk.counts_octets = False
+    talk.client >> TlsClient(talk.client, pki, "a.example").hello()[:10]
+    assert len(talk.ports[0].state.connections) == 1
+    second = talk.connect()
+    second.is_closed()
+    assert talk.metrics.connections_rejected == {"connection_limit": 1}
+    talk.client.leaves()
+    talk.until(lambda: not talk.ports[0].state.connections)
+    talk.client = talk.connect()
+    assert asked(talk, TlsClient(talk.client, pki, "a.example").shakes_hands(), "a.example")[0] == 200
+    assert len(talk.ports[0].state.connections) == 1
+
+
+def test_a_handshake_that_takes_too_long_is_ended(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    pki = Pki()
+    talk = converse(secured(pki, "", traffic={"timeouts": {"tlsHandshake": "5s"}}))
+    talk.counts_octets = False
+    quick = TlsClient(talk.connect(), pki, "a.example").shakes_hands()
+    talk.client >> TlsClient(talk.client, pki, "a.example").hello()[:10]
+    ahead = 4.0
+    real = talk.loop.time
+    monkeypatch.setattr(talk.loop, "time", lambda: real() + ahead)
+    talk.settle()
+    talk.client.is_open()
+    ahead = 6.0
+    talk.settle()
+    assert talk.client.is_gone
+    quick.peer.is_open()
+    assert len(talk.ports[0].state.connections) == 1
+
+
+@pytest.mark.parametrize("octets", [0, 10])
+def test_a_connection_in_its_handshake_goes_with_its_listener(converse_on: Start, octets: int):
+    pki = Pki()
+    talk = converse_on(secured(pki, ""))
+    talk.counts_octets = False
+    hello = TlsClient(talk.client, pki, "a.example").hello()
+    if octets:
+        talk.client >> hello[:octets]
+    talk.act(talk.ports[0].stop_accepting)
+    talk.act(talk.ports[0].close_idle)
+    talk.client.is_closed()
+    talk.until(lambda: not talk.ports[0].state.connections)
+    assert not talk.ports[0].state.connections
+    assert not talk.records
+
+
+def test_a_connection_without_a_request_goes_with_its_listener_and_one_with_a_request_is_served(converse: Start):
+    pki = Pki()
+    talk = converse(secured(pki, ""))
+    talk.counts_octets = False
+    idle = TlsClient(talk.client, pki, "a.example").shakes_hands()
+    busy = TlsClient(talk.connect(), pki, "a.example").shakes_hands()
+    busy >> b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.act(talk.ports[0].stop_accepting)
+    talk.act(talk.ports[0].close_idle)
+    assert idle.reads() == b""
+    assert idle.has_ended
+    assert not busy.has_ended
+    talk.origin >> OK
+    assert busy.reads().startswith(b"HTTP/1.1 200 ")
+    assert busy.has_ended
+
+
+@pytest.mark.parametrize("is_tls", [True, False])
+def test_what_was_accepted_as_its_listener_went_is_not_served(converse: Start, is_tls: bool):
+    talk = converse(secured(Pki(), "") if is_tls else forward())
+    talk.counts_octets = False
+    talk.client.leaves()
+    talk.act(talk.ports[0].stop_accepting)
+    late = talk.connect()
+    late.is_closed()
+    assert not talk.ports[0].state.connections
+    assert talk.metrics.connections_rejected == {}
+
+
+# --- listeners that share a port -----------------------------------------------------------------------------------
+def asked(talk: Conversation, tls: TlsClient, host: str) -> tuple[int, str]:
+    """A GET for this host: the status of its answer, and the reason in the log."""
+    count = len(talk.records)
+    tls >> f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    if talk.pending_dial() is not None:
+        talk.dialled("a.example", 80)
+    if len(talk.records) == count and talk.origins:
+        talk.origin.take(rb"GET / .*?\r\n\r\n")
+        talk.origin >> OK
+    got = tls.reads()
+    return int(got.split(b" ", 2)[1]), talk.record(count)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("sni", "host", "status", "reason"),
+    [
+        ("one.example", "one.example", 200, "-"),
+        ("two.example", "two.example", 200, "-"),
+        ("one.example", "two.example", 421, "misdirected"),
+        ("two.example", "one.example", 421, "misdirected"),
+        ("other.example", "one.example", 421, "misdirected"),
+        ("one.example", "other.example", 404, "no_route"),
+        (None, "one.example", 200, "-"),
+        (None, "two.example", 200, "-"),
+        (None, "other.example", 404, "no_route"),
+    ],
+)
+def test_a_host_is_served_on_the_tls_connection_of_its_own_listener_alone(
+    converse: Start, sni: str | None, host: str, status: int, reason: str
+):
+    pki = Pki()
+    names = ["one.example", "two.example"]
+    objects = [https(*names), m.policy(), certificate(pki, *names, "other.example"), *secured(pki, *names)[3:]]
+    talk = converse(objects)
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, sni).shakes_hands()
+    assert asked(talk, tls, host) == (status, reason)
+    if status == 200:
+        assert talk.record()["listener"] == ("l0" if host == "one.example" else "l1")
+    elif sni in names:
+        assert asked(talk, tls, sni) == (200, "-"), "the connection stays"
+
+
+def test_names_below_a_wildcard_share_the_connection_of_their_listener(converse: Start):
+    pki = Pki()
+    objects = [https("*.example", "two.test"), m.policy(), certificate(pki, "one.example"), *secured(pki)[3:]]
+    talk = converse(objects)
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "one.example").shakes_hands()
+    assert asked(talk, tls, "other.example") == (200, "-")
+    assert asked(talk, tls, "two.test") == (421, "misdirected")
+
+
+@pytest.mark.parametrize("is_tls", [True, False])
+def test_a_single_listener_serves_its_own_hostname_alone(converse: Start, is_tls: bool):
+    pki = Pki()
+    if is_tls:
+        talk = converse(secured(pki, "one.example"))
+        talk.counts_octets = False
+        tls = TlsClient(talk.client, pki, "one.example").shakes_hands()
+        assert asked(talk, tls, "two.example") == (404, "no_route")
+        assert asked(talk, tls, "one.example") == (200, "-")
+        return
+    talk = converse([m.gateway(m.http_listener(8080, hostname="one.example")), *secured(pki, "")[1:]])
+    talk.client >> b"GET / HTTP/1.1\r\nHost: two.example\r\n\r\n"
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (404, "no_route")
+    talk.client >> b"GET / HTTP/1.1\r\nHost: one.example\r\n\r\n"
+    talk.dialled("a.example", 80)

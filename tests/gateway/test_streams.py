@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
-
 import pytest
 
-from tests.e2e.world import terminate, tls_secret
+from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
+from tests.gateway.kit import TlsClient, certificate
 from tests.gateway.test_tunnels import client_hello
 from tests.support import manifests as m
-from tests.support.pki import Pki, chain
+from tests.support.pki import Pki
 
 
 def by_name(**sections: object) -> list[m.Manifest]:
@@ -102,25 +101,24 @@ def test_what_comes_before_the_dial_is_done_is_bounded(converse: Start):
     talk.origin.take(rb".*?x{1000000}")
 
 
+# --- terminated ----------------------------------------------------------------------------------------------------
+def terminating(pki: Pki, **sections: object) -> list[m.Manifest]:
+    listener = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": terminate("front")}
+    return [m.gateway(listener), m.policy(**sections), certificate(pki, "a.example"), *by_name()[2:]]
+
+
 @pytest.mark.parametrize("is_dialling", [False, True])
 def test_a_client_that_leaves_behind_its_handshake_leaves_no_tunnel_behind(converse: Start, is_dialling: bool):
     """In the turn of the loop in which the handshake ends, or while the upstream is dialled after it."""
     pki = Pki()
-    leaf = pki.issue("a.example")
-    secret = tls_secret("front", chain(leaf), leaf.private_key_pem.bytes())
-    listener = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": terminate("front")}
-    talk = converse([m.gateway(listener), m.policy(limits={"tunnels": 1}), secret, *by_name()[2:]])
+    talk = converse(terminating(pki, limits={"tunnels": 1}))
     talk.counts_octets = False  # the log counts what is inside TLS
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = pki.client_context().wrap_bio(incoming, outgoing, server_hostname="a.example")
-    with pytest.raises(ssl.SSLWantReadError):
-        tls.do_handshake()
-    talk.client >> outgoing.read()
-    incoming.write(bytes(talk.client.received))
-    tls.do_handshake()
+    tls = TlsClient(talk.client, pki, "a.example")
+    talk.client >> tls.hello()
+    last = tls.last_flight()
 
     def finish() -> None:
-        talk.client.transport.deliver(outgoing.read())
+        talk.client.transport.deliver(last)
         if not is_dialling:
             talk.client.transport.lose(None)
 
@@ -132,3 +130,93 @@ def test_a_client_that_leaves_behind_its_handshake_leaves_no_tunnel_behind(conve
         assert dial.future.cancelled()
     talk.until(lambda: bool(talk.records))
     assert talk.record()["reason"] == "client_gone"
+
+
+def test_a_client_whose_reset_is_found_by_the_last_write_of_its_handshake_is_not_dialled_for(
+    converse: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """The tickets that follow a handshake meet a connection that is gone: nobody is told of it any more."""
+    pki = Pki()
+    talk = converse(terminating(pki))
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "a.example")
+    talk.client >> tls.hello()
+    last = tls.last_flight()
+    monkeypatch.setattr(talk.client.transport, "write", lambda _data: talk.client.transport.abort())
+    talk.client >> last
+    talk.no_dial()
+    assert talk.record()["reason"] == "client_gone"
+
+
+def test_a_tunnel_that_cannot_begin_takes_its_upstream_with_it(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise AttributeError("transport")
+
+    monkeypatch.setattr("egressproxy.gateway.tunnels.Tunnel.start", fail)
+    talk = converse(by_name())
+    talk.expects_failures = True
+    talk.client >> client_hello("a.example")
+    talk.dialled("a.example", 443)
+    assert talk.origin.is_gone
+    talk.client.is_closed()
+    assert talk.record()["reason"] == "internal"
+
+
+# --- a listener that goes ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("octets", [0, 20])
+def test_a_stream_without_its_hello_goes_with_its_listener(converse_on: Start, octets: int):
+    talk = converse_on(by_name())
+    if octets:
+        talk.client >> client_hello("a.example")[:octets]
+    talk.act(talk.ports[0].stop_accepting)
+    talk.act(talk.ports[0].close_idle)
+    talk.client.is_closed()
+    assert talk.record()["reason"] == "client_gone"
+    talk.no_dial()
+
+
+def test_a_stream_that_is_served_outlives_its_listener(converse_on: Start):
+    talk = converse_on(by_name())
+    hello = client_hello("a.example")
+    talk.client >> hello
+    talk.dialled("a.example", 443)
+    talk.origin << hello
+    talk.act(talk.ports[0].stop_accepting)
+    talk.act(talk.ports[0].close_idle)
+    talk.origin >> b"still here"
+    talk.client << b"still here"
+
+
+def test_a_stream_that_was_accepted_as_its_listener_went_is_not_served(converse: Start):
+    talk = converse(by_name())
+    talk.act(talk.ports[0].stop_accepting)
+    late = talk.connect()
+    late >> client_hello("a.example")
+    talk.no_dial()
+    late.is_closed()
+    assert talk.record()["reason"] == "no_route"
+
+
+# --- filters -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"limits": {"maxBodyBytes": 1000}},
+        {
+            "extensions": [
+                {
+                    "name": "fields", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers",
+                    "config": {"request": {"set": [{"name": "X-A", "value": "b"}], "remove": ["X-B"]}},
+                }
+            ]
+        },
+    ],
+)  # fmt: skip
+def test_filters_of_requests_leave_streams_alone(converse_on: Start, section: dict[str, object]):
+    talk = converse_on(by_name(**section))
+    hello = client_hello("a.example")
+    talk.client >> hello
+    talk.dialled("a.example", 443)
+    talk.origin << hello
+    talk.origin >> b"answer"
+    talk.client << b"answer"
