@@ -1,12 +1,72 @@
-"""Fields: what looking one up gives, and what it costs."""
+"""A header section kept as octets: look-ups, cuts and additions splice it, and what cannot be in a field is refused."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import Fields, cutter
+
+TOKENS = st.from_regex(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,12}", fullmatch=True)
+VALUES = st.from_regex(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]{0,20}[!-~\x80-\xff])?)?", fullmatch=True)
+LINES = st.lists(st.tuples(TOKENS, VALUES), max_size=8)
+
+
+def test_a_field_is_found_in_any_case_without_its_blanks():
+    fields = Fields(b"\r\nContent-TYPE: \t text/plain \t\r\nX-A: 1\r\nx-a:2")
+    assert fields.get(b"content-type") == b"text/plain"
+    assert fields.get_all(b"x-a") == [b"1", b"2"]
+    assert fields.get(b"a") is None
+    assert b"x-a" in fields
+    assert len(fields) == 3
+
+
+def test_set_replaces_every_line_and_remove_takes_them_out():
+    fields = Fields(b"\r\nX-A: 1\r\nX-Ab: 2\r\nx-a: 3")
+    fields.set(b"X-A", b"new")
+    assert list(fields) == [(b"x-ab", b"2"), (b"x-a", b"new")]
+    fields.remove(b"x-ab")
+    assert fields.block == b"\r\nX-A: new"
+
+
+def test_a_cut_takes_all_its_names_and_nothing_that_only_begins_like_them():
+    fields = Fields(b"\r\nCookie: a\r\nCookie2: b\r\nAuthorization: c\r\nX: cookie: d")
+    fields.cut(cutter(frozenset((b"cookie", b"authorization"))))
+    assert list(fields) == [(b"cookie2", b"b"), (b"x", b"cookie: d")]
+
+
+@pytest.mark.parametrize("value", [b"a\r\nX: y", b"a\nb", b"a\rb", b"a\x00b", b"a\x7fb", b" a", b"a "])
+def test_a_value_that_would_be_something_else_on_the_wire_is_refused(value: bytes):
+    with pytest.raises(ValueError, match="cannot carry"):
+        Fields().add(b"x", value)
+
+
+@pytest.mark.parametrize("name", [b"", b"a b", b"a:", b"a\r\nb", "é".encode()])
+def test_a_name_that_is_no_token_is_refused(name: bytes):
+    with pytest.raises(ValueError, match="field name"):
+        Fields().add(name, b"v")
+
+
+@given(LINES)
+def test_what_is_added_is_read_back_in_order(lines: list[tuple[bytes, bytes]]):
+    fields = Fields.of(lines)
+    assert list(fields) == [(name.lower(), value) for name, value in lines]
+    for name, _ in lines:
+        assert fields.get_all(name.lower()) == [v for n, v in lines if n.lower() == name.lower()]
+
+
+@given(LINES, TOKENS)
+def test_removing_one_name_leaves_the_others_as_they_are(lines: list[tuple[bytes, bytes]], name: bytes):
+    fields = Fields.of(lines)
+    fields.remove(name.lower())
+    assert list(fields) == [(n.lower(), v) for n, v in lines if n.lower() != name.lower()]
+
+
+def test_values_never_show():
+    assert "secret" not in repr(Fields(b"\r\nAuthorization: secret"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""A secret shows itself only where it is asked to."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from egressproxy.model.secret import Secret
+
+
+def test_no_way_of_printing_shows_it():
+    secret = Secret(b"open sesame")
+    for shown in (
+        repr(secret),
+        str(secret),
+        f"{secret}",
+        f"{secret!s:>30}",
+        repr([secret]),
+    ):
+        assert "sesame" not in shown
+    assert secret.reveal() == b"open sesame"
+
+
+def test_it_is_not_pickled_or_copied_by_the_way():
+    for leak in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="not serialised"):
+            leak(Secret(b"open sesame"))
+
+
+def test_equal_secrets_are_equal_so_that_a_reload_keeps_what_did_not_change():
+    assert Secret(b"a") == Secret(b"a")
+    assert len({Secret(b"a"), Secret(b"a"), Secret(b"b")}) == 2
+    assert Secret(b"a") != b"a"
