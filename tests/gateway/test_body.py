@@ -15,6 +15,7 @@ from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward
 from tests.support.conversation import Conversation, scripted_filter
 
 HEADER_PHASES = ["request_headers", "connect", "backend_request", "backend_response", "response_headers"]
+EXITS = [GeneratorExit, SystemExit, KeyboardInterrupt]
 POST = b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\n"
 BIG = bytes(range(256)) * 4096
 
@@ -381,3 +382,62 @@ def dechunked(data: bytes) -> bytes:
             return bytes(body)
         body += data[: int(size, 16)]
         data = data[int(size, 16) + 2 :]
+
+
+# --- filters that raise what is no Exception -----------------------------------------------------------------------
+def leave(error: type[BaseException]) -> Any:
+    def act(_x: Exchange) -> Any:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize("error", EXITS)
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("phase", ["request_headers", "backend_request", "response_headers"])
+def test_a_filter_that_would_end_more_than_itself_ends_its_own_exchange(
+    converse: Start, phase: str, error: type[BaseException], is_async: bool
+):
+    script = Script(phase, leave(error), is_async=is_async)
+    talk = converse(placed("f", phase), filters={"f": script})
+    talk.expects_failures = True
+    talk.client >> GET
+    if phase == "response_headers":
+        talk.dialled("a.example", 80)
+        talk.origin << GET_SENT
+        talk.origin >> OK
+    elif phase == "backend_request":
+        talk.dialled("a.example", 80)
+    assert talk.client.answer()[0] in (500, 502)
+    assert script.completed == 1
+    script.is_on = False
+    talk.client = talk.connect()
+    exchange(talk, is_new=not talk.idle)
+
+
+class Leaving(Filter):
+    """Raises this within the request's body."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error: type[BaseException] | None = error
+
+    async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return data
+
+
+@pytest.mark.parametrize("error", EXITS)
+def test_a_body_filter_that_would_end_more_than_itself_ends_its_own_exchange(
+    converse: Start, error: type[BaseException]
+):
+    script = Leaving(error)
+    talk = converse(placed("f", "request_body"), filters={"f": script})
+    talk.expects_failures = True
+    talk.client >> POST + b"Content-Length: 4\r\n\r\nbody"
+    talk.dialled("a.example", 80)
+    assert talk.client.answer()[0] in (500, 502)
+    script.error = None
+    talk.client = talk.connect()
+    exchange(talk)

@@ -114,6 +114,32 @@ def test_expect_continue_is_passed_through_and_the_body_waits(converse_on: Start
     talk.client << OK_PASSED
 
 
+SCRUBBING = {
+    "name": "key", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request",
+    "config": {
+        "secretRef": {"name": "key", "key": "token"}, "header": "Authorization", "template": "Bearer {}",
+        "allowPlaintext": True, "scrubResponses": True,
+    },
+}  # fmt: skip
+
+
+def test_interim_responses_do_not_go_past_a_filter_of_responses(converse_on: Start):
+    """An upstream that shows the credential in its early hints must not get it past the filter that masks it."""
+    backend = m.backend("a", "a.example", 80, extensions=[SCRUBBING])
+    route = m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])
+    talk = converse_on(forward(m.secret("key", {"token": "sk-1234567890"}), backend, route))
+    talk.client >> POST + b"Content-Length: 4\r\nExpect: 100-continue\r\n\r\n"
+    talk.dialled("a.example", 80)
+    assert b"Authorization: Bearer sk-1234567890" in talk.origin.take(rb"POST / .*?\r\n\r\n")[0]
+    talk.origin >> b"HTTP/1.1 103 Early Hints\r\nLink: <sk-1234567890>\r\n\r\n"
+    talk.origin >> b"HTTP/1.1 100 sk-1234567890\r\nX-Echo: sk-1234567890\r\n\r\n"
+    talk.client << b"HTTP/1.1 100 Continue\r\n\r\n"
+    talk.client >> b"body"
+    talk.origin << b"body"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 # --- bodies --------------------------------------------------------------------------------------------------------
 def test_chunks_and_trailers_go_both_ways(converse_on: Start):
     talk = converse_on(forward())

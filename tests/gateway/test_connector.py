@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.gateway import connector
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, connect, exchange, forward
 from tests.support import manifests as m
+from tests.support.conversation import Conversation
 
 PARENT_CONNECT = b"CONNECT a.example:22 HTTP/1.1\r\nHost: a.example:22\r\nVia: 1.1 gw\r\n\r\n"
 
@@ -74,6 +76,68 @@ def test_a_full_queue_is_a_503(converse: Start):
     talk.client >> GET
     status, _, fields, error = talk.client.answer()
     assert (status, error["reason"], fields["Retry-After"]) == (503, "queue_full", "1")
+
+
+# --- many destinations ---------------------------------------------------------------------------------------------
+def visit(talk: Conversation, host: str) -> None:
+    """A request for this host, whose connection is idle afterwards."""
+    talk.client >> GET.replace(b"a.example", host.encode())
+    talk.dialled(host, 80)
+    talk.origin.take(rb"GET / .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def bounded(monkeypatch: pytest.MonkeyPatch, targets: int, freed: int) -> None:
+    monkeypatch.setattr(connector, "MAX_TARGETS", targets)
+    monkeypatch.setattr(connector, "FREED_TARGETS", freed)
+
+
+def test_the_oldest_idle_destinations_make_way_for_a_new_one(converse_on: Start, monkeypatch: pytest.MonkeyPatch):
+    bounded(monkeypatch, 4, 2)
+    talk = converse_on(forward(allow=("*.example",)))
+    for host in ("a.example", "b.example", "c.example", "d.example"):
+        visit(talk, host)
+    assert talk.idle == 4
+    first, second, third, fourth = talk.origins
+    visit(talk, "e.example")
+    first.is_closed()
+    second.is_closed()
+    third.is_open()
+    fourth.is_open()
+    assert (talk.open, talk.idle) == (3, 3)
+    visit(talk, "a.example")
+
+
+def test_a_destination_in_use_makes_way_for_nobody(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    bounded(monkeypatch, 2, 2)
+    talk = converse(forward(allow=("*.example",)))
+    others = [talk.connect(), talk.connect()]
+    for client, host in zip(others, ("a.example", "b.example"), strict=True):
+        client >> GET.replace(b"a.example", host.encode())
+        talk.dialled(host, 80)
+    talk.client >> GET.replace(b"a.example", b"c.example")
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"], fields["Retry-After"]) == (503, "queue_full", "1")
+    for client, origin in zip(others, talk.origins, strict=True):
+        origin.take(rb"GET / .*?\r\n\r\n")
+        origin >> OK
+        client << OK_PASSED
+    visit(talk, "c.example")
+    assert talk.open == 1
+
+
+def test_tunnels_take_no_place_among_the_destinations(converse_on: Start, monkeypatch: pytest.MonkeyPatch):
+    bounded(monkeypatch, 1, 1)
+    talk = converse_on(forward(allow=("*.example",)))
+    exchange(talk)
+    for host in ("b.example", "c.example"):
+        client = talk.connect()
+        client >> connect(f"{host}:22")
+        talk.dialled(host, 22)
+        client << ESTABLISHED
+    assert len(talk.pools()) == 1
+    assert talk.idle == 1
 
 
 # --- failures ------------------------------------------------------------------------------------------------------
@@ -207,3 +271,52 @@ def test_a_client_that_leaves_while_a_parent_is_asked_takes_the_connection_with_
     talk.client.leaves()
     assert talk.origin.is_gone
     assert talk.record()["reason"] == "client_gone"
+
+
+def everywhere_through_parent() -> list[m.Manifest]:
+    """Whatever is allowed goes, over a route to a Backend of type Dynamic, through a parent."""
+    dynamic = m.backend("any", "-", 80, parent={"name": "parent"})
+    dynamic["spec"]["destination"] = {"type": "Dynamic"}
+    return [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(mode="Open"),
+        m.backend("parent", "parent.example", 3128),
+        dynamic,
+        m.http_route("r", m.prefix_rule("/", "any")),
+        m.tls_route("t", "any", hostnames=[]),
+    ]
+
+
+def absolute(scheme: str, host: str) -> bytes:
+    return f"GET {scheme}://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("way", ["http", "https", "CONNECT"])
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "10.0.0.1", "[::1]", "[::ffff:10.0.0.1]", "localhost", "x.localhost"]
+)
+def test_a_parent_is_not_asked_for_an_address_that_is_not_allowed(converse: Start, host: str, way: str):
+    talk = converse(everywhere_through_parent())
+    talk.client >> (connect(f"{host}:443") if way == "CONNECT" else absolute(way, host))
+    talk.no_dial()
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "resolved_denied")
+
+
+@pytest.mark.parametrize("host", ["a.example", "93.184.216.34", "localhost.example"])
+def test_a_parent_is_asked_for_names_and_for_public_addresses(converse_on: Start, host: str):
+    talk = converse_on(everywhere_through_parent())
+    talk.counts_octets = False  # the parent is left without an answer at the end
+    talk.client >> absolute("http", host)
+    talk.dialled("parent.example", 3128)
+    talk.origin << f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\nVia: 1.1 gw\r\n\r\n".encode()
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    second = talk.connect()
+    second >> absolute("https", host)
+    talk.dialled("parent.example", 3128)
+    talk.origin.take(f"CONNECT {host}:443 HTTP/1.1\r\n".encode().replace(b".", rb"\."))
+    third = talk.connect()
+    third >> connect(f"{host}:443")
+    talk.dialled("parent.example", 3128)
+    talk.origin.take(f"CONNECT {host}:443 HTTP/1.1\r\n".encode().replace(b".", rb"\."))

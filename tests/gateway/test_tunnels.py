@@ -258,6 +258,38 @@ def test_a_server_that_speaks_while_the_tunnel_is_being_made_is_paused_too(conve
     talk.client << ESTABLISHED + b"x" * 300_000
 
 
+# --- the guard in mode Report --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["b.example", None])
+def test_report_mode_lets_a_foreign_name_pass_and_counts_it(converse_on: Start, name: str | None):
+    talk = converse_on(forward(mode="Report"))
+    tunnel(talk)
+    hello = client_hello(name)
+    talk.client >> hello
+    talk.origin << hello
+    talk.client.leaves()
+    talk.origin.leaves()
+    assert talk.record()["would_deny"] == ["sni_mismatch"]
+    assert (talk.series("would_deny"), talk.series("denied")) == (1, 0)
+
+
+def test_report_mode_counts_every_rule_that_a_tunnel_breaks(converse_on: Start):
+    talk = converse_on(forward(allow=("c.example",), mode="Report"))
+    tunnel(talk)
+    talk.client >> client_hello("b.example")
+    talk.client.leaves()
+    talk.origin.leaves()
+    assert talk.record()["would_deny"] == ["destination_not_allowed", "sni_mismatch"]
+
+
+def test_report_mode_says_nothing_of_a_tunnel_that_keeps_the_rules(converse_on: Start):
+    talk = converse_on(forward(mode="Report"))
+    tunnel(talk)
+    talk.client >> client_hello("a.example")
+    talk.client.leaves()
+    talk.origin.leaves()
+    assert "would_deny" not in talk.record()
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 def test_a_refused_connect_says_so_and_the_connection_stays(converse_on: Start):
     talk = converse_on(forward())
@@ -400,6 +432,34 @@ def test_a_refused_upgrade_is_an_ordinary_response(converse_on: Start):
     talk.origin >> OK
     talk.client << OK_PASSED
     exchange(talk, is_new=False)
+
+
+def test_upgraded_connections_count_against_the_limit_of_tunnels(converse_on: Start):
+    talk = converse_on(forward(limits={"tunnels": 1}))
+
+    def upgrade() -> None:
+        talk.client >> UPGRADE
+        talk.dialled("a.example", 80)
+        talk.origin << UPGRADE_SENT
+        talk.origin >> SWITCHED
+
+    upgrade()
+    talk.client << SWITCHED_PASSED
+    upgraded, origin = talk.client, talk.origin
+    talk.client = talk.connect()
+    upgrade()
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"], fields["Retry-After"]) == (503, "tunnel_limit", "1")
+    talk.origin.is_closed()
+    third = talk.connect()
+    third >> connect("a.example:22")
+    assert third.answer()[0] == 503
+    upgraded.leaves()
+    origin.leaves()
+    talk.until(lambda: not talk.ports[0].state.tunnels)
+    talk.client = talk.connect()
+    upgrade()
+    talk.client << SWITCHED_PASSED
 
 
 class Slow(Filter):

@@ -9,7 +9,7 @@ import pytest
 from egressproxy.model.secret import Secret
 from egressproxy.spec.backend import BackendTlsSpec
 from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
-from egressproxy.transport.tls_contexts import client_context, client_tls, server_context
+from egressproxy.transport.tls_contexts import client_context, client_tls, server_context, server_name
 from tests.support.pki import Pki, chain, pin
 
 PKI = Pki()
@@ -249,3 +249,12 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_passphrase():
 def test_the_strict_profile_applies_to_the_systems_roots_only():
     assert client_context(BackendTlsSpec()).verify_flags & ssl.VERIFY_X509_STRICT
     assert not client_context(TRUST).verify_flags & ssl.VERIFY_X509_STRICT
+
+
+@pytest.mark.parametrize("certificates", [("a.test",), ("*.test.example", "a.test")])
+def test_the_name_that_a_client_asked_for_is_known_afterwards(certificates: tuple[str, ...]):
+    """Whatever certificate was chosen by it, and though that one brings a context of its own."""
+    server = server_context(ListenerTlsSpec(certificates=tuple(PKI.certificate(name) for name in certificates)))
+    assert server_name(Ends(server, replace(TRUST, sni="A.Test"), "x.test").server) == "a.test"
+    assert server_name(Ends(server, replace(TRUST, insecure_skip_verify=True), "other.test").server) == "other.test"
+    assert server_name(Ends(server, replace(TRUST, insecure_skip_verify=True), "127.0.0.1").server) == ""

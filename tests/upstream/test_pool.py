@@ -51,6 +51,26 @@ def test_a_connection_that_is_closing_is_not_handed_out():
     assert pool.open == 0
 
 
+def test_a_pool_is_all_idle_while_nothing_is_in_use_and_nobody_waits(loop):
+    pool: Pool[Connection] = Pool("p", limit=2)
+    assert pool.is_all_idle
+    one = opened(pool)
+    assert not pool.is_all_idle, "it may still be being opened"
+    pool.release(one, reusable=True)
+    assert pool.is_all_idle
+    two = opened(pool)
+    assert not pool.is_all_idle
+    pool.take()
+    waiter = pool.wait(loop)
+    pool.release(one, reusable=True)
+    assert waiter.result() is one
+    pool.release(one, reusable=True)
+    pool.release(two, reusable=True)
+    assert pool.is_all_idle
+    pool.wait(loop)
+    assert not pool.is_all_idle
+
+
 def test_the_limit_holds_and_a_lost_connection_frees_its_place():
     pool: Pool[Connection] = Pool("p", limit=1)
     one = opened(pool)

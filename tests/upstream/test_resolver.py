@@ -348,6 +348,37 @@ async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest
     assert await bench.addresses("c.test") == ["192.0.2.1"]
 
 
+async def test_names_that_need_no_query_are_answered_while_every_place_for_one_is_taken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(resolver_module, "MAX_LOOKUPS", 1)
+    (bench.folder / "hosts").write_text("10.0.0.2 file.test\n")
+    bench.server.zone["*"] = Rule(silent=True)
+    bench.make(hosts=(("policy.test", (ip_address("10.0.0.1"),)),))
+    waiting = bench.resolver.resolve("a.test")
+    assert "too many" in (await bench.fault("b.test")).detail
+    assert await bench.addresses("policy.test") == ["10.0.0.1"]
+    assert await bench.addresses("file.test") == ["10.0.0.2"]
+    assert await bench.addresses("localhost") == ["::1", "127.0.0.1"]
+    assert bench.resolver.cached("policy.test") == (ip_address("10.0.0.1"),)
+    waiting.cancel()
+
+
+async def test_the_silent_names_of_one_domain_keep_no_other_domain_waiting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(resolver_module, "MAX_LOOKUPS_OF_DOMAIN", 2)
+    gate = asyncio.Event()
+    bench.server.zone.update({"*": Rule(("192.0.2.1",), gate=gate), "www.good.test": Rule(("192.0.2.2",))})
+    waiting = [bench.resolver.resolve(name) for name in ("a.evil.test", "x.b.evil.test")]
+    for name in ("c.evil.test", "y.evil.test", "evil.test"):
+        assert "too many" in (await bench.fault(name)).detail
+    assert await bench.addresses("www.good.test") == ["192.0.2.2"]
+    gate.set()
+    await asyncio.gather(*waiting)
+    assert await bench.addresses("d.evil.test") == ["192.0.2.1"], "the places are given back"
+
+
 @pytest.mark.parametrize("host", ["a" * 64 + ".test", ".".join(["a" * 60] * 5), "a..test", "ä.test", ""])
 async def test_what_dns_cannot_carry_is_an_error(bench: Bench, host: str):
     assert (await bench.fault(host)).reason is Reason.DNS_ERROR

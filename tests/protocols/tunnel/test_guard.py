@@ -25,8 +25,8 @@ def hello(name: str | None) -> bytes:
 HELLO = hello("a.example")
 
 
-def guard(authority: bytes = b"a.example:443", *, must_be_tls: bool = False) -> SniGuard:
-    return SniGuard(parse_authority(authority, None), must_be_tls=must_be_tls)
+def guard(authority: bytes = b"a.example:443", *, must_be_tls: bool = False, only_reports: bool = False) -> SniGuard:
+    return SniGuard(parse_authority(authority, None), must_be_tls=must_be_tls, only_reports=only_reports)
 
 
 @settings(max_examples=100, deadline=None)
@@ -95,3 +95,25 @@ def test_a_record_before_the_hello_does_not_make_the_guard_look_away(before: byt
     with pytest.raises(Denied) as caught:
         guard().feed(before + hello("b.example"))
     assert caught.value.reason is Reason.SNI_MISMATCH
+
+
+MALFORMED = HELLO[:43] + b"\xff" + HELLO[44:]
+
+
+@pytest.mark.parametrize(
+    ("octets", "reason"),
+    [
+        (hello("b.example"), Reason.SNI_MISMATCH),
+        (hello(None), Reason.SNI_MISMATCH),
+        (MALFORMED, Reason.SNI_MISMATCH),
+        (b"SSH-2.0", Reason.NOT_TLS),
+        (HELLO, None),
+    ],
+)
+def test_a_guard_that_only_reports_lets_everything_pass_and_says_what_it_would_have_refused(
+    octets: bytes, reason: Reason | None
+):
+    one = guard(must_be_tls=True, only_reports=True)
+    passed = [one.feed(octets[:5]), one.feed(octets[5:])]
+    assert b"".join(piece for piece in passed if piece is not None)[-len(octets) :].endswith(octets[5:])
+    assert one.would_deny is reason
