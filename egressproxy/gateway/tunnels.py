@@ -128,7 +128,7 @@ async def relay(
     series = x.series
     tunnel = Tunnel(
         client.driver, conductor.wheel, idle_s=idle_s, guard=guard, guard_s=client.request_headers_s,
-        holds_upstream=guard is not None and guard.must_be_tls and not through_parent,
+        holds_upstream=guard is not None and guard.must_be_tls and not guard.only_reports and not through_parent,
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out
     client.tunnel = tunnel

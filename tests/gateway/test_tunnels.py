@@ -31,9 +31,10 @@ def client_hello(name: str | None) -> bytes:
     return out.read()
 
 
-def tls_routed() -> list[m.Manifest]:
+def tls_routed(**sections: object) -> list[m.Manifest]:
     """A tunnel to a.example:443 is matched by a TLSRoute, and so has to be TLS."""
-    return forward(m.backend("a", "a.example", 443, protocol="TCP"), m.tls_route("t", "a", hostnames=["a.example"]))
+    backend = m.backend("a", "a.example", 443, protocol="TCP")
+    return forward(backend, m.tls_route("t", "a", hostnames=["a.example"]), **sections)
 
 
 def tunnel(talk: Conversation, authority: str = "a.example:443") -> None:
@@ -279,6 +280,32 @@ def test_report_mode_counts_every_rule_that_a_tunnel_breaks(converse_on: Start):
     talk.client.leaves()
     talk.origin.leaves()
     assert talk.record()["would_deny"] == ["destination_not_allowed", "sni_mismatch"]
+
+
+@pytest.mark.parametrize("way", ["says another thing", "says half a hello and waits", "waits", "ends"])
+def test_report_mode_lets_a_tunnel_pass_that_ought_to_be_tls_and_is_not(converse: Start, way: str):
+    """Where the server speaks first, it is heard first."""
+    talk = converse(tls_routed(mode="Report"))
+    tunnel(talk)
+    said = {"says another thing": b"SSH-2.0-x\r\n", "says half a hello and waits": client_hello("a.example")[:20]}
+    octets = said.get(way, b"")
+    talk.origin >> b"banner"
+    talk.client << b"banner"
+    if octets:
+        talk.client >> octets
+    if way == "ends":
+        talk.client.ends()
+        talk.origin.is_closed()
+    else:
+        talk.after(12)
+        talk.client.is_open()
+    talk.origin << octets
+    talk.origin >> b"more"
+    talk.client << b"more"
+    talk.client.leaves()
+    talk.origin.leaves()
+    assert talk.record()["would_deny"] == ["not_tls"]
+    assert talk.series("denied") == 0
 
 
 def test_report_mode_says_nothing_of_a_tunnel_that_keeps_the_rules(converse_on: Start):

@@ -40,6 +40,12 @@ class SniGuard:
             self.would_deny = denied.reason
             return b"".join(self.held)
 
+    def give_up(self) -> bytes:
+        """No whole ClientHello comes, and we only report: the octets that were held, which may go on now."""
+        if self.must_be_tls:
+            self.would_deny = Reason.NOT_TLS
+        return b"".join(self.held)
+
     def _judge(self, data: bytes) -> bytes | None:
         try:
             hello = self.reader.feed(data)

@@ -125,6 +125,11 @@ class Tunnel:
             return b""
         if passed is None:
             return b""
+        self._dismiss_guard()
+        return passed
+
+    def _dismiss_guard(self) -> None:
+        """From now on octets go both ways; first what was held back."""
         self.guard = None
         early, self.early = self.early, []
         for piece in early:
@@ -134,13 +139,22 @@ class Tunnel:
         self.deadline.after(min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S)
         if self.upstream.has_ended:
             self.client.finish_writing()
-        return passed
+
+    def _report_no_hello(self, guard: SniGuard) -> None:
+        """Mode Report: a hello that does not come is noted, and the tunnel goes on."""
+        held = guard.give_up()
+        self._dismiss_guard()
+        if held and not self.upstream.is_lost:
+            self.upstream.octets_out += len(held)
+            self.upstream.transport.write(held)
 
     def half_ended(self, end: TunnelEnd) -> None:
         """One side sends no more."""
         if self.guard is not None and end is self.client and not self.guard.must_be_tls and not self.guard.held:
             self.guard = None  # it says nothing at all, so nothing is left to look at
-        if self.guard is not None and end is self.client:
+        if self.guard is not None and end is self.client and self.guard.only_reports:
+            self._report_no_hello(self.guard)
+        elif self.guard is not None and end is self.client:
             self.cut(Reason.NOT_TLS if self.guard.must_be_tls else Reason.OK)
             return
         if self.guard is not None and self.holds_upstream:
@@ -177,7 +191,9 @@ class Tunnel:
                 end.transport.abort()
 
     def _deadline_passed(self) -> None:
-        if self.guard is not None and self.guard.must_be_tls:
+        if self.guard is not None and self.guard.must_be_tls and self.guard.only_reports:
+            self._report_no_hello(self.guard)
+        elif self.guard is not None and self.guard.must_be_tls:
             self.error = Denied(Reason.NOT_TLS, f"no ClientHello came in the tunnel to {self.guard.authority}")
             self.cut(Reason.NOT_TLS)
         elif self.client.is_lost or self.upstream.is_lost:
