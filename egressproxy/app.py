@@ -69,6 +69,8 @@ def run(options: RunOptions) -> int:
 
     Raises ConfigError if the configuration is bad at the start.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets
     diagnostics = Diagnostics(options.log_level)
     diagnostics.start()
@@ -207,7 +209,9 @@ class App:
         finally:
             gc.freeze()
             gc.enable()
+        old = [self._resources, self._compiled]
         self._resources, self._compiled = resources, fresh
+        loop.run_in_executor(None, old.clear)  # many thousand objects are freed where nobody waits
         self._generation += 1
         self._rejection = ""
         self.metrics.reload_succeeded(self._generation)

@@ -295,7 +295,6 @@ class Conductor:
     # --- the end -------------------------------------------------------------------------------------------------
     def begin(self, client: ClientConnection) -> Exchange:
         listener = client.listener
-        client.life.reset()
         return self.new_exchange(client.client, listener)
 
     def new_exchange(self, client: str, listener: Listener) -> Exchange:
@@ -336,11 +335,13 @@ class Conductor:
                 x.bytes_out = client.octets_out
             self.account(x, client.life)
         finally:
+            close = client.life.close
+            client.life.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)
             else:
                 refused = client.tunnel_authority is None and has_stray_octets(x, client)
-                client.finish(close=client.life.close or self.is_draining or client.state.is_closed or refused)
+                client.finish(close=close or self.is_draining or client.state.is_closed or refused)
 
     def account(self, x: Exchange, life: Life) -> None:
         """Give back what the exchange holds, and say what it was."""

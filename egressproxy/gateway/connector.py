@@ -261,6 +261,8 @@ class Connector:
             except BaseException:
                 abandon(dial)  # the client may leave in the moment in which the connection is made
                 raise
+            finally:
+                del dial  # its error's traceback holds this frame: no cycle
             x.upstream = str(Authority(str(endpoint[0]), endpoint[1]))
             self._refuse_loop(x, parked.transport, endpoint)
         if parked.is_lost:
@@ -320,14 +322,15 @@ class Connector:
         self, parked: Parked, tls: BackendTlsSpec, host: str, protocol: asyncio.Protocol
     ) -> asyncio.Transport:
         done: asyncio.Future[None] = self.network.loop.create_future()
+        waiting = [done]
 
         def on_handshake(stream: TlsStream, error: Exception | None) -> None:
-            if done.done():
+            if not waiting or waiting[0].done():
                 return
             if error is None:
-                done.set_result(None)
+                waiting[0].set_result(None)
             else:
-                done.set_exception(tls_fault(error, Retry.SAFE))
+                waiting[0].set_exception(tls_fault(error, Retry.SAFE))
 
         try:
             client = client_tls(tls, host)
@@ -348,6 +351,8 @@ class Connector:
             raise
         finally:
             timer.cancel()
+            waiting.clear()
+            del done  # its error's traceback holds this frame: no cycle
         return stream
 
     def _refuse_loop(self, x: Exchange, transport: asyncio.Transport, endpoint: tuple[IPAddress, int]) -> None:

@@ -144,8 +144,10 @@ class TlsFront(TlsStream):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        state = self._client.state
         super().connection_lost(exc)
-        self._client.state.leave(self)
+        state.leave(self)
+        del self._client  # it holds us as its transport: let go
 
     def close_if_idle(self) -> None:
         if self._is_shaking_hands:

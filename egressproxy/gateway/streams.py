@@ -159,6 +159,7 @@ async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
     finally:
         x.bytes_in = x.bytes_in or client.octets_in
         conductor.account(x, client.life)
+        client.life.reset()
         client.gone()
 
 
@@ -166,7 +167,11 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
     life = client.life
     while client.reader is not None and client.hello is None:
         if client.error is not None:
-            raise client.error
+            error, client.error = client.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: no cycle
         await pause()
     client.deadline.clear()
     if client.state.is_closed:

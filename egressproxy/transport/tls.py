@@ -39,6 +39,10 @@ class _State(IntEnum):
 _HANDSHAKE, _OPEN, _CLOSED = _State  # an attribute of an Enum costs a look-up at every read
 
 
+#: Stands for the inner protocol once the connection is gone.
+_GONE = asyncio.Protocol()
+
+
 class TlsStream(asyncio.Protocol, asyncio.Transport):
     """One TLS connection.
 
@@ -112,12 +116,14 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         was, self._state = self._state, _CLOSED
         if not self._is_joined:
             self._report(exc or ConnectionResetError("the peer closed the connection in the TLS handshake"))
+            self._inner = _GONE
             return
         if self._error is not None:
             exc = self._error
         elif exc is None and was is _OPEN and not self._has_peer_eof:
             exc = TlsTruncated("the connection ended without close_notify")
-        self._inner.connection_lost(exc)
+        inner, self._inner = self._inner, _GONE  # it holds us as its transport: let go
+        inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True

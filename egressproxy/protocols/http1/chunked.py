@@ -28,6 +28,9 @@ MAX_CHUNK_LINE = 4096
 
 #: Octets of extensions in a whole body, beyond one per octet of data: nobody sends more (CVE-2023-39326 was this).
 MAX_EXTENSIONS = 16384
+#: Chunks in one segment, beyond which they have to hold so many octets each on the average.
+MAX_TINY_CHUNKS = 4096
+MIN_TINY_OCTETS = 4
 
 #: Size, extensions. Blanks may stand around ";" and "=" only.
 _CHUNK_LINE = re.compile(
@@ -138,7 +141,14 @@ class ChunkedDecoder:
                 return self._end(section.group(1)), section.end()
         if not pieces:
             return None, at
+        if len(pieces) > MAX_TINY_CHUNKS:
+            self._check_sizes(pieces)
         return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), at
+
+    def _check_sizes(self, pieces: list[bytes]) -> None:
+        """Thousands of chunks of an octet or three in one segment are there to keep us busy: 2 us each."""
+        if sum(map(len, pieces)) < MIN_TINY_OCTETS * len(pieces):
+            raise Malformed(Reason.BAD_FRAMING, f"more than {MAX_TINY_CHUNKS} tiny chunks at once")
 
     def _is_acceptable(self, line: re.Match[bytes]) -> bool:
         length = int(line.group(1), 16)

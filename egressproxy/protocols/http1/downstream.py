@@ -200,6 +200,7 @@ class DownstreamConnection(Flow):
         """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
         self.flush()
         self.deadline.close()
+        self.driver.on_idle = None
         rest = self.reader.take_rest()
         self.feed_from(None)
         self.resume_reading()

@@ -182,6 +182,7 @@ class UpstreamConnection(Flow):
         """The exchange is over; the connection holds nothing of it any more."""
         self.driver = None
         self.sink = None
+        self.error = None  # its traceback holds us
         self.feed_from(None)
         self.is_idle = True
         self.resume_reading()  # an end has to be seen in the pool, too

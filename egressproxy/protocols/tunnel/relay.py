@@ -111,7 +111,11 @@ class Tunnel:
         while not self.is_over:
             await pause()
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: no cycle
 
     # --- called by the ends ------------------------------------------------------------------------------------
     def admit(self, data: bytes) -> bytes:
@@ -180,6 +184,7 @@ class Tunnel:
             for side in (self.client, self.upstream):  # they hold each other: let go
                 side.feed_from(None)
                 del side.other
+                del side.tunnel
             self.driver.resume()
 
     def cut(self, reason: Reason) -> None:

@@ -155,3 +155,17 @@ def test_fields_that_must_not_come_late_are_dropped(line: bytes) -> None:
     assert message.trailers == b"\r\nX-Sum: 9\r\nX-Sum: 8"
     (message,) = read(b"0\r\n" + line + b"\r\n\r\n").messages
     assert message.trailers == b""
+
+
+def test_thousands_of_chunks_of_an_octet_each_are_refused():
+    body = b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reading = read_requests(head + body)
+    assert reading.error is not None
+    assert reading.error.reason is Reason.BAD_FRAMING
+
+
+def test_thousands_of_small_chunks_are_read():
+    body = b"8\r\nxxxxxxxx\r\n" * 5000 + b"0\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert read_requests(head + body).messages[0].body == b"x" * 40_000

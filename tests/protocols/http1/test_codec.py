@@ -152,9 +152,9 @@ def test_thousands_of_pipelined_requests_cost_linear_time() -> None:
 
 def test_thousands_of_tiny_chunks_are_one_piece() -> None:
     head = CHUNKED[: CHUNKED.index(b"3;")]
-    reader = requests(head + b"1\r\nx\r\n" * 5000)
+    reader = requests(head + b"1\r\nx\r\n" * 4000)
     assert isinstance(reader.next(), RequestHead)
-    assert reader.next() == b"x" * 5000
+    assert reader.next() == b"x" * 4000
 
 
 # --- responses -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""What has ended is freed at once, without the garbage collector: nothing of it stands in a cycle."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.life import Life
+from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.tunnel.relay import Tunnel, TunnelEnd
+from egressproxy.transport.tls import TlsStream
+from tests.gateway.kit import ESTABLISHED, TlsClient, certificate, connect, exchange, forward, https
+from tests.support import manifests as m
+from tests.support.conversation import Conversation, conversation
+from tests.support.pki import Pki
+
+KINDS = (ClientConnection, UpstreamConnection, Tunnel, TunnelEnd, TlsStream, Life, Exchange)
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def left_of(talk: Conversation) -> Counter[str]:
+    """What is still there of these kinds when everybody has left."""
+    talk.client.leaves()
+    talk.until(lambda: not talk.ports[0].state.connections)
+    talk.act(lambda: None)
+    return Counter(type(found).__name__ for found in gc.get_objects() if isinstance(found, KINDS))
+
+
+def test_nothing_is_left_of_a_client_that_was_served():
+    talk = conversation(forward(), wire="sockets")
+    exchange(talk)
+    talk.origin.leaves()
+    talk.until(lambda: talk.open == 0)
+    assert left_of(talk) == Counter()
+    talk.close()
+
+
+def test_nothing_is_left_of_a_tunnel():
+    talk = conversation(forward(), wire="sockets")
+    talk.client >> connect("a.example:22")
+    talk.dialled("a.example", 22)
+    talk.client << ESTABLISHED
+    talk.origin.leaves()
+    assert left_of(talk) == Counter()
+    talk.close()
+
+
+def test_nothing_is_left_of_a_client_that_spoke_tls():
+    pki = Pki()
+    route = m.http_route("r", m.prefix_rule("/", "a"))
+    objects = [https(""), m.policy(), certificate(pki, "a.example"), m.backend("a", "a.example", 80), route]
+    talk = conversation(objects, wire="sockets")
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "a.example").shakes_hands()
+    tls >> b"GET /%2e HTTP/1.1\r\nHost: b..example\r\n\r\n"
+    talk.until(lambda: bool(talk.records))
+    assert left_of(talk) == Counter()
+    talk.close()
