@@ -219,7 +219,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         try:
             reply = _parse(self._server, data)
         except DnsFailure as error:
-            self._answered.set_exception(error)
+            self._fail(error)
             return
         if self._query.is_response(reply):
             self._answered.set_result(reply)
@@ -229,7 +229,11 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._answered.done():
-            self._answered.set_exception(_broken(self._server, exc or ConnectionError("the socket was closed")))
+            self._fail(_broken(self._server, exc or ConnectionError("the socket was closed")))
+
+    def _fail(self, error: DnsFailure) -> None:
+        self._answered.set_exception(error)
+        self._answered.exception()  # seen, also where whoever asked has gone: the loop need not complain
 
 
 async def _over_udp(server: Server, query: dns.message.Message) -> dns.message.Message:
