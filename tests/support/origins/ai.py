@@ -12,7 +12,7 @@ from aiohttp import web
 
 __all__ = ["routes"]
 
-OPENAI_MODEL, ANTHROPIC_MODEL = "gpt-test", "claude-test"
+OPENAI_MODEL, ANTHROPIC_MODEL = "gpt-test", "messages-test"
 
 
 def routes() -> list[web.AbstractRouteDef]:
