@@ -280,6 +280,11 @@ class Backends:
             self._busy.pop()
         if parent.destination is Destination.DYNAMIC:
             raise Unresolved("InvalidParent", f"the parent of {backend} is Dynamic: name a fixed gateway")
+        if parent.extensions:
+            # They might refuse something, so leaving them out in silence would open what they close.
+            raise Unresolved(
+                "UnsupportedValue", f"the parent of {backend} has extensions, which are not supported yet on a parent"
+            )
         return parent
 
 

@@ -212,6 +212,15 @@ def test_a_parent_has_to_be_a_fixed_place_elsewhere(parent: str):
     assert of_object(made, "Backend", "default/plain", "ResolvedRefs")[:2] == ("False", "InvalidParent")
 
 
+def test_a_parent_with_extensions_is_refused_since_they_would_not_run():
+    extension = (
+        "  extensions: [{name: x, type: 'egressproxy.io/HeaderPolicy:v1', phase: backend-request, "
+        "config: {request: {set: [{name: x-a, value: '1'}]}}}]"
+    )
+    parent = PLAIN.replace("name: plain", "name: proxy").replace("spec:", f"spec:\n{extension}")
+    assert "extensions" in refused(ours("type: Dynamic", "  parent: {name: proxy}"), parent)
+
+
 def test_a_long_chain_of_parents_is_refused_rather_than_followed():
     chain = [
         PLAIN.replace("name: plain", f"name: p{n}").replace("spec:", f"spec:\n  parent: {{name: p{n + 1}}}")
