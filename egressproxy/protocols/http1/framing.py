@@ -45,6 +45,11 @@ FIELD_LINE = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
 #: A CR that is not followed by LF, or the reverse; a CR at the very end may still get its LF.
 BARE_CR_OR_LF = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
 
+#: What nearly every Connection field says.
+_COMMON_OPTIONS = {
+    spelling: frozenset((spelling.lower(),)) for spelling in (b"keep-alive", b"Keep-Alive", b"close", b"Close")
+}
+
 _VALUE_OCTETS = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -85,6 +90,9 @@ def connection_options(value: bytes) -> set[bytes]:
 
     Raises Malformed if an element is no token. Source: RFC 9110 sections 5.6.1 and 7.6.1.
     """
+    known = _COMMON_OPTIONS.get(value)
+    if known is not None:
+        return set(known)
     options = {option.strip(b" \t") for option in value.lower().split(b",")}
     options.discard(b"")
     for option in options:

