@@ -11,12 +11,10 @@ Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 6761 (localh
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 from itertools import chain, zip_longest
 
 import dns.exception
@@ -27,6 +25,7 @@ from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
 from egressproxy.spec.policy import DnsSpec, Family
 from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
+from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
 
 __all__ = ["Resolver"]
 
@@ -40,8 +39,6 @@ FAILURE_TTL_S = 1.0  # how long a failing name is not asked for again
 STALE_AFTER_S = 0.5  # an expired answer is used if a refresh takes longer (RFC 8767 section 5)
 MAX_BACKOFF_S = 10.0  # between refreshes while the servers fail
 AAAA_GRACE_S = 0.25  # IPv4 addresses wait so long for the IPv6 ones (RFC 8305 section 3 says 50 ms)
-FILE_CHECK_S = 5.0  # how often /etc/hosts and resolv.conf are looked at
-ROUTE_CHECK_S = 60.0
 
 _LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 #: RFC 6761 section 6.4 and RFC 7686 section 2: never asked of a DNS server.
@@ -117,9 +114,9 @@ class Resolver:
         self._stats = stats
         self._servers = tuple(parse_server(text, spec.transport) for text in spec.servers)
         self._static = {name.lower().removesuffix("."): addresses for name, addresses in spec.hosts}
-        self._system = _ResolvConf(resolv_conf, spec.transport)
-        self._hosts = _HostsFile(hosts_file)
-        self._route = _Ipv6Route()
+        self._system = ResolvConf(resolv_conf, spec.transport)
+        self._hosts = HostsFile(hosts_file)
+        self._route = Ipv6Route()
         self._cache: dict[str, _Entry] = {}
         self._lookups: dict[str, _Lookup] = {}
         self._of_domain: dict[str, int] = {}
@@ -150,6 +147,7 @@ class Resolver:
         known = self._without_dns(host)
         if known:  # before any bound on questions: nobody is asked
             entry = self._entry(Answer(self._order(known), FILE_CHECK_S))
+            self._stats("ok")
             self._remember(host, entry)
             self._settle(waiter, host, entry.addresses, entry.failure)
             return waiter
@@ -338,110 +336,3 @@ def _qname(host: str) -> dns.name.Name:
         return dns.name.Name([*(label.encode("ascii") for label in host.split(".")), b""])
     except (dns.exception.DNSException, UnicodeEncodeError) as error:
         raise DnsFailure(Reason.DNS_ERROR, f"not a name that DNS can carry: {type(error).__name__}") from None
-
-
-class _WatchedFile:
-    """A small file of the system that is read again when it has changed."""
-
-    __slots__ = ("_checked", "_path", "_stamp")
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._checked = 0.0
-        self._stamp: tuple[int, int] | None = None
-
-    def changed_text(self) -> str | None:
-        """The text if it changed since the last call ("" if the file is gone), else None."""
-        now = time.monotonic()
-        if self._checked and now - self._checked < FILE_CHECK_S:
-            return None
-        first, self._checked = not self._checked, now
-        try:
-            status = os.stat(self._path)
-            stamp = (status.st_mtime_ns, status.st_ino)
-            if stamp == self._stamp:
-                return None
-            with open(self._path, encoding="utf-8", errors="replace") as file:
-                text = file.read(1 << 20)
-        except OSError:
-            gone = first or self._stamp is not None
-            self._stamp = None
-            return "" if gone else None
-        self._stamp = stamp
-        return text
-
-
-class _HostsFile(_WatchedFile):
-    """hosts(5)."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._names: dict[str, list[IPAddress]] = {}
-
-    def read(self) -> dict[str, list[IPAddress]]:
-        text = self.changed_text()
-        if text is not None:
-            self._names = {}
-            for line in text.splitlines():
-                words = line.partition("#")[0].split()
-                try:
-                    address = ip_address(words[0]) if words else None
-                except ValueError:
-                    continue
-                if address is not None:
-                    for name in words[1:]:
-                        self._names.setdefault(name.lower().removesuffix("."), []).append(address)
-        return self._names
-
-
-class _ResolvConf(_WatchedFile):
-    """resolv.conf(5): the servers and the search list."""
-
-    __slots__ = ("_search", "_servers", "_transport")
-
-    def __init__(self, path: str, transport: str) -> None:
-        super().__init__(path)
-        self._transport = transport
-        self._servers: tuple[Server, ...] = ()
-        self._search: tuple[str, ...] = ()
-
-    def read(self) -> tuple[tuple[Server, ...], tuple[str, ...]]:
-        text = self.changed_text()
-        if text is not None:
-            servers: list[Server] = []
-            search: tuple[str, ...] = ()
-            for line in text.splitlines():
-                words = line.split()
-                if len(words) > 1 and words[0] == "nameserver":
-                    try:
-                        servers.append(parse_server(words[1], self._transport))
-                    except ValueError:
-                        continue  # glibc ignores such a line too
-                elif len(words) > 1 and words[0] in ("search", "domain"):
-                    search = tuple(word.lower().strip(".") for word in words[1:] if word.strip("."))
-            self._servers, self._search = tuple(servers), search
-        return self._servers, self._search
-
-
-class _Ipv6Route:
-    """Whether this machine has a route to the IPv6 internet; nothing is sent to find out."""
-
-    __slots__ = ("_checked", "_exists")
-
-    def __init__(self) -> None:
-        self._checked = 0.0
-        self._exists = False
-
-    def exists(self) -> bool:
-        now = time.monotonic()
-        if not self._checked or now - self._checked > ROUTE_CHECK_S:
-            self._checked = now
-            try:
-                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-                    probe.connect(("2000::1", 53))
-                self._exists = True
-            except OSError:
-                self._exists = False
-        return self._exists

@@ -2,6 +2,8 @@
 
 import base64
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -317,12 +319,23 @@ def test_a_missing_path_is_refused(tmp_path: Path) -> None:
         load([tmp_path / "nowhere"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    folder_with(tmp_path, a__yaml=NAMESPACE)
-    (tmp_path / "a.yaml").chmod(0)
-    with pytest.raises(ConfigError, match="cannot be read: permission denied"):
-        load([tmp_path])
+@pytest.fixture
+def as_nobody() -> Iterator[None]:
+    """Root reads everything, so for this test it is somebody else."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+def test_an_unreadable_file_is_refused(as_nobody: None) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own would be closed to nobody as a whole
+        folder_with(Path(folder), a__yaml=NAMESPACE)
+        (Path(folder) / "a.yaml").chmod(0)
+        with pytest.raises(ConfigError, match="cannot be read: permission denied"):
+            load([Path(folder)])
 
 
 def test_a_folder_is_read_by_name_without_dot_files_and_folders(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import re
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address
@@ -170,7 +171,7 @@ class SocketDialer(Dialer):
 
 
 # --- the ends ------------------------------------------------------------------------------------------------------
-class Peer:
+class Peer(ABC):
     """One end of a connection that the test speaks for: `>>` sends, `<<` says what has to have come."""
 
     def __init__(self, talk: Conversation) -> None:
@@ -240,19 +241,19 @@ class Peer:
             assert -2 < age < 60, match[1]
         return DATE.sub(b"", bytes(self.received))
 
-    def _send(self, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _send(self, data: bytes) -> None: ...
 
+    @abstractmethod
     def ends(self) -> None:
         """FIN: this side says no more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leaves(self) -> None:
         """Closed altogether, as a process that ends closes its sockets."""
-        raise NotImplementedError
 
-    def resets(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def resets(self) -> None: ...
 
 
 class MemoryPeer(Peer):

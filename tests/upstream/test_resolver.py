@@ -17,6 +17,7 @@ import uvloop
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.spec.policy import DnsSpec, Family
 from egressproxy.upstream import resolver as resolver_module
+from egressproxy.upstream import system_files
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
 
@@ -65,8 +66,9 @@ class Bench:
 @pytest_asyncio.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Bench]:
     clock = Clock()
-    monkeypatch.setattr(resolver_module, "time", clock)
-    monkeypatch.setattr(resolver_module._Ipv6Route, "exists", lambda _self: True)
+    for module in (resolver_module, system_files):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(resolver_module.Ipv6Route, "exists", lambda _self: True)
     server = await DnsServer({}).start()
     made = Bench(server, clock, tmp_path)
     yield made
@@ -86,7 +88,7 @@ async def test_both_families_are_asked_for_and_alternate(bench: Bench):
 
 
 async def test_without_a_route_for_ipv6_its_addresses_come_last(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(resolver_module._Ipv6Route, "exists", lambda _self: False)
+    monkeypatch.setattr(resolver_module.Ipv6Route, "exists", lambda _self: False)
     bench.server.zone["a.test"] = Rule(("192.0.2.1", "192.0.2.2", "2001:db8::1"))
     assert await bench.addresses() == ["192.0.2.1", "192.0.2.2", "2001:db8::1"]
 

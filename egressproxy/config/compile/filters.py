@@ -25,7 +25,13 @@ from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Extension
-from egressproxy.config.resources.routes import HeaderModifier, HttpFilter, PathModifier, RequestRedirect, UrlRewrite
+from egressproxy.config.resources.route_filters import (
+    HeaderModifier,
+    HttpFilter,
+    PathModifier,
+    RequestRedirect,
+    UrlRewrite,
+)
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import Secret
 from egressproxy.spec.gateway import ListenerProtocol

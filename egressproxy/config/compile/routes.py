@@ -22,10 +22,10 @@ from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.weighing import Choices, Weigher, default_where
 from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.route_filters import HttpFilter
 from egressproxy.config.resources.routes import (
     BackendRef,
     HttpBackendRef,
-    HttpFilter,
     HttpMatch,
     HttpRoute,
     HttpRule,

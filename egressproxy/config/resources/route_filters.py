@@ -1,0 +1,234 @@
+"""The filters of HTTPRoute and GRPCRoute rules. Source: gateway.networking.k8s.io/v1, HTTPRouteFilter, GRPCRouteFilter.
+
+Each filter is one block, named by its `type`, as the CRD's rules say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from egressproxy.config.resources.meta import BackendObjectReference, LocalObjectReference, Model
+from egressproxy.config.resources.values import Bool, HeaderName, Port, PreciseHostname, Refused, check_unique
+
+__all__ = [
+    "CorsFilter",
+    "ExternalAuthFilter",
+    "Fraction",
+    "GrpcFilter",
+    "HeaderModifier",
+    "HeaderText",
+    "HttpFilter",
+    "HttpHeader",
+    "PathModifier",
+    "RequestMirror",
+    "RequestRedirect",
+    "UrlRewrite",
+    "once_each",
+]
+
+
+HeaderText = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class HttpHeader(Model):
+    name: HeaderName
+    value: HeaderText
+
+
+class HeaderModifier(Model):
+    """`set` replaces, `add` appends, `remove` takes away; names match without regard to case."""
+
+    set: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
+    add: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
+    remove: Annotated[tuple[str, ...], Field(max_length=16)] = ()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        check_unique((header.name for header in self.set), "name", "set")
+        check_unique((header.name for header in self.add), "name", "add")
+        return self
+
+
+class Fraction(Model):
+    numerator: Annotated[int, Field(strict=True, ge=0)]
+    denominator: Annotated[int, Field(strict=True, ge=1)] = 100
+
+    @model_validator(mode="after")
+    def _is_at_most_one(self) -> Self:
+        if self.numerator > self.denominator:
+            raise Refused("the fraction is greater than one", "make numerator at most denominator")
+        return self
+
+
+class RequestMirror(Model):
+    backend_ref: BackendObjectReference
+    percent: Annotated[int, Field(strict=True, ge=0, le=100)] | None = None
+    fraction: Fraction | None = None
+
+    @model_validator(mode="after")
+    def _one_share(self) -> Self:
+        if self.percent is not None and self.fraction is not None:
+            raise Refused("percent and fraction exclude each other", "keep one of them")
+        return self
+
+
+class PathModifier(Model):
+    type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
+    replace_full_path: Annotated[str, Field(max_length=1024)] | None = None
+    replace_prefix_match: Annotated[str, Field(max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        wanted, other = self.replace_full_path, self.replace_prefix_match
+        field, stray = "replaceFullPath", "replacePrefixMatch"
+        if self.type == "ReplacePrefixMatch":
+            wanted, other, field, stray = other, wanted, stray, field
+        if wanted is None:
+            raise Refused(f"type {self.type} needs {field}", f"add {field}")
+        if other is not None:
+            raise Refused(f"{stray} does not belong to type {self.type}", f"remove {stray}")
+        return self
+
+
+class RequestRedirect(Model):
+    scheme: Literal["http", "https"] | None = None
+    hostname: PreciseHostname | None = None
+    path: PathModifier | None = None
+    port: Port | None = None
+    status_code: Literal[301, 302, 303, 307, 308] = 302
+
+
+class UrlRewrite(Model):
+    hostname: PreciseHostname | None = None
+    path: PathModifier | None = None
+
+
+class CorsFilter(Model):
+    allow_origins: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    allow_credentials: Bool = False
+    allow_methods: Annotated[tuple[str, ...], Field(max_length=9)] = ()
+    allow_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    expose_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    max_age: Annotated[int, Field(strict=True, ge=1)] = 5
+
+    @model_validator(mode="after")
+    def _star_stands_alone(self) -> Self:
+        for name, values in (
+            ("allowOrigins", self.allow_origins),
+            ("allowMethods", self.allow_methods),
+            ("allowHeaders", self.allow_headers),
+        ):
+            if "*" in values and len(values) > 1:
+                raise Refused(f"{name} contains * beside other values", "keep * alone, or remove it")
+        return self
+
+
+class ExternalAuthGrpc(Model):
+    allowed_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+
+
+class ExternalAuthHttp(Model):
+    path: str = ""
+    allowed_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    allowed_response_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+
+
+class ExternalAuthBody(Model):
+    max_size: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
+
+
+class ExternalAuthFilter(Model):
+    protocol: Literal["HTTP", "GRPC"]
+    backend_ref: BackendObjectReference
+    grpc: ExternalAuthGrpc | None = None
+    http: ExternalAuthHttp | None = None
+    forward_body: ExternalAuthBody | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_protocol(self) -> Self:
+        for protocol, block in (("GRPC", self.grpc), ("HTTP", self.http)):
+            name = protocol.lower()
+            if protocol == self.protocol and block is None:
+                raise Refused(f"protocol {protocol} needs {name}", f"add {name}")
+            if protocol != self.protocol and block is not None:
+                raise Refused(f"{name} does not belong to protocol {self.protocol}", f"remove {name}")
+        return self
+
+
+class _Filter(Model):
+    """A filter holds exactly the block of its own type (a rule of the CRD)."""
+
+    BLOCKS: ClassVar[dict[str, str]]
+
+    @model_validator(mode="after")
+    def _has_its_own_block(self) -> Self:
+        wanted = self.BLOCKS[self.type]  # type: ignore[attr-defined]
+        for field in self.BLOCKS.values():
+            alias = type(self).model_fields[field].alias or field
+            if field == wanted and getattr(self, field) is None:
+                raise Refused(f"a filter of type {self.type} needs {alias}", f"add {alias}")  # type: ignore[attr-defined]
+            if field != wanted and getattr(self, field) is not None:
+                raise Refused(
+                    f"{alias} does not belong to a filter of type {self.type}",  # type: ignore[attr-defined]
+                    f"remove {alias}, or change the type",
+                )
+        return self
+
+
+class HttpFilter(_Filter):
+    BLOCKS: ClassVar[dict[str, str]] = {
+        "RequestHeaderModifier": "request_header_modifier",
+        "ResponseHeaderModifier": "response_header_modifier",
+        "RequestMirror": "request_mirror",
+        "RequestRedirect": "request_redirect",
+        "URLRewrite": "url_rewrite",
+        "ExtensionRef": "extension_ref",
+        "CORS": "cors",
+        "ExternalAuth": "external_auth",
+    }
+
+    type: Literal[
+        "RequestHeaderModifier",
+        "ResponseHeaderModifier",
+        "RequestMirror",
+        "RequestRedirect",
+        "URLRewrite",
+        "ExtensionRef",
+        "CORS",
+        "ExternalAuth",
+    ]
+    request_header_modifier: HeaderModifier | None = None
+    response_header_modifier: HeaderModifier | None = None
+    request_mirror: RequestMirror | None = None
+    request_redirect: RequestRedirect | None = None
+    url_rewrite: UrlRewrite | None = None
+    extension_ref: LocalObjectReference | None = None
+    cors: CorsFilter | None = None
+    external_auth: ExternalAuthFilter | None = None
+
+
+class GrpcFilter(_Filter):
+    BLOCKS: ClassVar[dict[str, str]] = {
+        "RequestHeaderModifier": "request_header_modifier",
+        "ResponseHeaderModifier": "response_header_modifier",
+        "RequestMirror": "request_mirror",
+        "ExtensionRef": "extension_ref",
+    }
+
+    type: Literal["RequestHeaderModifier", "ResponseHeaderModifier", "RequestMirror", "ExtensionRef"]
+    request_header_modifier: HeaderModifier | None = None
+    response_header_modifier: HeaderModifier | None = None
+    request_mirror: RequestMirror | None = None
+    extension_ref: LocalObjectReference | None = None
+
+
+def once_each(filters: tuple[HttpFilter, ...] | tuple[GrpcFilter, ...]) -> None:
+    """Only RequestMirror and ExtensionRef may be repeated; a redirect and a rewrite exclude each other."""
+    types: list[str] = [entry.type for entry in filters]
+    for kind in types:
+        if types.count(kind) > 1 and kind not in ("RequestMirror", "ExtensionRef"):
+            raise Refused(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
+    if "RequestRedirect" in types and "URLRewrite" in types:
+        raise Refused("RequestRedirect and URLRewrite exclude each other", "remove one of them")
