@@ -101,7 +101,7 @@ class ChunkedDecoder:
         """What `buffer` holds from offset `at` on: all its data in one piece, or the end, or None; and the new offset.
 
         What is not consumed has to be given again, with more behind it. Raises Malformed, but only when the data before
-        the fault has been returned.
+        the fault has been returned (a flood of tiny chunks apart: see `_check_sizes`).
         """
         pieces: list[bytes] = []
         size = len(buffer)
