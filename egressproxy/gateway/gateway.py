@@ -12,7 +12,8 @@ import errno
 import ipaddress
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.steps import FilterStats
@@ -27,7 +28,7 @@ from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.timers import TimerWheel
 
-__all__ = ["BindError", "Gateway"]
+__all__ = ["BindError", "Gateway", "bind_error", "new_pseudonym"]
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +45,34 @@ class BindError(Exception):
     """An address and port that the configuration asks for cannot be bound."""
 
 
+def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
+    why = error.strerror or type(error).__name__
+    remedy = BIND_REMEDIES.get(error.errno or 0, "")
+    return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}")
+
+
+def new_pseudonym() -> bytes:
+    """Unique per run: a name that two gateways in a row shared would look like a loop (RFC 9110 section 7.6.3).
+
+    The processes of one run share it: a request that comes back to another of them has gone in a circle all the same.
+    """
+    return b"egressproxy-" + secrets.token_hex(4).encode()
+
+
 class Gateway:
     """The data plane of one process."""
 
-    def __init__(self, catalog: Catalog, metrics: Metrics, access_log: AccessLog) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        metrics: Metrics,
+        access_log: AccessLog,
+        pseudonym: bytes = b"",
+        bind: Callable[[str, int], socket.socket] = bind,
+    ) -> None:
+        """`pseudonym` is its name in Via; `bind` gives the listening socket of a place, or raises OSError."""
         loop = asyncio.get_running_loop()
-        # Unique per process: a name that two gateways in a row shared would look like a loop (RFC 9110 section 7.6.3).
-        pseudonym = b"egressproxy-" + secrets.token_hex(4).encode()
+        pseudonym = pseudonym or new_pseudonym()
         self.catalog = catalog
         self.metrics = metrics
         self.wheel = TimerWheel()
@@ -58,6 +80,7 @@ class Gateway:
         self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym)
         self.conductor = Conductor(self.wheel, access_log, pseudonym)
         self.snapshot: Snapshot | None = None
+        self._bind = bind
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
         metrics.add_upstream_source(self._upstream_counts)
@@ -66,12 +89,21 @@ class Gateway:
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigSpec, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
-        """Put a configuration into service. `own`: further sockets of this process, which nobody may reach through us.
+        """Put a configuration into service. `own`: further sockets of ours, which nobody may reach through us.
 
         Raises BindError, FilterBuildError, ssl.SSLError or ValueError, and has changed nothing then.
         """
+        fresh = await self.prepare(config)
+        await self.put_into_service(fresh, own)
+        return fresh
+
+    async def prepare(self, config: ConfigSpec) -> Snapshot:
+        """Build a configuration beside the one in service. Raises FilterBuildError, ssl.SSLError or ValueError."""
         loop = asyncio.get_running_loop()
-        fresh = await loop.run_in_executor(None, build, config, self.catalog, self.network, self.metrics, self.snapshot)
+        return await loop.run_in_executor(None, build, config, self.catalog, self.network, self.metrics, self.snapshot)
+
+    async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
+        """Bind what is new, and swap. Raises BindError, and has changed nothing then."""
         new = self._bind_new(fresh)
         try:
             for port in new.values():
@@ -81,7 +113,6 @@ class Gateway:
                 port.stop_accepting()
             raise
         self._swap(fresh, new, own)
-        return fresh
 
     def _bind_new(self, fresh: Snapshot) -> dict[tuple[str, int], BoundPort]:
         new: dict[tuple[str, int], BoundPort] = {}
@@ -89,14 +120,12 @@ class Gateway:
             if key in self._bound:
                 continue
             try:
-                new[key] = BoundPort(bind(*key), port, self.conductor, self.metrics)
+                new[key] = BoundPort(self._bind(*key), port, self.conductor, self.metrics)
             except OSError as error:
                 for other in new.values():
                     other.stop_accepting()
                 listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
-                why = error.strerror or type(error).__name__
-                remedy = BIND_REMEDIES.get(error.errno or 0, "")
-                raise BindError(f"listener {listeners}: cannot bind {key[0]} port {key[1]}: {why}{remedy}") from None
+                raise bind_error(listeners, *key, error) from None
         return new
 
     def _swap(self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]) -> None:
