@@ -10,12 +10,15 @@ wake the peer, for each piece (measured: W1 77 against 60 us).
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
-__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "peer_name", "reset"]
+__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "Turn", "peer_name", "reset"]
+
+log = logging.getLogger("egressproxy.transport")
 
 HIGH_WATER = 64 * 1024
 #: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
@@ -56,6 +59,41 @@ class BodySink(Protocol):
     def send_body(self, data: bytes) -> None: ...
 
     def end_body(self, trailers: bytes) -> None: ...
+
+
+class Turn:
+    """The flows that have something to flush at the end of this turn of the loop: one call for all of them.
+
+    A `call_soon` for each would cost 4 µs: a handle and a copy of the context.
+    """
+
+    __slots__ = ("flows", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.loop = loop
+        self.flows: list[Flow] = []
+
+    def end(self) -> None:
+        """Flush them all; what is sent meanwhile belongs to the next turn."""
+        flows, self.flows = self.flows, []
+        for flow in flows:
+            try:
+                flow.flush()
+            except Exception:
+                log.exception("a connection could not be written to")
+
+
+_turn = Turn(None)
+
+
+def _flush_later(flow: Flow) -> None:
+    global _turn
+    loop = asyncio.get_running_loop()
+    if _turn.loop is not loop:
+        _turn = Turn(loop)
+    if not _turn.flows:
+        loop.call_soon(_turn.end)
+    _turn.flows.append(flow)
 
 
 class Flow(asyncio.Protocol):
@@ -124,7 +162,7 @@ class Flow(asyncio.Protocol):
         size = len(data)
         self.octets_out += size
         if not self._unflushed:
-            asyncio.get_running_loop().call_soon(self.flush)
+            _flush_later(self)
         self._unflushed.append(data)
         self._unflushed_octets += size
         if self._unflushed_octets > COPY_LIMIT:
