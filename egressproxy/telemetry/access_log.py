@@ -20,6 +20,7 @@ import select
 import threading
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,8 +57,8 @@ _METHODS: Final = {
 class AccessLog:
     """Writes to `target`: None or "-" is standard output, "off" nothing, an int a file descriptor, else a path.
 
-    Raises OSError where the path cannot be opened. All methods belong to the loop's thread. Call `close` at the end: it
-    writes what waits.
+    `turn` is entered around each write, for processes that share a target. Raises OSError where the path cannot be
+    opened. All methods belong to the loop's thread. Call `close` at the end: it writes what waits.
     """
 
     __slots__ = (
@@ -78,8 +79,9 @@ class AccessLog:
         *,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         max_denials_per_s: int = MAX_DENIALS_PER_S,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._writer = None if target == "off" else _Writer(target, max_waiting_bytes)
+        self._writer = None if target == "off" else _Writer(target, max_waiting_bytes, turn or nullcontext())
         self._lines: list[str] = []
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -269,13 +271,15 @@ class _Writer:
         "_reopen",
         "_thread",
         "_torn",
+        "_turn",
         "_waiting",
         "_warned_at",
         "dropped",
         "written",
     )
 
-    def __init__(self, target: str | int | None, max_waiting_bytes: int) -> None:
+    def __init__(self, target: str | int | None, max_waiting_bytes: int, turn: AbstractContextManager[object]) -> None:
+        self._turn = turn
         self._path: Path | None = None
         if isinstance(target, int):
             self._descriptor = target
@@ -332,7 +336,8 @@ class _Writer:
             if not chunk:
                 self._open_again()
                 continue
-            done = self._write(chunk)
+            with self._turn:
+                done = self._write(chunk)
             with self._condition:
                 self._chunks.popleft()
                 self._waiting -= len(chunk)

@@ -1,6 +1,6 @@
 """Diagnostics: the stdlib's logging to stderr, from a thread of its own, so that a blocked stderr stops nothing.
 
-One line is `time level logger message`. Control characters in a message are shown as escapes: what a client sent cannot
+One line is `time level logger message`, with the worker in front of the message where there are several. Control characters in a message are shown as escapes: what a client sent cannot
 forge a line.
 """
 
@@ -24,14 +24,17 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F
 
 
 class Diagnostics:
-    """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room."""
+    """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room.
 
-    def __init__(self, level: str = "info", stream: TextIO | None = None) -> None:
+    `origin`: whose message it is, where several processes write to one stream.
+    """
+
+    def __init__(self, level: str = "info", stream: TextIO | None = None, origin: str = "") -> None:
         self._level = getattr(logging, level.upper())
         self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
         self._handler = _Enqueue(self._queue)
         self._output = logging.StreamHandler(stream or sys.stderr)
-        self._output.setFormatter(_Formatter())
+        self._output.setFormatter(_Formatter(origin))
         self._thread = threading.Thread(target=self._run, name="diagnostics", daemon=True)
         self._before: tuple[list[logging.Handler], int] = ([], logging.WARNING)
 
@@ -94,8 +97,12 @@ class _Formatter(logging.Formatter):
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
+    def __init__(self, origin: str) -> None:
+        super().__init__()
+        self._origin = f"{origin}: " if origin else ""
+
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self.formatTime(record)} {record.levelname.lower()} {record.name} {record.msg}"
+        line = f"{self.formatTime(record)} {record.levelname.lower()} {record.name} {self._origin}{record.msg}"
         if record.exc_text:
             line += "\n" + "\n".join(f"  {part.translate(_ESCAPES)}" for part in record.exc_text.split("\n"))
         return line
