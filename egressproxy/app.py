@@ -19,25 +19,26 @@ import uvloop
 from egressproxy import __version__
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.state import Published
-from egressproxy.config.compile import Compiled, Defaults, builtin_open_config, compile_config
-from egressproxy.config.compile.shortcomings import shortcomings
-from egressproxy.config.load import ResourceSet, load
 from egressproxy.config.problems import ConfigError
 from egressproxy.config.sources.files import changes
 from egressproxy.filters.catalog import Catalog, FilterBuildError
 from egressproxy.gateway.gateway import BindError, Gateway
-from egressproxy.routing.patterns import compile_pattern
+from egressproxy.loading.apart import Loading, LoadingFailed
+from egressproxy.loading.result import Loaded, builtin, shown
+from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.loop_lag import LoopLag
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.slices import in_slices
 
-__all__ = ["RunOptions", "compiled", "run"]
+__all__ = ["RunOptions", "run"]
 
 log = logging.getLogger("egressproxy")
 
-#: What makes a new configuration unusable although it was compiled.
-REFUSALS = (ConfigError, BindError, FilterBuildError, ssl.SSLError, ValueError, OSError)
+#: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
+FAILURES = (LoadingFailed, BindError, FilterBuildError, ssl.SSLError, ValueError, OSError)
+REFUSALS = (ConfigError, *FAILURES)
 
 OPEN_PROXY = """\
 No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
@@ -59,15 +60,11 @@ class RunOptions:
     drain_timeout_s: float = 10.0
 
 
-def compiled(resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None) -> Compiled:
-    """What `check` and `run` make of manifests. Raises ConfigError."""
-    return compile_config(resources, Catalog(), _defaults(bind), previous)
-
-
-def run(options: RunOptions) -> int:
+def run(options: RunOptions, first: Loading | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status: 0 after a drain, 1 where the start failed.
 
-    Raises ConfigError if the configuration is bad at the start.
+    `first` is the loading of `options.config` where it is under way already. Raises ConfigError if the configuration is
+    bad at the start.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
@@ -76,7 +73,7 @@ def run(options: RunOptions) -> int:
     diagnostics.start()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(App(options).serve())
+            return runner.run(App(options, first).serve())
     finally:
         diagnostics.stop()
 
@@ -84,14 +81,14 @@ def run(options: RunOptions) -> int:
 class App:
     """One running process. Implements AdminState."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, first: Loading | None = None) -> None:
         self.options = options
+        self._first = first
         self.metrics = Metrics(__version__)
         self._catalog = Catalog()
         self._gateway: Gateway | None = None
         self._access_log: AccessLog | None = None
-        self._resources = ResourceSet(())
-        self._compiled: Compiled | None = None
+        self._loaded: Loaded | None = None
         self._generation = 0
         self._rejection = ""
         self._told: set[str] = set()
@@ -104,20 +101,13 @@ class App:
     def why_not_ready(self) -> str:
         if self._is_draining:
             return "draining"
-        if self._compiled is None:
+        if self._loaded is None:
             return "the listeners are not bound yet"
-        return "" if self._compiled.spec.listeners else "no listener is served"
+        return "" if self._loaded.places else "no listener is served"
 
     def objects(self) -> Iterable[Published]:
         """Everything in service with its status; after a rejected reload the Gateways say so."""
-        current = self._compiled
-        if current is None:
-            return
-        for found in self._resources.objects:
-            status = current.statuses.get(found.key)
-            if status is not None and self._rejection and found.kind == "Gateway":
-                status = _with_rejection(status, self._rejection, current.generations.get(found.key, 1))
-            yield found, current.generations.get(found.key, 1), status
+        return _objects(self._loaded.shown, self._rejection) if self._loaded is not None else ()
 
     # --- life ------------------------------------------------------------------------------------------------------
     async def serve(self) -> int:
@@ -143,7 +133,7 @@ class App:
         changed = changes(self.options.config, self._stop)  # what changes from here on is seen
         try:
             await self._take_configuration()
-        except (BindError, ssl.SSLError, ValueError, OSError) as error:  # FilterBuildError is a ValueError
+        except FAILURES as error:
             return _start_failed(str(error))
         try:
             servers = await self._start_admin()
@@ -200,38 +190,34 @@ class App:
     async def _take_configuration(self) -> None:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
         assert self._gateway is not None
-        loop = asyncio.get_running_loop()
+        fresh = await self._read()
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
-            resources, fresh = await loop.run_in_executor(None, self._read)
-            spec = replace(fresh.spec, generation=self._generation + 1)
+            spec = replace(await in_slices(unpacking(fresh.spec)), generation=self._generation + 1)
             await self._gateway.apply(spec, self._own_sockets())
         finally:
             gc.freeze()
             gc.enable()
-        old = [self._resources, self._compiled]
-        self._resources, self._compiled = resources, fresh
-        loop.run_in_executor(None, old.clear)  # many thousand objects are freed where nobody waits
+        self._loaded = replace(fresh, spec=b"")
         self._generation += 1
         self._rejection = ""
         self.metrics.reload_succeeded(self._generation)
-        self._tell_shortcomings()
+        self._tell_shortcomings(fresh.warnings)
 
-    def _tell_shortcomings(self) -> None:
+    def _tell_shortcomings(self, warnings: Iterable[str]) -> None:
         """What is served less than whole; after a reload only what is new."""
-        assert self._compiled is not None
-        told, self._told = (
-            self._told,
-            {str(warning) for warning in (*self._compiled.warnings, *shortcomings(self._resources, self._compiled))},
-        )
+        told, self._told = self._told, set(warnings)
         for sentence in sorted(self._told - told):
             log.warning("%s", sentence)
 
-    def _read(self) -> tuple[ResourceSet, Compiled]:
+    async def _read(self) -> Loaded:
         if not self.options.config:
-            return ResourceSet(()), builtin_open_config(_defaults(self.options.bind))
-        resources = load(self.options.config)
-        return resources, compiled(resources, self.options.bind, self._compiled)
+            return builtin()
+        loading, self._first = self._first, None
+        if loading is None:
+            memory = self._loaded.memory if self._loaded is not None else b""
+            loading = Loading(self.options.config, self.options.bind, memory)
+        return await loading.result()
 
     def _own_sockets(self) -> Iterator[tuple[str, int]]:
         for place in (self.options.admin, self.options.metrics):
@@ -267,25 +253,27 @@ class App:
             log.error("%s", line)
 
     def _tell_generation(self) -> None:
-        objects = _counted(len(self._resources.objects), "object")
+        objects = _counted(self._loaded.objects if self._loaded is not None else 0, "object")
         log.info("configuration %d is in service: %s", self._generation, objects)
 
     def _announce(self) -> None:
-        assert self._compiled is not None
-        for listener in self._compiled.spec.listeners:
-            for address in listener.addresses:
-                place = f"[{address}]:{listener.port}" if ":" in address else f"{address}:{listener.port}"
-                log.info("%s listener %s/%s on %s", listener.protocol.value, listener.gateway, listener.name, place)
-                if not self.options.config:  # said only now that the port is ours
-                    print(OPEN_PROXY.format(place=place), file=sys.stderr)
+        assert self._loaded is not None
+        for address, port, protocol, listener in self._loaded.places:
+            place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            log.info("%s listener %s on %s", protocol, listener, place)
+            if not self.options.config:  # said only now that the port is ours
+                print(OPEN_PROXY.format(place=place), file=sys.stderr)
         if self.options.admin is not None:
             log.info("admin on http://%s:%d/", *self.options.admin)
         if self.options.config:
             self._tell_generation()
 
 
-def _defaults(bind: tuple[str, ...]) -> Defaults:
-    return Defaults(bind_addresses=bind, check_pattern=compile_pattern)
+def _objects(packed: bytes, rejection: str) -> Iterator[Published]:
+    for found, generation, status in shown(packed):
+        if status is not None and rejection and found.kind == "Gateway":
+            status = _with_rejection(status, rejection, generation)
+        yield found, generation, status
 
 
 def _with_rejection(status: Mapping[str, Any], why: str, generation: int) -> dict[str, Any]:

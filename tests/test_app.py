@@ -6,12 +6,13 @@ import asyncio
 import logging
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from egressproxy.app import App, RunOptions, compiled
-from egressproxy.config.load import load
+from egressproxy.app import App, RunOptions
+from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.problems import ConfigError
 from tests.support import manifests as m
 from tests.support.net import free_port
@@ -30,7 +31,7 @@ async def test_a_start_that_cannot_build_its_configuration_says_so_and_is_a_1(
     def refuse(*_: object) -> None:
         raise ValueError("server x cannot be read")
 
-    monkeypatch.setattr("egressproxy.gateway.gateway.build", refuse)
+    monkeypatch.setattr("egressproxy.gateway.gateway.building", refuse)
     app = App(options(tmp_path, m.gateway(m.forward_listener(free_port()))))
     assert await app.serve() == 1
     assert "server x cannot be read" in capsys.readouterr().err
@@ -62,8 +63,8 @@ async def test_an_open_proxy_says_so_and_how_to_try_it_once_it_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     port = free_port()
-    m.write(tmp_path / "all.yaml", [m.gateway(m.forward_listener(port)), m.policy(["a.test"])])
-    monkeypatch.setattr("egressproxy.app.builtin_open_config", lambda _: compiled(load((tmp_path,)), ("127.0.0.1",)))
+    spec = replace(BUILTIN, listeners=(replace(BUILTIN.listeners[0], port=port),))
+    monkeypatch.setattr("egressproxy.loading.result.BUILTIN", spec)
     await served(App(RunOptions(admin=None, access_log="off")))
     said = capsys.readouterr()
     assert "OPEN" in said.err

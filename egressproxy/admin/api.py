@@ -6,7 +6,7 @@ Source: Kubernetes API concepts (resource URIs, discovery), metav1.Status, metav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ class Document:
 def answer(
     path: str,
     query: Mapping[str, str],
-    objects: Sequence[Published],
+    objects: Iterable[Published],
     resource_version: str,
     address: str,
 ) -> Document:
@@ -100,7 +100,7 @@ def _resources(
     rest: list[str],
     path: str,
     query: Mapping[str, str],
-    objects: Sequence[Published],
+    objects: Iterable[Published],
     resource_version: str,
 ) -> Document:
     kinds = [kind for kind in KINDS if kind.group == group and version in kind.versions]

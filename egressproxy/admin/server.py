@@ -194,7 +194,7 @@ class AdminServer:
         return _json(api.Document(200, {"major": "1", "minor": "0", "gitVersion": f"v{version}", "platform": "python"}))
 
     async def _config(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return await self._document(api.everything, list(self._state.objects()), self._resource_version())
+        return await self._document(api.everything, self._state.objects(), self._resource_version())
 
     async def _api(self, request: web.BaseRequest) -> web.StreamResponse:
         query: Mapping[str, str] = dict(request.query)
@@ -202,7 +202,7 @@ class AdminServer:
             api.answer,
             request.path.rstrip("/"),
             query,
-            list(self._state.objects()),
+            self._state.objects(),
             self._resource_version(),
             f"{self.host}:{self.port}",
         )
@@ -211,7 +211,7 @@ class AdminServer:
         return str(self._state.metrics.config_generation)
 
     async def _document(self, make: Callable[..., api.Document], *arguments: Any) -> web.Response:
-        """Thousands of objects take long to copy and to encode: a thread does it."""
+        """Thousands of objects take long to decode and to encode: a thread does it."""
 
         def made() -> tuple[int, bytes]:
             document = make(*arguments)

@@ -43,4 +43,4 @@ class AdminState(Protocol):
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
 
     def objects(self) -> Iterable[Published]:
-        """The configuration in service."""
+        """The configuration in service. May be iterated in a thread."""

@@ -53,14 +53,12 @@ def command(
     """
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
-    from egressproxy import app
     from egressproxy.config.compile.shortcomings import shortcomings
-    from egressproxy.config.load import load
     from egressproxy.config.problems import ConfigError
+    from egressproxy.loading.compilation import loaded
 
     try:
-        resources = load(paths + config)
-        compiled = app.compiled(resources, bind)
+        resources, compiled = loaded(paths + config, bind)
         _build_filters(resources, compiled)
     except ConfigError as error:
         if output == "json":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -68,12 +69,19 @@ def command(
 
     Exit status: 0 after a drain, 1 if the configuration or a listener is bad at the start, 2 for wrong usage.
     """
+    from egressproxy.loading.apart import Loading
+
+    bind = tuple(dict.fromkeys(bind))
+    first = None
+    if config:
+        with suppress(OSError):  # what is wrong shows at the next attempt, and is said there
+            first = Loading(config, bind)  # it reads while this process imports the rest
     from egressproxy import app
     from egressproxy.config.problems import ConfigError
 
     options = app.RunOptions(
         config=config,
-        bind=tuple(dict.fromkeys(bind)),
+        bind=bind,
         admin=admin,
         metrics=metrics,
         access_log=None if access_log == "-" else access_log,
@@ -81,8 +89,11 @@ def command(
         drain_timeout_s=drain_timeout_s,
     )
     try:
-        status = app.run(options)
+        status = app.run(options, first)
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         status = 1
+    finally:
+        if first is not None:
+            first.end()
     sys.exit(status)

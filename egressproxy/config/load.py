@@ -16,15 +16,14 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text, unknown_kind
+from egressproxy.config.manifests import manifest_files
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import Key, Origin, Resource, Spot
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
 
-__all__ = ["SUFFIXES", "ResourceSet", "load", "load_text", "manifest_files"]
-
-SUFFIXES = (".yaml", ".yml", ".json")
+__all__ = ["ResourceSet", "load", "load_text"]
 
 #: Fields of `spec` whose places are kept: what they say is judged after the documents are gone.
 PLACED = ("extensions", "gatewayClassName", "listeners", "parentRefs", "targetRefs")
@@ -86,12 +85,6 @@ def load_text(text: str, file: str = "<text>") -> ResourceSet:
     reader = _Reader()
     reader.read(text.encode(), file)
     return reader.finish(file)
-
-
-def manifest_files(folder: Path) -> list[Path]:
-    """The manifests of a folder, by name. Symbolic links are followed, as a mounted ConfigMap needs."""
-    found = (entry for entry in folder.iterdir() if entry.suffix in SUFFIXES and not entry.name.startswith("."))
-    return sorted(entry for entry in found if not entry.is_dir())
 
 
 @contextmanager

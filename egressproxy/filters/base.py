@@ -124,6 +124,7 @@ class FilterType:
     `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of
     `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a
     config refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
+    `blocks`: to build one reads files or runs code of others, which is nothing for the event loop.
     """
 
     name: str
@@ -134,3 +135,4 @@ class FilterType:
     secret_refs: Callable[[BaseModel], tuple[tuple[str, str], ...]] = lambda _config: ()
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
+    blocks: bool = False

@@ -85,6 +85,11 @@ class FilterInstances:
         self._made[key] = placed
         return placed
 
+    def blocks(self, spec: ExtensionSpec) -> bool:
+        """Whether to build this filter is nothing for the event loop."""
+        kind = self._catalog.get(spec.type)
+        return kind is not None and kind.blocks
+
     def get(self, spec: ExtensionSpec) -> Filter:
         return self.place(spec).filter
 

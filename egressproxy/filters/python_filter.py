@@ -157,5 +157,6 @@ PYTHON = FilterType(
     also=frozenset(Phase),
     secret_refs=_secret_refs,
     revision=_revision,
+    blocks=True,
     summary="A filter of your own: one Python file beside the manifest.",
 )

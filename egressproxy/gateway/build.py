@@ -2,18 +2,22 @@
 up nothing.
 
 What has an equal spec in the snapshot before is kept: connectors with their pools, filters with their buckets, series
-with
-their counts. Makes no socket and changes nothing of what is in service; may run in a thread.
+with their counts. Makes no socket and changes nothing of what is in service.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ssl
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from egressproxy.filters.catalog import Catalog, FilterInstances
 from egressproxy.filters.chain import Chain, compile_chain
 from egressproxy.gateway.connector import Connector, Network
 from egressproxy.gateway.live import Choice, Listener, Port, Route, Snapshot
+from egressproxy.model.steps import Steps, finished
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostTable
 from egressproxy.routing.table import HttpTable
@@ -24,7 +28,7 @@ from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, StreamRouteSpec,
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.tls_contexts import server_context
 
-__all__ = ["build"]
+__all__ = ["build", "building"]
 
 STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
 NO_FILTERS = Chain()
@@ -36,6 +40,13 @@ def build(
     """The live form of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError where a part cannot be
     built.
     """
+    return finished(building(config, catalog, network, metrics, previous))
+
+
+def building(
+    config: ConfigSpec, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
+) -> Steps[Snapshot]:
+    """`build`, a rule at a time; on the event loop, where filters and connectors live."""
     return _Builder(catalog, network, metrics, previous).snapshot(config)
 
 
@@ -47,18 +58,21 @@ class _Builder:
         self.connectors: dict[ConnectionSpec, Connector] = {}
         self.filters = FilterInstances(catalog, previous.filters if previous is not None else None)
         self.chains: dict[tuple[ExtensionSpec, ...], Chain] = {}
+        self.contexts: dict[ListenerTlsSpec, ssl.SSLContext] = {}
         self.destinations: dict[tuple[DestinationsSpec, tuple[str, ...]], DestinationPolicy] = {}
 
-    def snapshot(self, config: ConfigSpec) -> Snapshot:
-        shared: dict[tuple[str, int], list[ListenerSpec]] = {}
+    def snapshot(self, config: ConfigSpec) -> Steps[Snapshot]:
+        shared: dict[tuple[str, int], list[Listener]] = {}
         for spec in config.listeners:
+            listener = yield from self.listener(spec)
             for address in spec.addresses:
-                shared.setdefault((address, spec.port), []).append(spec)
-        live = {id(spec): self.listener(spec) for spec in config.listeners}
-        ports = {key: self.port(key, [live[id(spec)] for spec in specs]) for key, specs in shared.items()}
+                shared.setdefault((address, spec.port), []).append(listener)
+        ports = {}
+        for key, listeners in shared.items():
+            ports[key] = yield from self.port(key, listeners)
         return Snapshot(config.generation, ports, self.connectors, self.filters)
 
-    def port(self, key: tuple[str, int], listeners: Sequence[Listener]) -> Port:
+    def port(self, key: tuple[str, int], listeners: Sequence[Listener]) -> Steps[Port]:
         first = listeners[0].spec
         is_stream = first.protocol in STREAM_PROTOCOLS
         tls = None
@@ -66,34 +80,61 @@ class _Builder:
             certificates = tuple(
                 c for listener in listeners if listener.spec.tls for c in listener.spec.tls.certificates
             )
-            tls = server_context(ListenerTlsSpec(TlsMode.TERMINATE, certificates))
+            tls = yield from self.context(ListenerTlsSpec(TlsMode.TERMINATE, certificates))
         by_host = HostTable.build(HostEntry((listener.spec.hostname,), listener) for listener in listeners)
         return Port(key[0], key[1], listeners, by_host, tls=tls, is_stream=is_stream)
 
-    def listener(self, spec: ListenerSpec) -> Listener:
-        http = [(route, [self.rule(spec, route, rule) for rule in route.rules]) for route in spec.http_routes]
+    def listener(self, spec: ListenerSpec) -> Steps[Listener]:
+        http = []
+        for route in spec.http_routes:
+            rules = []
+            for rule in route.rules:
+                yield from self.blocking(rule.extensions, rule.backends)
+                rules.append(self.rule(spec, route, rule))
+                yield None
+            http.append((route, rules))
+        table = yield from HttpTable.building(http)
         hosts = HostTable.build(
             HostEntry(route.hostnames, True, route.created, route.name) for route in spec.http_routes
         )
-        streams = HostTable.build(
-            HostEntry(route.hostnames, self.stream(spec, route), route.created, route.name)
-            for route in (*spec.tls_routes, *spec.tcp_routes)
-        )
+        yield None
+        entries = []
+        for stream in (*spec.tls_routes, *spec.tcp_routes):
+            yield from self.blocking(stream.extensions, stream.backends)
+            entries.append(HostEntry(stream.hostnames, self.stream(spec, stream), stream.created, stream.name))
+            yield None
+        streams = HostTable.build(entries)
         destinations = self.destination_policy(spec.policy)
+        yield None
         default = None
         if spec.default_backend is not None:
+            yield from self.blocking(spec.extensions, (spec.default_backend,))
             default = self.route(
                 spec, "-", spec.extensions, (spec.default_backend,), spec.policy, spec.policy.timeouts.request_s, None
             )
         terminate = None
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE:
-            terminate = server_context(spec.tls)
+            terminate = yield from self.context(spec.tls)
         return Listener(
-            spec, HttpTable.build(http), hosts, streams, default, destinations,
-            self.metrics.series(spec.gateway, "-", "-"),
+            replace(spec, http_routes=(), tls_routes=(), tcp_routes=()),  # they are in the tables now
+            table, hosts, streams, default, destinations, self.metrics.series(spec.gateway, "-", "-"),
             is_forward=spec.protocol is ListenerProtocol.FORWARD_PROXY,
             scheme=b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http", terminate=terminate,
         )  # fmt: skip
+
+    def context(self, tls: ListenerTlsSpec) -> Steps[ssl.SSLContext]:
+        def make() -> None:
+            self.contexts[tls] = server_context(tls)
+
+        if tls not in self.contexts:
+            yield make
+        return self.contexts[tls]
+
+    def blocking(self, extensions: Iterable[ExtensionSpec], backends: Iterable[WeightedBackend]) -> Steps[None]:
+        """Those of these filters that are not to be built on the event loop; `chain` finds them then."""
+        for spec in chain.from_iterable((extensions, *(backend.extensions for backend in backends))):
+            if self.filters.blocks(spec):
+                yield partial(self.filters.place, spec)
 
     def rule(self, listener: ListenerSpec, route: HttpRouteSpec, rule: HttpRuleSpec) -> Route:
         request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s

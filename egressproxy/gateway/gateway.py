@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.steps import FilterStats
-from egressproxy.gateway.build import build
+from egressproxy.gateway.build import building
 from egressproxy.gateway.conductor import Conductor
 from egressproxy.gateway.connector import Network
 from egressproxy.gateway.listener import BoundPort, bind
@@ -26,6 +26,7 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.slices import in_slices
 from egressproxy.transport.timers import TimerWheel
 
 __all__ = ["BindError", "Gateway", "bind_error", "new_pseudonym"]
@@ -98,9 +99,11 @@ class Gateway:
         return fresh
 
     async def prepare(self, config: ConfigSpec) -> Snapshot:
-        """Build a configuration beside the one in service. Raises FilterBuildError, ssl.SSLError or ValueError."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, build, config, self.catalog, self.network, self.metrics, self.snapshot)
+        """Build a configuration beside the one in service, between turns of the loop.
+
+        Raises FilterBuildError, ssl.SSLError or ValueError.
+        """
+        return await in_slices(building(config, self.catalog, self.network, self.metrics, self.snapshot))
 
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
         """Bind what is new, and swap. Raises BindError, and has changed nothing then."""

@@ -32,6 +32,7 @@ from urllib.parse import unquote_to_bytes
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.model.fields import Fields
 from egressproxy.model.path import has_dot_segment
+from egressproxy.model.steps import Steps, finished
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import MAX_SUBJECT, PatternError, compile_pattern
 from egressproxy.spec.route import HttpRouteSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
@@ -61,6 +62,11 @@ class HttpTable(Generic[T]):
     @classmethod
     def build(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> HttpTable[T]:
         """Compile routes, each with one payload per rule. Raises RouteError for an expression that is refused."""
+        return finished(cls.building(routes))
+
+    @classmethod
+    def building(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> Steps[HttpTable[T]]:
+        """`build`, a route at a time."""
         hosts: HostMap[_Bucket[T]] = HostMap()
         for route, payloads in routes:
             candidates = [
@@ -74,8 +80,10 @@ class HttpTable(Generic[T]):
                     bucket = _Bucket()
                     hosts.put(hostname, bucket)
                 bucket.candidates += candidates
+            yield None
         for bucket in hosts.values():
             bucket.seal()
+            yield None
         return cls(hosts)
 
     def match(self, host: str, method: bytes, path: bytes, fields: Fields) -> tuple[T, bytes] | None:
@@ -175,6 +183,7 @@ class _Bucket(Generic[T]):
         if first.plain and first.path_type is PathMatchType.PREFIX and not first.path:
             self.always = first.result
         for candidate in ranked:
+            candidate.rank = ()  # it has done its work
             if candidate.path_type is PathMatchType.EXACT:
                 self._exact.setdefault(candidate.path, []).append(candidate)
             elif candidate.path_type is PathMatchType.REGEX:

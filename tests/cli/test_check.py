@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from egressproxy import app
 from egressproxy.cli import main
 from egressproxy.config.compile.contract import Compiled
 from egressproxy.config.load import ResourceSet
+from egressproxy.loading import compilation
 from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
 
 GATEWAY = """apiVersion: gateway.networking.k8s.io/v1
@@ -40,7 +40,7 @@ def condition(kind: str, status: str, reason: str, message: str = "") -> dict[st
 def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that likes everything but routes."""
 
-    def compiled(resources: ResourceSet, bind: tuple[str, ...]) -> Compiled:
+    def compiled(resources: ResourceSet, bind: tuple[str, ...], _previous: Compiled | None) -> Compiled:
         statuses: dict[Any, Any] = {}
         for resource in resources.objects:
             if resource.kind == "HTTPRoute":
@@ -55,7 +55,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
                 statuses[resource.key] = {"conditions": conditions, "listeners": listeners}
         return Compiled(ConfigSpec((LISTENER,)), statuses)
 
-    monkeypatch.setattr(app, "compiled", compiled)
+    monkeypatch.setattr(compilation, "compiled", compiled)
 
 
 def invoke(*arguments: str | Path) -> Result:

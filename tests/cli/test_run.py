@@ -11,13 +11,14 @@ from egressproxy import app
 from egressproxy.app import RunOptions
 from egressproxy.cli import main
 from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.loading.apart import Loading
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     seen: list[RunOptions] = []
 
-    def run(options: RunOptions) -> int:
+    def run(options: RunOptions, _first: Loading | None) -> int:
         seen.append(options)
         return 0
 
@@ -103,7 +104,7 @@ def test_wrong_usage_is_2_and_starts_nothing(asked: list[RunOptions], arguments:
 
 
 def test_the_status_of_the_run_is_the_exit_status(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "run", lambda _options: 1)
+    monkeypatch.setattr(app, "run", lambda _options, _first: 1)
     assert invoke().exit_code == 1
 
 
@@ -115,7 +116,7 @@ def test_a_bad_configuration_shows_every_problem_and_is_1(monkeypatch: pytest.Mo
         Problem("b.yaml", 0, 0, "", "", "cannot be read"),
     ]
 
-    def run(_options: RunOptions) -> int:
+    def run(_options: RunOptions, _first: Loading | None) -> int:
         raise ConfigError(problems)
 
     monkeypatch.setattr(app, "run", run)

@@ -3,7 +3,7 @@
 Pure: no files, no sockets; the clock is read for condition times alone.
 """
 
-from egressproxy.config.compile.compiler import builtin_open_config, compile_config
+from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.contract import (
     CONTROLLER,
     Compiled,
@@ -22,6 +22,5 @@ __all__ = [
     "FilterTypeInfo",
     "Key",
     "Status",
-    "builtin_open_config",
     "compile_config",
 ]

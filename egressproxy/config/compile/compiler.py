@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import blake2b
 
 from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.backends import Backends
@@ -33,21 +34,16 @@ from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.spec.backend import BackendSpec, Destination
 from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
-from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
 
-__all__ = ["builtin_open_config", "compile_config"]
+__all__ = ["compile_config"]
 
 AnyRoute = HttpRoute | GrpcRoute | TlsRoute | TcpRoute
 
 _NAME_A_PARENT = "name the Gateway under parentRefs"
 _NOTHING_SERVED = "no listener is served: no client is answered"
 _SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or see the other warnings"
-
-#: The port of the built-in gateway: that of Squid, which most clients' documentation names.
-BUILTIN_PORT = 3128
 
 
 def compile_config(
@@ -74,25 +70,6 @@ def compile_config(
         warnings=tuple(run.warnings),
         written=written,
     )
-
-
-def builtin_open_config(defaults: Defaults) -> Compiled:
-    """The gateway of `run` without any configuration: an open forward proxy on loopback, whatever `defaults` says.
-
-    Open and reachable from the network would be a relay for anyone, so `bind_addresses` do not count here.
-    """
-    policy = PolicySpec(mode=Mode.OPEN)
-    listener = ListenerSpec(
-        gateway="default/egressproxy",
-        name="forward",
-        addresses=("127.0.0.1",),
-        port=BUILTIN_PORT,
-        protocol=ListenerProtocol.FORWARD_PROXY,
-        policy=policy,
-        default_backend=WeightedBackend(BackendSpec("-", Destination.DYNAMIC), policy=policy),
-    )
-    warning = f"no configuration: every public destination is allowed, on 127.0.0.1:{BUILTIN_PORT}"
-    return Compiled(ConfigSpec((listener,), 1), warnings=(Problem("", 0, 0, "", "", warning),))
 
 
 @dataclass(slots=True)
@@ -299,20 +276,20 @@ def _state_route(conditions: Conditions, outcome: list[Attachment] | Rejection, 
         conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(findings.bad_rules))
 
 
-def _generations(resources: ResourceSet, previous: Compiled | None) -> tuple[dict[Key, int], dict[Key, object]]:
+def _generations(resources: ResourceSet, previous: Compiled | None) -> tuple[dict[Key, int], dict[Key, bytes]]:
     """`metadata.generation` of everything that has a spec: as written, else the number of specs that were seen."""
     generations: dict[Key, int] = {}
-    written: dict[Key, object] = {}
+    written: dict[Key, bytes] = {}
     for resource in resources.objects:
         spec = getattr(resource, "spec", None)
         if spec is None:
             continue
         key = resource.key
-        written[key] = spec
+        digest = written[key] = blake2b(spec.model_dump_json().encode(), digest_size=16).digest()
         if resource.metadata.generation is not None:
             generations[key] = resource.metadata.generation
         elif previous is None or key not in previous.written:
             generations[key] = 1
         else:
-            generations[key] = previous.generations.get(key, 0) + (previous.written[key] != spec)
+            generations[key] = previous.generations.get(key, 0) + (previous.written[key] != digest)
     return generations, written

@@ -82,14 +82,14 @@ class Compiled:
     """A configuration ready to be put into service.
 
     `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
-    object with a spec, `written` those specs. `warnings` are about what has no status to say it in.
+    object with a spec, `written` digests of those specs. `warnings` are about what has no status to say it in.
     """
 
     spec: ConfigSpec
     statuses: Mapping[Key, Status] = field(default_factory=dict)
     generations: Mapping[Key, int] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
-    written: Mapping[Key, object] = field(default_factory=dict, repr=False)
+    written: Mapping[Key, bytes] = field(default_factory=dict, repr=False)
 
 
 def age_of(resource: Resource) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from watchfiles import Change, awatch
 
-from egressproxy.config.load import SUFFIXES, manifest_files
+from egressproxy.config.manifests import SUFFIXES, manifest_files
 
 __all__ = ["changes"]
 

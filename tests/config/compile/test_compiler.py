@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import time
 
-from egressproxy.config.compile import Compiled, Defaults, FilterCatalog, builtin_open_config, compile_config
+from egressproxy.config.compile import Compiled, Defaults, FilterCatalog, compile_config
 from egressproxy.config.load import ResourceSet, load_text
 from egressproxy.config.resources.routes import HttpRoute
 from egressproxy.filters.catalog import Catalog
 from egressproxy.spec.backend import Destination
-from egressproxy.spec.gateway import ListenerProtocol
-from egressproxy.spec.policy import Mode
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -79,17 +77,6 @@ def test_a_condition_keeps_its_time_until_its_status_changes():
     without_backend = compiled(REVERSE, ROUTE, previous=first)
     assert times(without_backend)[0] == early
     assert times(without_backend)[1] > early
-
-
-def test_without_configuration_there_is_an_open_proxy_on_loopback():
-    made = builtin_open_config(Defaults(("0.0.0.0",)))
-    found = listener(made)
-    assert (found.gateway, found.name, found.port) == ("default/egressproxy", "forward", 3128)
-    assert found.addresses == ("127.0.0.1",)
-    assert found.protocol is ListenerProtocol.FORWARD_PROXY
-    assert found.policy.mode is Mode.OPEN
-    assert found.default_backend is not None
-    assert found.default_backend.policy.mode is Mode.OPEN
 
 
 def test_a_chain_through_a_parent_serves_tunnels_and_requests():

@@ -1,0 +1,48 @@
+"""What the process that loads does: one request in, one answer out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.shortcomings import shortcomings
+from egressproxy.config.load import ResourceSet
+from egressproxy.config.problems import ConfigError
+from egressproxy.loading.compilation import loaded
+from egressproxy.loading.result import Loaded, pack_plain, pack_shown, places, read_plain, write_answer
+from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.spec.packing import pack
+
+__all__ = ["answer"]
+
+
+def answer(paths: tuple[Path, ...], bind: tuple[str, ...], memory: bytes) -> bytes:
+    """Load and compile. `memory` is that of the configuration in service, empty at the first start."""
+    try:
+        resources, compiled = loaded(paths, bind, _previous(memory))
+    except ConfigError as error:
+        return write_answer(error)
+    return write_answer(_handed_over(resources, compiled))
+
+
+def _handed_over(resources: ResourceSet, compiled: Compiled) -> Loaded:
+    statuses, generations = compiled.statuses, compiled.generations
+    return Loaded(
+        spec=pack(compiled.spec),
+        places=places(compiled.spec),
+        objects=len(resources.objects),
+        shown=pack_shown(
+            (each.key, each.to_manifest(), generations.get(each.key, 1), statuses.get(each.key))
+            for each in resources.objects
+        ),
+        warnings=tuple(sorted({str(each) for each in (*compiled.warnings, *shortcomings(resources, compiled))})),
+        memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written)),
+    )
+
+
+def _previous(memory: bytes) -> Compiled | None:
+    """As much of the configuration in service as the next one wants to know."""
+    if not memory:
+        return None
+    generation, statuses, generations, written = read_plain(memory)
+    return Compiled(ConfigSpec((), generation), statuses, generations, written=written)

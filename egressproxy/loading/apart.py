@@ -1,0 +1,173 @@
+"""Loading in a process of its own: what it takes of time and memory, the traffic does not feel.
+
+The process is started by this constructor (early, so that it works while its parent still imports), and ends with its
+answer, with its parent, or after a bounded time. Whatever else it does is a LoadingFailed: nothing is served of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from egressproxy.loading.result import Loaded, read_answer
+
+__all__ = ["Loading", "LoadingFailed"]
+
+log = logging.getLogger(__name__)
+
+#: For the whole of a loading; the process ends itself after that, too.
+LIMIT_S = 120.0
+#: A hundred times what ten thousand routes need.
+MAX_ANSWER = 512 * 1024 * 1024
+#: What is kept of its standard error.
+MAX_WORDS = 64 * 1024
+_PIECE = 256 * 1024
+_PIPE = 1024 * 1024
+
+
+class LoadingFailed(Exception):
+    """The process that loads did not answer: not a fault of the configuration, as far as one can tell."""
+
+
+class Loading:
+    """One loading, under way from the start. `memory` is that of the configuration in service."""
+
+    def __init__(self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes = b"") -> None:
+        """Raises OSError if no process can be started."""
+        self._request = memoryview(pickle.dumps(([str(path) for path in paths], bind, memory), protocol=5))
+        self._process = subprocess.Popen(  # noqa: S603 (this program)
+            _command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pipesize=_PIPE,
+            process_group=0,  # a signal from the terminal is its parent's
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def result(self) -> Loaded:
+        """Raises ConfigError with every problem, or LoadingFailed; one who waits no longer ends it."""
+        loop = asyncio.get_running_loop()
+        try:
+            data, words = await loop.run_in_executor(None, self._talk)
+        finally:
+            self.end()
+        for line in words.decode(errors="replace").splitlines():
+            log.warning("while loading: %s", line)
+        status = self._process.returncode
+        if status:
+            raise LoadingFailed(f"the process that reads the configuration {_ending(status)}{_last(words)}")
+        try:
+            return read_answer(data)
+        except ValueError:
+            raise LoadingFailed(
+                "the process that reads the configuration gave no whole answer" + _last(words)
+            ) from None
+
+    def end(self) -> None:
+        """Nobody wants the result any more."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def _talk(self) -> tuple[bytes, bytes]:
+        """Give it the request and read all that it says, in a thread. Raises LoadingFailed."""
+        deadline = time.monotonic() + LIMIT_S
+        process, answer, words = self._process, _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            with process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
+                os.set_blocking(process.stdin.fileno(), False)
+                selector.register(process.stdin, selectors.EVENT_WRITE)
+                selector.register(process.stdout, selectors.EVENT_READ, answer)
+                selector.register(process.stderr, selectors.EVENT_READ, words)
+                while selector.get_map():
+                    ready = selector.select(max(deadline - time.monotonic(), 0))
+                    if not ready:
+                        raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s")
+                    for key, _ in ready:
+                        if key.data is None:
+                            if self._say(key.fd):
+                                selector.unregister(process.stdin)
+                                process.stdin.close()
+                        elif not key.data.take(os.read(key.fd, _PIECE)):
+                            selector.unregister(key.fileobj)
+                    if answer.is_full:
+                        raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
+            return answer.whole(), words.whole()
+        finally:
+            if process.poll() is None and answer.is_open:
+                process.kill()
+            process.wait()
+
+    def _say(self, stdin: int) -> bool:
+        """Write on; whether that was all."""
+        try:
+            self._request = self._request[os.write(stdin, self._request) :]
+        except BrokenPipeError:
+            return True  # its status will tell
+        return not self._request
+
+    def __repr__(self) -> str:
+        return f"Loading({self._process.pid}, {self._process.returncode})"
+
+
+class _Heap:
+    """What was read, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self._pieces: list[bytes] = []
+        self.is_open = True
+
+    @property
+    def is_full(self) -> bool:
+        return self._left <= 0
+
+    def take(self, piece: bytes) -> bool:
+        """False at the end."""
+        if not self.is_full:
+            self._pieces.append(piece)
+            self._left -= len(piece)
+        self.is_open = bool(piece)
+        return self.is_open
+
+    def whole(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+def _command() -> list[str]:
+    """This interpreter, with the modules of this process, and nothing of the environment that changes either."""
+    start = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; from egressproxy.loading.child import main; main()"
+    return [sys.executable, "-I", "-S", "-c", start]
+
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def _ending(status: int) -> str:
+    if status > 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def _last(words: bytes) -> str:
+    lines = words.decode(errors="replace").strip().splitlines()
+    return f": {lines[-1]}" if lines else ""

@@ -1,0 +1,167 @@
+"""What a loading gives: the packed spec, what the admin API shows, and what the next loading has to know of this one.
+
+All of it is octets until somebody asks: ten thousand objects are kept in some hundred kilobytes. Nothing but the spec
+holds secrets.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from egressproxy.config.builtin import BUILTIN, BUILTIN_WARNING
+from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.spec.packing import pack
+
+__all__ = [
+    "Loaded",
+    "Place",
+    "Shown",
+    "builtin",
+    "pack_plain",
+    "pack_shown",
+    "places",
+    "read_answer",
+    "read_plain",
+    "shown",
+    "write_answer",
+]
+
+#: Objects in one piece.
+OBJECTS = 256
+
+
+class Place(NamedTuple):
+    """An address (IP literal) and port to bind, and one listener there: its protocol and `gateway/listener`."""
+
+    address: str
+    port: int
+    protocol: str
+    listener: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration that was read and compiled, for processes that did neither.
+
+    `spec` is for `spec.packing`, `shown` for `shown` below, `memory` for the next loading. `warnings` are sentences.
+    """
+
+    spec: bytes = field(default=b"", repr=False)
+    places: tuple[Place, ...] = ()
+    objects: int = 0
+    shown: bytes = field(default=b"", repr=False)
+    warnings: tuple[str, ...] = ()
+    memory: bytes = field(default=b"", repr=False)
+
+
+def builtin() -> Loaded:
+    """What is served where there is no configuration."""
+    return Loaded(pack(BUILTIN), places(BUILTIN), warnings=(BUILTIN_WARNING,))
+
+
+def places(config: ConfigSpec) -> tuple[Place, ...]:
+    return tuple(
+        Place(address, listener.port, listener.protocol.value, f"{listener.gateway}/{listener.name}")
+        for listener in config.listeners
+        for address in listener.addresses
+    )
+
+
+class Shown:
+    """One object as the admin API shows it (`admin.state.PublishedObject`)."""
+
+    __slots__ = ("_manifest", "group", "kind", "name", "namespace")
+
+    def __init__(self, key: tuple[str, str, str, str], manifest: bytes) -> None:
+        self.group, self.kind, self.namespace, self.name = key
+        self._manifest = manifest
+
+    def to_manifest(self) -> dict[str, Any]:
+        """In Kubernetes' shape, without status."""
+        made: dict[str, Any] = json.loads(self._manifest)
+        return made
+
+
+def pack_shown(
+    objects: Iterable[tuple[tuple[str, str, str, str], dict[str, Any], int, Mapping[str, Any] | None]],
+) -> bytes:
+    """Objects as (key, manifest, generation, status)."""
+    entries = (
+        (key, _json(manifest), generation, status and _json(status)) for key, manifest, generation, status in objects
+    )
+    packer = zlib.compressobj(1)
+    packed = []
+    while piece := list(islice(entries, OBJECTS)):
+        packed.append(packer.compress(pickle.dumps(piece, protocol=5)))
+    return b"".join((*packed, packer.flush()))
+
+
+def shown(packed: bytes) -> Iterator[tuple[Shown, int, dict[str, Any] | None]]:
+    """The objects with generation and status; decoded as they are taken."""
+    if not packed:
+        return
+    data = zlib.decompress(packed)
+    file = io.BytesIO(data)
+    while file.tell() < len(data):
+        for key, manifest, generation, status in _Plain(file).load():
+            yield Shown(key, manifest), generation, status and json.loads(status)
+
+
+def pack_plain(value: object) -> bytes:
+    """Tuples, dicts, text, numbers and octets, compressed."""
+    return zlib.compress(pickle.dumps(value, protocol=5), 1)
+
+
+def read_plain(packed: bytes) -> Any:
+    return _Plain(io.BytesIO(zlib.decompress(packed))).load()
+
+
+def write_answer(outcome: Loaded | ConfigError) -> bytes:
+    """What the process that loads says in the end."""
+    if isinstance(outcome, ConfigError):
+        return pickle.dumps(("refused", [_fields(problem) for problem in outcome.problems]), protocol=5)
+    where = [tuple(place) for place in outcome.places]
+    whole = (outcome.spec, where, outcome.objects, outcome.shown, outcome.warnings, outcome.memory)
+    return pickle.dumps(("loaded", whole), protocol=5)
+
+
+def read_answer(data: bytes) -> Loaded:
+    """Raises ConfigError where the configuration is refused, ValueError if this is no (whole) answer."""
+    try:
+        file = io.BytesIO(data)
+        outcome, value = _Plain(file).load()
+        if file.tell() != len(data):
+            raise ValueError
+        if outcome == "loaded":
+            spec, where, *rest = value
+            return Loaded(spec, tuple(Place(*place) for place in where), *rest)
+        problems = [Problem(*each) for each in value]
+    except Exception:  # pickle raises nearly everything
+        raise ValueError("no answer of a process that loads") from None
+    raise ConfigError(problems)
+
+
+def _fields(problem: Problem) -> Sequence[str | int]:
+    return (
+        problem.file, problem.line, problem.column, problem.object, problem.field_path, problem.message, problem.remedy,
+    )  # fmt: skip
+
+
+def _json(value: object) -> bytes:
+    # A value that JSON does not know is never shown: it might be one that must not be.
+    return json.dumps(value, default=lambda _value: "redacted").encode()
+
+
+class _Plain(pickle.Unpickler):
+    """Reads values, and makes no objects."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
