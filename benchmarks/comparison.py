@@ -1,34 +1,33 @@
-"""A comparison: every proxy up at once, rounds in random order, CPU time per unit, the median and the spread.
+"""A comparison: every proxy up at once, rounds in random order, the median and the spread, ratios round by round.
 
-Only ratios within one run count: figures of a machine that is shared drift by a fifth within minutes.
+Only ratios within one run count: figures of a machine that is shared drift by a fifth within minutes. Therefore a ratio
+is taken between rounds that came soon after each other, and the median is that of the ratios.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.generators import LoadError
 from benchmarks.proxies import Proxy
-from benchmarks.workloads import LoadError, Outcome, Workload
+from benchmarks.workloads import Round, Workload
 from benchmarks.world import World
 
-__all__ = ["Round", "Row", "compare"]
+__all__ = ["Ratio", "Row", "compare"]
 
 WARM_UP_S = 1.0
-#: Until the work that a round leaves behind (closing, the log) is done, and counted in that round.
-SETTLE_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One round through one proxy. `cpu_us` is CPU time per unit, `resident_kib` memory after it."""
+class Ratio:
+    """Ours divided by its: the median over the rounds, the least and the greatest."""
 
-    outcome: Outcome
-    cpu_us: float
-    resident_kib: int
+    median: float
+    least: float
+    greatest: float
 
 
 @dataclass(slots=True)
@@ -40,32 +39,44 @@ class Row:
     rounds: list[Round] = field(default_factory=list)
     missing: str = ""
     caveat: str = ""
+    remark: str = ""
 
     @property
-    def cpu_us(self) -> float:
-        return statistics.median(each.cpu_us for each in self.rounds)
+    def figure(self) -> float:
+        return statistics.median(self.figures)
 
     @property
-    def spread(self) -> tuple[float, float]:
-        """The least and the greatest CPU time per unit of a round."""
-        figures = [each.cpu_us for each in self.rounds]
-        return min(figures), max(figures)
+    def figures(self) -> list[float]:
+        """Of each round, in their order."""
+        return [each.figure for each in self.rounds]
 
     @property
-    def units_per_s(self) -> float:
-        return statistics.median(each.outcome.units / each.outcome.seconds for each in self.rounds)
+    def units_per_s(self) -> float | None:
+        outcomes = [each.outcome for each in self.rounds if each.outcome is not None]
+        return statistics.median(each.units / each.seconds for each in outcomes) if outcomes else None
 
     @property
-    def p50_us(self) -> float:
-        return statistics.median(each.outcome.p50_us for each in self.rounds)
+    def p50_us(self) -> float | None:
+        outcomes = [each.outcome for each in self.rounds if each.outcome is not None]
+        return statistics.median(each.p50_us for each in outcomes) if outcomes else None
 
     @property
-    def p99_us(self) -> float:
-        return statistics.median(each.outcome.p99_us for each in self.rounds)
+    def p99_us(self) -> float | None:
+        outcomes = [each.outcome for each in self.rounds if each.outcome is not None]
+        return statistics.median(each.p99_us for each in outcomes) if outcomes else None
 
     @property
     def resident_mib(self) -> float:
-        return max(each.resident_kib for each in self.rounds) / 1024
+        return max(each.resident_mib for each in self.rounds)
+
+    def extra(self, name: str) -> float:
+        """The median of a figure that was seen beside. Raises KeyError."""
+        return statistics.median(each.extra[name] for each in self.rounds)
+
+    def as_ratio_to(self, other: Row) -> Ratio:
+        """This row's figures divided by those of another, round by round."""
+        ratios = [mine / its for mine, its in zip(self.figures, other.figures, strict=True)]
+        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 def compare(
@@ -76,50 +87,54 @@ def compare(
     rounds: int,
     seconds: float,
     chance: random.Random,
-    tell: Callable[[str], None],
+    tell: Callable[[str, float], None],
 ) -> list[Row]:
-    """Rows in the order of `proxies`. A proxy in which an error occurs gets no figures, and its row says why."""
-    rows = {proxy.name: Row(workload.name, proxy.name, caveat=proxy.caveat(workload.name)) for proxy in proxies}
-    able: list[Proxy] = []
-    for proxy in proxies:
-        row = rows[proxy.name]
-        row.missing = proxy.cannot(workload.name)
-        if row.missing:
-            continue
-        tell(f"{workload.name}: {proxy.name} warms up")
-        try:
-            workload.check(proxy, world)
-            _refuse_errors(workload.run(proxy, world, WARM_UP_S))
-            able.append(proxy)
-        except LoadError as error:
-            row.missing = str(error)
-    for number in range(rounds):
-        for proxy in chance.sample(able, len(able)):
-            row = rows[proxy.name]
-            if row.missing:
-                continue
-            tell(f"{workload.name}: round {number + 1} of {rounds}, {proxy.name}")
-            try:
-                row.rounds.append(_measure(workload, proxy, world, seconds))
-            except LoadError as error:
-                row.rounds.clear()
-                row.missing = str(error)
+    """Rows in the order of `proxies`. A proxy in which an error occurs gets no figures, and its row says why.
+
+    `tell` is given what is done now, and which share of this comparison is behind us.
+    """
+    chosen = workload.choose(proxies)
+    rows = {proxy.name: Row(workload.name, proxy.name, caveat=workload.caveat(proxy)) for proxy in chosen}
+    try:
+        able: list[Proxy] = []
+        for place, proxy in enumerate(chosen):
+            tell(f"{workload.name}: {proxy.name} warms up", 0.2 * place / len(chosen))
+            if _is_able(workload, proxy, rows[proxy.name], world):
+                able.append(proxy)
+        for number in range(rounds):
+            if not able:
+                break
+            workload.before_round(world, seconds)
+            for place, proxy in enumerate(chance.sample(able, len(able))):
+                row = rows[proxy.name]
+                if row.missing:
+                    continue
+                done = (number + place / len(able)) / rounds
+                tell(f"{workload.name}: round {number + 1} of {rounds}, {proxy.name}", 0.2 + 0.8 * done)
+                try:
+                    row.rounds.append(workload.measure(proxy, world, seconds))
+                except LoadError as error:
+                    row.rounds.clear()
+                    row.missing = str(error)
+    except LoadError as error:  # not one proxy's fault: the workload as such cannot be measured here
+        for row in rows.values():
+            row.rounds.clear()
+            row.missing = row.missing or str(error)
+    finally:
+        workload.close()
+    for row in rows.values():
+        row.remark = workload.describe(row.rounds) if row.rounds else ""
     return list(rows.values())
 
 
-def _measure(workload: Workload, proxy: Proxy, world: World, seconds: float) -> Round:
-    """Raises LoadError for any error under load."""
-    child = proxy.child
-    assert child is not None
-    before = child.cpu_s()
-    outcome = workload.run(proxy, world, seconds)
-    _refuse_errors(outcome)
-    time.sleep(SETTLE_S)
-    if not child.is_running():
-        raise LoadError(f"{proxy.name} has ended: {child.complaint()}")
-    return Round(outcome, (child.cpu_s() - before) / outcome.units * 1e6, child.resident_kib())
-
-
-def _refuse_errors(outcome: Outcome) -> None:
-    if outcome.errors or not outcome.units:
-        raise LoadError(f"not comparable: {outcome.errors} errors among {outcome.units} units")
+def _is_able(workload: Workload, proxy: Proxy, row: Row, world: World) -> bool:
+    """Whether it does what is measured; it is warm then. If not, its row says why."""
+    row.missing = workload.cannot(proxy)
+    if row.missing:
+        return False
+    try:
+        workload.check(proxy, world)
+        workload.warm_up(proxy, world, WARM_UP_S)
+    except LoadError as error:
+        row.missing = str(error)
+    return not row.missing

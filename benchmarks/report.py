@@ -1,4 +1,4 @@
-"""What a comparison found: a table for the terminal, Markdown and JSON for later."""
+"""What a comparison found: tables for the terminal; JSON, Markdown and a picture for later."""
 
 from __future__ import annotations
 
@@ -14,95 +14,145 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.comparison import Row
+from benchmarks.goals import US, Verdict, judge_all
+from benchmarks.picture import draw
 from benchmarks.workloads import WORKLOADS
 
-__all__ = ["table", "write"]
+__all__ = ["goals_table", "table", "write"]
 
-US = "egressproxy"
-HEADINGS = ("CPU µs", "spread", "ours/its", "units/s", "p50 µs", "p99 µs", "RSS MiB", "note")
+HEADINGS = ("spread", "ours/its", "per second", "p50 µs", "p99 µs", "RSS MiB", "note")
+GOAL_HEADINGS = ("workload", "goal", "reached (least to greatest)", "")
+STYLES = {"met": "green", "missed": "red", "no figure": "dim"}
 
 
 def table(workload: str, rows: Sequence[Row]) -> Table:
     described = WORKLOADS[workload]
-    made = Table(title=f"{workload}: {described.title} (unit: {described.unit})", title_justify="left")
+    made = Table(title=f"{workload}: {described.title}", title_justify="left")
     made.add_column("proxy", no_wrap=True)
-    for heading in HEADINGS[:-1]:
-        made.add_column(heading, justify="right", no_wrap=True)
+    for heading in (described.figure, *HEADINGS[:-1]):
+        made.add_column(heading, justify="right")
     made.add_column(HEADINGS[-1])
     for row in rows:
         made.add_row(row.proxy, *_cells(row, _ours(rows)), style="bold" if row.proxy == US else None)
     return made
 
 
+def goals_table(verdicts: Sequence[Verdict]) -> Table:
+    made = Table(title="Goals", title_justify="left")
+    for heading in GOAL_HEADINGS:
+        made.add_column(heading)
+    for verdict in verdicts:
+        made.add_row(*_goal_cells(verdict), style=STYLES[verdict.word])
+    return made
+
+
 def write(
     folder: Path, results: Mapping[str, Sequence[Row]], versions: Mapping[str, str], settings: dict[str, Any]
 ) -> Path:
-    """`DATE.json` and `DATE.md` in the folder; returns the path of the latter."""
+    """`DATE.json`, `DATE.svg` and `DATE.md` in the folder; returns the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now().astimezone()
     machine = {"python": platform.python_version(), "kernel": platform.release(), "cores": os.cpu_count()}
+    verdicts = judge_all(results)
     document = {
         "time": now.isoformat(timespec="seconds"),
         "machine": machine,
         "settings": settings,
         "versions": dict(versions),
+        "goals": [verdict.record() for verdict in verdicts],
         "workloads": {name: [_record(row, _ours(rows)) for row in rows] for name, rows in results.items()},
     }
     path = folder / now.strftime("%Y-%m-%d-%H%M%S.md")
     path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    path.write_text(_markdown(document["time"], machine, settings, versions, results), "utf-8")
+    path.with_suffix(".svg").write_text(draw(results, WORKLOADS, now.strftime("%Y-%m-%d")), "utf-8")
+    about = "; ".join(f"{name} {value}" for name, value in {**versions, **machine, **settings}.items())
+    lines = [
+        f"# Comparison of {document['time']}",
+        "",
+        f"{about}.",
+        "Each figure is the median of the rounds; a ratio is ours divided by its, round by round (least to greatest).",
+        "",
+        f"![what a unit of work costs, by workload]({path.with_suffix('.svg').name})",
+        *_markdown(results, verdicts),
+    ]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
     return path
 
 
-def _markdown(
-    time: Any,
-    machine: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    versions: Mapping[str, str],
-    results: Mapping[str, Sequence[Row]],
-) -> str:
-    lines = [f"# Comparison of {time}", ""]
-    lines.append("; ".join(f"{name} {value}" for name, value in {**versions, **machine, **settings}.items()) + ".")
-    lines.append("CPU time of the proxy's process tree per unit; median, least and greatest of the rounds.")
+def _markdown(results: Mapping[str, Sequence[Row]], verdicts: Sequence[Verdict]) -> list[str]:
+    lines = ["", "## Goals", "", *_ruled(GOAL_HEADINGS, right=0)]
+    lines += ["| " + " | ".join(_goal_cells(verdict)) + " |" for verdict in verdicts]
     for name, rows in results.items():
         described = WORKLOADS[name]
-        lines += ["", f"## {name}: {described.title}", "", "| proxy | " + " | ".join(HEADINGS) + " |"]
-        lines.append("|---|" + "---:|" * (len(HEADINGS) - 1) + "---|")
+        lines += ["", f"## {name}: {described.title}", ""]
+        lines += _ruled(("proxy", described.figure, *HEADINGS), right=len(HEADINGS))
         lines += [f"| {row.proxy} | " + " | ".join(_cells(row, _ours(rows))) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _ruled(headings: Sequence[str], right: int) -> list[str]:
+    """The heads of a Markdown table; after the first column, `right` are aligned to the right."""
+    return ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * right + "---|" * (len(headings) - 1 - right)]
+
+
+def _goal_cells(verdict: Verdict) -> list[str]:
+    return [verdict.goal.workload, str(verdict.goal), verdict.figures, verdict.word]
 
 
 def _ours(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.proxy == US and row.rounds), None)
 
 
-def _ratio(row: Row, ours: Row | None) -> float | None:
-    return ours.cpu_us / row.cpu_us if ours is not None and row.rounds and row is not ours else None
-
-
 def _cells(row: Row, ours: Row | None) -> list[str]:
+    """All but the first."""
     if not row.rounds:
-        return ["n/a", *[""] * (len(HEADINGS) - 2), row.missing.replace("\n", " ").replace("|", "/")]
-    ratio, (least, greatest) = _ratio(row, ours), row.spread
+        return ["n/a", *[""] * (len(HEADINGS) - 1), row.missing.replace("\n", " ").replace("|", "/")]
+    digits = WORKLOADS[row.workload].digits
+    ratio = ours.as_ratio_to(row) if ours is not None and ours is not row else None
     return [
-        f"{row.cpu_us:.1f}",
-        f"{least:.1f}-{greatest:.1f}",
-        "" if ratio is None else f"{ratio:.2f}",
-        f"{row.units_per_s:,.0f}",
-        f"{row.p50_us:,.0f}",
-        f"{row.p99_us:,.0f}",
+        f"{row.figure:.{digits}f}",
+        f"{min(row.figures):.{digits}f}-{max(row.figures):.{digits}f}",
+        "" if ratio is None else f"{_short(ratio.median)} ({_short(ratio.least)}-{_short(ratio.greatest)})",
+        _units(row),
+        _whole(row.p50_us),
+        _whole(row.p99_us),
         f"{row.resident_mib:.0f}",
-        row.caveat,
+        "; ".join(text for text in (row.caveat, row.remark) if text),
     ]
 
 
+def _units(row: Row) -> str:
+    if row.units_per_s is None:
+        return ""
+    unit = WORKLOADS[row.workload].per_second
+    if unit == "MiB/s":
+        return f"{row.units_per_s / 1024**2:,.0f} {unit}"
+    return f"{row.units_per_s:,.0f}"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 0.02 else f"{ratio:.4f}"
+
+
 def _record(row: Row, ours: Row | None) -> dict[str, Any]:
-    record: dict[str, Any] = {"proxy": row.proxy, "caveat": row.caveat, "missing": row.missing}
+    record: dict[str, Any] = {
+        "proxy": row.proxy,
+        "figure": WORKLOADS[row.workload].figure,
+        "caveat": row.caveat,
+        "missing": row.missing,
+        "remark": row.remark,
+    }
     if row.rounds:
         record |= {
-            "cpu_us": row.cpu_us,
-            "our_ratio": _ratio(row, ours),
+            "value": row.figure,
+            "our_ratio": asdict(ours.as_ratio_to(row)) if ours is not None and ours is not row else None,
             "units_per_s": row.units_per_s,
+            "p50_us": row.p50_us,
+            "p99_us": row.p99_us,
             "resident_mib": row.resident_mib,
             "rounds": [asdict(each) for each in row.rounds],
         }

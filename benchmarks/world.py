@@ -8,6 +8,8 @@ import os
 import re
 import secrets
 import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -18,15 +20,26 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from benchmarks.processes import Child, StartError, free_ports
 
-__all__ = ["HOST", "World"]
+__all__ = ["EVENTS_HOST", "HOST", "HOSTS", "LARGE_BYTES", "TLS_NAME", "World", "find_program", "hosts"]
 
 TEMPLATES = Path(__file__).parent / "peers"
+REPOSITORY = Path(__file__).parent.parent
 ROUTES = 200
-HOSTS = tuple(f"h{number:03d}.bench.example" for number in range(ROUTES))
+
+
+def hosts(count: int) -> tuple[str, ...]:
+    """The names of so many routes: h000.bench.example and so on."""
+    return tuple(f"h{number:03d}.bench.example" for number in range(count))
+
+
+HOSTS = hosts(ROUTES)
 #: The one that is asked for: neither the first nor the last.
 HOST = HOSTS[137]
 TLS_NAME = "upstream.bench.example"
+#: Its backend is the origin of event streams.
+EVENTS_HOST = "events.bench.example"
 BODY = "0123456789abcdef" * 64
+LARGE_BYTES = 10 * 1024 * 1024
 #: With Server, Date, Content-Type, Content-Length and Connection, which nginx writes itself, the response has 15.
 RESPONSE_FIELDS = {
     "Cache-Control": "private, max-age=0, must-revalidate",
@@ -49,16 +62,16 @@ class World:
 
     def __init__(self, folder: Path, core: int | None) -> None:
         self.folder = folder
-        self.plain_port, self.tls_port = free_ports(2)
+        self.plain_port, self.tls_port, self.events_port = free_ports(3)
+        self.token = secrets.token_urlsafe(24)
         self._core = core
-        self._upstream: Child | None = None
-        token = secrets.token_urlsafe(24)
+        self._started: list[Child] = []
         ca_pem = _write_certificates(folder)
         self._values = {
-            "COUNT": str(ROUTES),
             "PLAIN": str(self.plain_port),
             "TLS": str(self.tls_port),
-            "TOKEN": token,
+            "EVENTS": str(self.events_port),
+            "TOKEN": self.token,
             "CA_FILE": str(folder / "ca.crt"),
             "CA_PEM": json.dumps(ca_pem),
             "CERTIFICATE": str(folder / "upstream.crt"),
@@ -75,36 +88,44 @@ class World:
             raise StartError("the upstream is nginx, and there is none; on Debian: apt-get install nginx")
         folder = self.folder / "upstream"
         folder.mkdir()
+        (folder / "large").write_bytes(bytes(LARGE_BYTES))
         config = self.render("upstream.conf", folder, {})
-        self._upstream = Child("upstream", [nginx, "-p", str(folder), "-c", str(config)], folder, self._core)
-        self._upstream.wait_for((self.plain_port, self.tls_port))
+        upstream = Child("upstream", [nginx, "-p", str(folder), "-c", str(config)], folder, self._core)
+        self._started.append(upstream)
+        upstream.wait_for((self.plain_port, self.tls_port))
+        origin = Child("events", self._origin(), self.folder, self._core, {"PYTHONPATH": str(REPOSITORY)})
+        self._started.append(origin)
+        origin.wait_for((self.events_port,))
 
     def close(self) -> None:
-        if self._upstream is not None:
-            self._upstream.stop()
+        for child in self._started:
+            child.stop()
 
-    def render(self, template: str, folder: Path, ports: dict[str, int]) -> Path:
+    def _origin(self) -> list[str]:
+        return [
+            sys.executable, "-m", "benchmarks.load.event_origin", "--port", str(self.events_port),
+            "--certificate", str(self.folder / "upstream.crt"), "--key", str(self.folder / "upstream.key"),
+            "--token", self.token,
+        ]  # fmt: skip
+
+    def render(self, template: str, folder: Path, ports: Mapping[str, int], names: Sequence[str] = HOSTS) -> Path:
         """Fill in a template of peers/: `@NAME@` is a value, the lines between `@for host@` and `@end@` come per host.
 
         Raises KeyError for a mark that nobody fills in.
         """
-        values = self._values | {name: str(port) for name, port in ports.items()} | {"FOLDER": str(folder)}
+        values = self._values | {name: str(port) for name, port in ports.items()}
+        values |= {"FOLDER": str(folder), "COUNT": str(len(names))}
 
         def per_host(match: re.Match[str]) -> str:
             return "".join(
                 match[1].replace("@HOST@", host).replace("@NUMBER@", f"{number:03d}")
-                for number, host in enumerate(HOSTS)
+                for number, host in enumerate(names)
             )
 
         text = _LOOP.sub(per_host, (TEMPLATES / template).read_text("utf-8"))
         path = folder / template
         path.write_text(_MARK.sub(lambda match: values[match[1]], text), "utf-8")
         return path
-
-    @staticmethod
-    def write_map(path: Path, target: str) -> None:
-        """A map of every host to one target, as haproxy reads it."""
-        path.write_text("".join(f"{host} {target}\n" for host in HOSTS), "ascii")
 
 
 def find_program(name: str) -> str | None:

