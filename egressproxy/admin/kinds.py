@@ -8,23 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from egressproxy.config.resources.kinds import KINDS as UNDERSTOOD
-from egressproxy.config.resources.meta import Resource
-
 __all__ = ["KINDS", "ServedKind", "group_versions", "served"]
-
-_SHORT_NAMES: Final = {
-    "Namespace": ("ns",),
-    "ConfigMap": ("cm",),
-    "Service": ("svc",),
-    "ServiceAccount": ("sa",),
-    "Pod": ("po",),
-    "GatewayClass": ("gc",),
-    "Gateway": ("gtw",),
-    "ListenerSet": ("lset",),
-    "BackendTLSPolicy": ("btlspolicy",),
-    "ReferenceGrant": ("refgrant",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +27,43 @@ class ServedKind:
         return self.kind.lower()
 
 
-def _served(kind: type[Resource]) -> ServedKind:
-    singular = kind.KIND.lower()
+def _kind(group: str, kind: str, versions: str, *short_names: str, is_namespaced: bool = True) -> ServedKind:
+    """`versions` are separated by blanks."""
+    singular = kind.lower()
     if singular.endswith("y") and singular[-2] not in "aeiou":  # policies, but gateways
         plural = singular[:-1] + "ies"
     else:
         plural = singular + ("es" if singular.endswith("s") else "s")
-    return ServedKind(kind.GROUP, kind.KIND, plural, kind.VERSIONS, kind.NAMESPACED, _SHORT_NAMES.get(kind.KIND, ()))
+    return ServedKind(group, kind, plural, tuple(versions.split()), is_namespaced, short_names)
 
 
-KINDS: Final = tuple(_served(kind) for kind in UNDERSTOOD)
+_GATEWAY: Final = "gateway.networking.k8s.io"
+
+#: Those of `config.resources.kinds`, which the process that serves does not import.
+KINDS: Final = (
+    _kind(_GATEWAY, "GatewayClass", "v1 v1beta1", "gc", is_namespaced=False),
+    _kind(_GATEWAY, "Gateway", "v1 v1beta1", "gtw"),
+    _kind(_GATEWAY, "ListenerSet", "v1", "lset"),
+    _kind(_GATEWAY, "HTTPRoute", "v1 v1beta1 v1alpha2"),
+    _kind(_GATEWAY, "GRPCRoute", "v1 v1alpha2"),
+    _kind(_GATEWAY, "TLSRoute", "v1 v1alpha3 v1alpha2"),
+    _kind(_GATEWAY, "TCPRoute", "v1 v1alpha2"),
+    _kind(_GATEWAY, "BackendTLSPolicy", "v1 v1alpha3", "btlspolicy"),
+    _kind(_GATEWAY, "ReferenceGrant", "v1 v1beta1 v1alpha2", "refgrant"),
+    _kind("gateway.networking.x-k8s.io", "XBackend", "v1alpha1"),
+    _kind(_GATEWAY, "Backend", "v1alpha1"),
+    _kind("ainetworking.prototype.x-k8s.io", "XBackendDestination", "v0alpha0"),
+    _kind("egressproxy.io", "Backend", "v1alpha1"),
+    _kind("egressproxy.io", "EgressPolicy", "v1alpha1"),
+    _kind("egressproxy.io", "PayloadProcessingPipeline", "v1alpha1"),
+    _kind("", "Namespace", "v1", "ns", is_namespaced=False),
+    _kind("", "Secret", "v1"),
+    _kind("", "ConfigMap", "v1", "cm"),
+    _kind("", "Service", "v1", "svc"),
+    _kind("", "ServiceAccount", "v1", "sa"),
+    _kind("", "Pod", "v1", "po"),
+    _kind("discovery.k8s.io", "EndpointSlice", "v1"),
+)
 
 _BY_PLURAL: Final = {(kind.group, version, kind.plural): kind for kind in KINDS for version in kind.versions}
 

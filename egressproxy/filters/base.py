@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, ClassVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 __all__ = ["BodyMode", "Filter", "FilterContext", "FilterType", "HeaderResult", "Phase", "Rejected"]
 

@@ -10,25 +10,11 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
-from pydantic import ValidationError
-
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.chain import FilterStats, PlacedFilter
-from egressproxy.filters.credential_injector import CREDENTIAL_INJECTOR
-from egressproxy.filters.header_policy import HEADER_POLICY
-from egressproxy.filters.limits import BODY_LIMIT, CONCURRENCY_LIMIT, REQUEST_RATE_LIMIT
-from egressproxy.filters.python_filter import PYTHON
-from egressproxy.filters.request_redirect import REQUEST_REDIRECT
-from egressproxy.filters.settings import faults
-from egressproxy.filters.url_rewrite import URL_REWRITE
 from egressproxy.spec.policy import ExtensionSpec
 
-__all__ = ["BUILTIN_TYPES", "Catalog", "FilterBuildError", "FilterInstances"]
-
-BUILTIN_TYPES: tuple[FilterType, ...] = (
-    BODY_LIMIT, CONCURRENCY_LIMIT, CREDENTIAL_INJECTOR, HEADER_POLICY, PYTHON, REQUEST_RATE_LIMIT, REQUEST_REDIRECT,
-    URL_REWRITE,
-)  # fmt: skip
+__all__ = ["Catalog", "FilterBuildError", "FilterInstances"]
 
 _marks = count()
 
@@ -38,18 +24,30 @@ class FilterBuildError(ValueError):
 
 
 class Catalog:
-    """Filter types by name (`domain/Kind:version`)."""
+    """Filter types by name (`domain/Kind:version`): those given, or the built-in ones, imported with the first use."""
 
-    __slots__ = ("_types",)
+    __slots__ = ("_known",)
 
-    def __init__(self, types: Iterable[FilterType] = BUILTIN_TYPES) -> None:
-        self._types = {kind.name: kind for kind in types}
+    def __init__(self, types: Iterable[FilterType] | None = None) -> None:
+        self._known = None if types is None else {kind.name: kind for kind in types}
+
+    @property
+    def is_imported(self) -> bool:
+        return self._known is not None
 
     def get(self, name: str) -> FilterType | None:
         return self._types.get(name)
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._types))
+
+    @property
+    def _types(self) -> dict[str, FilterType]:
+        if self._known is None:
+            from egressproxy.filters.builtin import BUILTIN_TYPES
+
+            self._known = {kind.name: kind for kind in BUILTIN_TYPES}
+        return self._known
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """By name: `summary`, `phases` in order, `also` (phases in which it runs besides), `config` (JSON Schema)."""
@@ -87,6 +85,8 @@ class FilterInstances:
 
     def blocks(self, spec: ExtensionSpec) -> bool:
         """Whether to build this filter is nothing for the event loop."""
+        if not self._catalog.is_imported:
+            return True
         kind = self._catalog.get(spec.type)
         return kind is not None and kind.blocks
 
@@ -109,10 +109,12 @@ class FilterInstances:
         if spec.phase not in {phase.value for phase in kind.phases}:
             allowed = ", ".join(phase.value for phase in Phase if phase in kind.phases)
             raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}; it can in {allowed}")
+        from egressproxy.filters.settings import validated
+
         try:
-            config = kind.config_model.model_validate_json(spec.config)
-        except ValidationError as error:
-            raise FilterBuildError(f"{where} ({spec.type}): {faults(error, kind.config_model)}") from None
+            config = validated(kind.config_model, spec.config)
+        except ValueError as error:
+            raise FilterBuildError(f"{where} ({spec.type}): {error}") from None
         context = FilterContext(
             config, dict(spec.secrets), spec.name, spec.scope, spec.source, spec.folder, Phase(spec.phase)
         )  # fmt: skip

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from egressproxy.model.authority import AuthorityError, parse_host
 from egressproxy.model.fields import TOKEN, VALUE
 
-__all__ = ["FieldName", "FieldValue", "FilterConfig", "Hostname", "SecretRef", "faults"]
+__all__ = ["FieldName", "FieldValue", "FilterConfig", "Hostname", "SecretRef", "faults", "validated"]
 
 
 class FilterConfig(BaseModel):
@@ -44,6 +44,14 @@ def _hostname(text: str) -> str:
         return parse_host(text.encode())[0]
     except AuthorityError as error:
         raise ValueError(f"{text!r}: {error}") from None
+
+
+def validated(model: type[BaseModel], text: str) -> BaseModel:
+    """A config from JSON. Raises ValueError with every fault."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(faults(error, model)) from None
 
 
 def faults(error: ValidationError, model: type[BaseModel]) -> str:

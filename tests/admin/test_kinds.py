@@ -7,7 +7,9 @@ from egressproxy.config.resources.kinds import KINDS as UNDERSTOOD
 
 
 def test_every_kind_that_is_understood_is_served():
-    assert {(kind.group, kind.kind) for kind in KINDS} == {(kind.GROUP, kind.KIND) for kind in UNDERSTOOD}
+    assert [(kind.group, kind.kind, kind.versions, kind.is_namespaced) for kind in KINDS] == [
+        (kind.GROUP, kind.KIND, kind.VERSIONS, kind.NAMESPACED) for kind in UNDERSTOOD
+    ]
 
 
 @pytest.mark.parametrize(

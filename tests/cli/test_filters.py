@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner
 
 from egressproxy.cli import main
-from egressproxy.filters.catalog import BUILTIN_TYPES
+from egressproxy.filters.builtin import BUILTIN_TYPES
 
 
 def test_every_type_is_listed_with_its_phases():

@@ -6,7 +6,8 @@ from pydantic import TypeAdapter
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import Exchange
-from egressproxy.filters.catalog import BUILTIN_TYPES, Catalog, FilterBuildError, FilterInstances
+from egressproxy.filters.builtin import BUILTIN_TYPES
+from egressproxy.filters.catalog import Catalog, FilterBuildError, FilterInstances
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.spec.policy import ExtensionSpec
 

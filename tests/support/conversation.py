@@ -40,7 +40,8 @@ from egressproxy.config.compile import Defaults, compile_config
 from egressproxy.config.load import load_text
 from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.catalog import BUILTIN_TYPES, Catalog
+from egressproxy.filters.builtin import BUILTIN_TYPES
+from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.gateway.build import build
 from egressproxy.gateway.conductor import Conductor

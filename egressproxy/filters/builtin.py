@@ -1,0 +1,18 @@
+"""The filter types that this build has. They bring pydantic along, so `catalog` imports them when one is needed."""
+
+from __future__ import annotations
+
+from egressproxy.filters.base import FilterType
+from egressproxy.filters.credential_injector import CREDENTIAL_INJECTOR
+from egressproxy.filters.header_policy import HEADER_POLICY
+from egressproxy.filters.limits import BODY_LIMIT, CONCURRENCY_LIMIT, REQUEST_RATE_LIMIT
+from egressproxy.filters.python_filter import PYTHON
+from egressproxy.filters.request_redirect import REQUEST_REDIRECT
+from egressproxy.filters.url_rewrite import URL_REWRITE
+
+__all__ = ["BUILTIN_TYPES"]
+
+BUILTIN_TYPES: tuple[FilterType, ...] = (
+    BODY_LIMIT, CONCURRENCY_LIMIT, CREDENTIAL_INJECTOR, HEADER_POLICY, PYTHON, REQUEST_RATE_LIMIT, REQUEST_REDIRECT,
+    URL_REWRITE,
+)  # fmt: skip
