@@ -78,9 +78,9 @@ def main(
 ) -> None:
     """Run a real gateway under a mixed load, with every fault that can be made, and say whether anything grows.
 
-    The load: kept-alive requests, bodies with lengths and in chunks, event streams, tunnels, TLS on either side, denials,
-    bad requests, clients that vanish, upstreams that reset, stall, truncate and talk nonsense, names that do not
-    resolve, and reloads, good and bad. Each client knows what has to come of it.
+    The load: kept-alive requests, bodies with lengths and in chunks, event streams, tunnels, TLS on either side,
+    denials, bad requests, clients that vanish, upstreams that reset, stall, truncate and talk nonsense, names that do
+    not resolve, and reloads, good and bad. Each client knows what has to come of it.
 
     Exit status: 0 if memory, descriptors, connections and tasks stay flat, the event loop's lag is below 20 ms in 99 %
     of the time, and nothing unexpected came; 1 otherwise. docs/soak.md says how it is judged.
@@ -190,7 +190,17 @@ async def _settle(subject: Subject, before: Sample, live: Live) -> Sample:
 def _progress(samples: list[Sample], load: Load, done_s: float, all_s: float) -> Table:
     last = samples[-1]
     table = Table(title=f"{done_s:,.0f} of {all_s:,.0f} s", title_justify="left")
-    for heading in ("requests", "RSS MiB", "descriptors", "clients", "tunnels", "upstream", "tasks", "lag p99 ms", "worst"):
+    for heading in (
+        "requests",
+        "RSS MiB",
+        "descriptors",
+        "clients",
+        "tunnels",
+        "upstream",
+        "tasks",
+        "lag p99 ms",
+        "worst",
+    ):
         table.add_column(heading, justify="right")
     table.add_column("unexpected", justify="right")
     table.add_row(
@@ -240,7 +250,9 @@ def _report(console: Console, run: Run, settings: dict[str, Any], out: Path) -> 
             target.print(table)
             target.print("lag in ms: " + ", ".join(f"{name} {value:.1f}" for name, value in run.lag.items()))
             for name, count in load.unexpected.most_common():
-                target.print(f"unexpected: {name} × {count}: {load.examples.get(name, '')}", markup=False, soft_wrap=True)
+                target.print(
+                    f"unexpected: {name} × {count}: {load.examples.get(name, '')}", markup=False, soft_wrap=True
+                )
             for line in run.complaints[:20]:
                 target.print(f"complaint: {line}", markup=False, soft_wrap=True)
             target.print("flat" if run.is_flat else "NOT flat")

@@ -13,7 +13,7 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +75,7 @@ class Peer:
     async def body(self, head: bytes) -> bytes:
         """The whole body; raises EOFError or ConnectionError where it is broken off."""
         if _CHUNKED.search(head):
-            pieces = []
+            pieces: list[bytes] = []
             while True:
                 size = int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16)
                 piece = await self.reader.readexactly(size + 2)
@@ -115,15 +115,19 @@ class Peer:
             raise Unexpected(f"a broken answer looks whole: {status}, {len(body)} octets")
 
 
+Scenario = Callable[["Load"], Awaitable[int]]
+
+
 @dataclass
 class Load:
-    """Scenarios by their weight, `lanes` at a time, at most `rate` requests a second."""
+    """Scenarios by their weight, `lanes` at a time, at most `rate` requests a second. No choices: the whole mixture."""
 
     subject: Subject
     origins: Origins
     rate: float
     lanes: int
     chance: random.Random
+    choices: Sequence[tuple[Scenario, float]] = ()
     requests: int = 0
     scenarios: Counter[str] = field(default_factory=Counter)
     unexpected: Counter[str] = field(default_factory=Counter)
@@ -133,16 +137,6 @@ class Load:
     def __post_init__(self) -> None:
         self._due = 0.0
         self._context = self.subject.client_context()
-        self._choices = [
-            (Load.run_forward, 30), (Load.run_reverse, 12), (Load.run_originated, 12), (Load.run_secure, 4),
-            (Load.chunked_answer, 6), (Load.posts, 8), (Load.events, 4), (Load.large_answer, 2),
-            (Load.tunnel, 8), (Load.tunnel_tls, 2), (Load.tunnel_half_close, 2), (Load.tunnel_reset, 2),
-            (Load.denied, 4), (Load.denied_tunnel, 2), (Load.bad_request, 6), (Load.bad_tls, 1),
-            (Load.too_large, 1), (Load.half_close, 3), (Load.vanish_in_head, 3), (Load.vanish_in_body, 2),
-            (Load.vanish_in_answer, 3), (Load.vanish_in_events, 1), (Load.upstream_breaks, 6),
-            (Load.upstream_oddities, 3), (Load.upstream_stalls, 0.2), (Load.slow_reader, 0.2),
-            (Load.name_fails, 1), (Load.refused, 1),
-        ]  # fmt: skip
 
     async def run(self) -> None:
         """Until `is_ending`; what is under way is ended in good order."""
@@ -150,8 +144,9 @@ class Load:
         await asyncio.gather(*(self._lane() for _ in range(self.lanes)))
 
     async def _lane(self) -> None:
-        scenarios: list[Callable[[Load], Awaitable[int]]] = [each for each, _ in self._choices]
-        weights = [weight for _, weight in self._choices]
+        choices = self.choices or MIXTURE
+        scenarios = [each for each, _ in choices]
+        weights = [weight for _, weight in choices]
         while not self.is_ending:
             scenario = self.chance.choices(scenarios, weights)[0]
             name = getattr(scenario, "__name__", "?")
@@ -465,3 +460,15 @@ BAD_REQUESTS = (
     b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: plain.soak.example\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: plain.soak.example\r\n" + b"X: y\r\n" * 500 + b"\r\n",
 )
+
+#: Scenarios and how often each is chosen.
+MIXTURE: tuple[tuple[Scenario, float], ...] = (
+    (Load.run_forward, 30), (Load.run_reverse, 12), (Load.run_originated, 12), (Load.run_secure, 4),
+    (Load.chunked_answer, 6), (Load.posts, 8), (Load.events, 4), (Load.large_answer, 2),
+    (Load.tunnel, 8), (Load.tunnel_tls, 2), (Load.tunnel_half_close, 2), (Load.tunnel_reset, 2),
+    (Load.denied, 4), (Load.denied_tunnel, 2), (Load.bad_request, 6), (Load.bad_tls, 1),
+    (Load.too_large, 1), (Load.half_close, 3), (Load.vanish_in_head, 3), (Load.vanish_in_body, 2),
+    (Load.vanish_in_answer, 3), (Load.vanish_in_events, 1), (Load.upstream_breaks, 6),
+    (Load.upstream_oddities, 3), (Load.upstream_stalls, 0.2), (Load.slow_reader, 0.2),
+    (Load.name_fails, 1), (Load.refused, 1),
+)  # fmt: skip

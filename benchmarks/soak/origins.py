@@ -1,14 +1,14 @@
 """Origins that behave as the path asks them to, well or badly, and a name server that does, too. Loopback only.
 
-    /ok           1 KiB with its length              /reset            a reset instead of an answer
-    /octets/N     N octets with their length         /reset-body       a reset in the middle of the body
-    /chunked      three chunks                       /truncated        half of the body, then the end
-    /events/N     N server-sent events, 20 ms apart  /half-chunked     a chunk, then the end
-    /tiny/N       N octets in chunks of 4            /garbage          no HTTP
-    /echo         the length of the request's body   /garbage-chunk    a chunk size that is none
-    /interim      103, then 200                      /surplus          a second answer behind the first
-    /early        an answer before the body is read  /stall            nothing
-    /close        an answer that ends with the close /stall-body       half of the body, then nothing
+/ok           1 KiB with its length              /reset            a reset instead of an answer
+/octets/N     N octets with their length         /reset-body       a reset in the middle of the body
+/chunked      three chunks                       /truncated        half of the body, then the end
+/events/N     N server-sent events, 20 ms apart  /half-chunked     a chunk, then the end
+/tiny/N       N octets in chunks of 4            /garbage          no HTTP
+/echo         the length of the request's body   /garbage-chunk    a chunk size that is none
+/interim      103, then 200                      /surplus          a second answer behind the first
+/early        an answer before the body is read  /stall            nothing
+/close        an answer that ends with the close /stall-body       half of the body, then nothing
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["NameServer", "Origins"]
 
 KIB = b"0123456789abcdef" * 64
 PIECE = bytes(256 * 1024)
-EVENT = b"data: {\"delta\": \"a few words of an answer\"}\n\n"
+EVENT = b'data: {"delta": "a few words of an answer"}\n\n'
 EVENT_S = 0.02
 _HEAD = re.compile(rb"([A-Z]+) (?:http://[^/ ]+)?(/[^ ]*) HTTP/1\.1\r\n(.*?\r\n)\r\n", re.DOTALL)
 _LENGTH = re.compile(rb"^content-length: *(\d+)", re.IGNORECASE | re.MULTILINE)
@@ -153,8 +153,8 @@ class Origin(asyncio.Protocol):
                 self.transport.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + KIB)
                 self._end()
             case "surplus":
-                self._answer(b"200 OK", b"", KIB)
-                self._answer(b"200 OK", b"", b"never asked for")
+                head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+                self.transport.write(head % len(KIB) + KIB + head % 15 + b"never asked for")
             case _:
                 self._misbehave(name)
 

@@ -1,8 +1,8 @@
 """A filter for the gateway under measurement: says from inside how late its event loop is, and what it holds.
 
-Lies beside the manifests. Answers every request of the listener on which it is placed with one line of JSON about the time since it was
-last asked. A timer asks every 5 ms how late it is; one that was late by more counts once for each timer that should
-have run meanwhile, so that a percentile is that of the time and not of the timers.
+Lies beside the manifests. Answers every request of the listener on which it is placed with one line of JSON about the
+time since it was last asked. A timer asks every 5 ms how late it is; one that was late by more counts once for each
+timer that should have run meanwhile, so that a percentile is that of the time and not of the timers.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import resource
+import socket
 import ssl
 import sys
 import time
@@ -18,7 +20,7 @@ from typing import Any
 
 import trustme
 
-from benchmarks.processes import Child, StartError, free_ports
+from benchmarks.processes import Child, StartError
 
 __all__ = ["Lag", "Sample", "Subject"]
 
@@ -31,7 +33,7 @@ OTHER_ROUTES = 200
 _GAUGES = re.compile(
     r"^(egress_downstream_connections|egress_tunnels_active|egress_upstream_connections|egress_requests_total"
     r"|egress_config_generation|egress_config_last_reload_success|egress_access_log_dropped_total"
-    r'|egress_event_loop_lag_seconds|egress_request_failures_total)(?:\{([^}]*)\})? ([0-9.e+-]+)$',
+    r"|egress_event_loop_lag_seconds|egress_request_failures_total)(?:\{([^}]*)\})? ([0-9.e+-]+)$",
     re.MULTILINE,
 )
 _REASON = re.compile(r'reason="([^"]*)"')
@@ -104,7 +106,7 @@ class Subject:
         """
         self.folder = folder
         self.workers = workers
-        self.forward, self.reverse, self.secure, self.probe, self.admin = free_ports(5)
+        self.forward, self.reverse, self.secure, self.probe, self.admin = _free_ports(5)
         self.lag = Lag()
         self._core = core
         self._descriptors = descriptors
@@ -284,7 +286,7 @@ class Subject:
     async def wait_for_generation(self, generation: int, within_s: float = 60.0) -> None:
         """Raises TimeoutError."""
         async with asyncio.timeout(within_s):
-            while (await self.metrics())[0].get("egress_config_generation") != generation:
+            while (await self.metrics())[0].get("egress_config_generation") != generation:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def _is_ready(self) -> bool:
@@ -321,6 +323,16 @@ def raise_descriptor_limit() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
+
+
+def _free_ports(count: int) -> list[int]:
+    """Below the range of outgoing connections, and by chance, so that runs side by side do not meet."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(12_000, 20_000)))
+            found.append(probe.getsockname()[1])
+    return found
 
 
 def _other_route(number: int) -> str:

@@ -1,0 +1,364 @@
+"""The measurements: each brings one kind of trouble to a gateway of its own, and gives results with their goals."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.processes import StartError
+from benchmarks.soak.clients import Load, get
+from benchmarks.soak.origins import KIB, NameServer, Origins
+from benchmarks.soak.subject import Lag, Subject
+from benchmarks.trouble.crowd import Crowd, Reader, read_slowly
+from benchmarks.trouble.result import Result
+
+__all__ = ["MEASURES", "Settings", "measure"]
+
+PLAIN, SECURE = "plain.soak.example", "tls.soak.example"
+LARGE = 1 << 30
+LUA = Path(__file__).parents[1] / "load" / "requests.lua"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`scale` shrinks counts and times, for a first look: goals are meant for 1."""
+
+    scale: float
+    workers: int
+    core: int | None
+
+    def count(self, number: int) -> int:
+        return max(1, round(number * self.scale))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running gateway, and its origins."""
+
+    subject: Subject
+    origins: Origins
+
+    async def resident_kib(self) -> int:
+        """When it has come to rest."""
+        await asyncio.sleep(1.5)
+        return self.subject.resident_kib()
+
+    async def warm_up(self) -> None:
+        """What the first hundred connections of each kind make is not counted for later ones."""
+        crowd = Crowd(self.subject.forward)
+        await crowd.open(200, lambda _: [self.absolute()])
+        crowd.close()
+        await crowd.open(64, lambda _: [self.connect()])
+        crowd.close()
+        await self.until_empty()
+
+    async def until_empty(self) -> None:
+        """No client is connected."""
+        async with asyncio.timeout(30):
+            while (await self.subject.sample()).downstream:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    def absolute(self, host: str = PLAIN) -> tuple[bytes, bytes]:
+        return get(f"{host}:{self.origins.plain}", "/ok", scheme="http://"), KIB
+
+    def connect(self) -> tuple[bytes, bytes]:
+        place = f"{PLAIN}:{self.origins.plain}"
+        return f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode(), b"\r\n\r\n"
+
+
+@asynccontextmanager
+async def stage(settings: Settings, *, descriptors: int = 0) -> AsyncIterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="egressproxy-trouble-") as name:
+        core = None if settings.workers > 1 else settings.core
+        subject = Subject(Path(name), core, workers=settings.workers, descriptors=descriptors, patience="120s")
+        names, origins = NameServer(), Origins(subject.server_context())
+        await names.start()
+        await origins.start()
+        try:
+            await subject.start(plain=origins.plain, tls=origins.tls, dns=names.port)
+            yield Stage(subject, origins)
+        finally:
+            await asyncio.to_thread(subject.close)
+            origins.close()
+            names.close()
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+async def idle_clients(settings: Settings) -> list[Result]:
+    """Kept-alive connections between two requests, and some that have never said a word."""
+    results = []
+    for name, goal, asks in (("idle client, after a request", 20.0, True), ("idle client, silent", 20.0, False)):
+        async with stage(settings) as here:
+            await here.warm_up()
+            before = await here.resident_kib()
+            crowd = Crowd(here.subject.forward)
+            count = settings.count(10_000 if asks else 5_000)
+
+            def requests(_: int, asks: bool = asks, here: Stage = here) -> Iterable[tuple[bytes, bytes]]:
+                return [here.absolute()] if asks else []
+
+            await crowd.open(count, requests)
+            after = await here.resident_kib()
+            crowd.close()
+            await here.until_empty()
+            notes = {
+                "connections": count,
+                "rss_mib": after / 1024,
+                "rss_mib_afterwards": here.subject.resident_kib() / 1024,
+            }
+            results.append(Result(name, (after - before) / count, "KiB", goal, notes))
+    return results
+
+
+async def idle_tunnels(settings: Settings) -> list[Result]:
+    """Tunnels that nothing was said in yet, and tunnels that rest after an exchange."""
+    results = []
+    for name, talks in (("idle tunnel", False), ("idle tunnel, after an exchange", True)):
+        async with stage(settings) as here:
+            await here.warm_up()
+            before = await here.resident_kib()
+            crowd = Crowd(here.subject.forward)
+            count = settings.count(2_000)
+
+            def requests(_: int, talks: bool = talks, here: Stage = here) -> Iterable[tuple[bytes, bytes]]:
+                return [here.connect(), (get(PLAIN, "/ok"), KIB)] if talks else [here.connect()]
+
+            await crowd.open(count, requests)
+            after = await here.resident_kib()
+            crowd.close()
+            results.append(
+                Result(name, (after - before) / count, "KiB", 2.0, {"tunnels": count, "rss_mib": after / 1024})
+            )
+    return results
+
+
+async def slow_readers(settings: Settings) -> list[Result]:
+    """A hundred clients that read a few KiB a second of 1 GiB each, which comes fast."""
+    results = []
+    for name, preamble, host, port, inside in (
+        ("slow readers, plain", False, PLAIN, "reverse", False),
+        ("slow readers, TLS to the origin", False, SECURE, "reverse", False),
+        ("slow readers, TLS with the client", False, PLAIN, "secure", True),
+        ("slow readers, tunnels", True, PLAIN, "forward", False),
+    ):
+        async with stage(settings) as here:
+            await here.warm_up()
+            before = await here.resident_kib()
+            connect = here.connect()[0] if preamble else b""
+            tls = (here.subject.client_context(), host) if inside else None
+            request = get(host, f"/octets/{LARGE}")
+            count = settings.count(100)
+            at = getattr(here.subject, port)
+            readers = list(
+                await asyncio.gather(*(asyncio.to_thread(Reader, at, connect, request, tls) for _ in range(count)))
+            )
+            seconds = max(3.0, 10.0 * settings.scale)
+            reading = asyncio.create_task(read_slowly(readers, seconds, 4096, 0.5))
+            most = 0
+            while not reading.done():
+                most = max(most, here.subject.resident_kib())
+                await asyncio.sleep(0.1)
+            broken = await reading
+            octets = sum(reader.octets for reader in readers)
+            for reader in readers:
+                reader.close()
+            await here.until_empty()
+            notes = {
+                "readers": count, "broken": broken, "kib_each": (most - before) / count,
+                "kib_s_each": octets / 1024 / count / seconds,
+            }  # fmt: skip
+            results.append(Result(name, (most - before) / 1024, "MiB", 64.0, notes))
+    return results
+
+
+# --- latency -----------------------------------------------------------------------------------------------------
+async def lag_at_saturation(settings: Settings) -> list[Result]:
+    """As many requests as it takes, on 64 connections."""
+    wrk = shutil.which("wrk")
+    if wrk is None:
+        raise StartError("the load generator is wrk, and there is none; on Debian: apt-get install wrk")
+    results = []
+    for name, port, host, scheme in (
+        ("lag p99, saturated, forward", "forward", PLAIN, "http://"),
+        ("lag p99, saturated, TLS to the origin", "reverse", SECURE, ""),
+    ):
+        async with stage(settings) as here:
+            await here.warm_up()
+            path = here.subject.folder / "request"
+            path.write_bytes(get(f"{host}:{here.origins.plain}" if scheme else host, "/ok", scheme=scheme))
+            seconds = max(2, round(10 * settings.scale))
+            command = (
+                wrk, "-t1", "-c64", f"-d{seconds}s", "-s", str(LUA), f"http://127.0.0.1:{getattr(here.subject, port)}/",
+                "--", str(path),
+            )  # fmt: skip
+            await here.subject.ask_probe()
+            cpu_s, asked = here.subject.cpu_s(), (await here.subject.sample()).requests
+            null = asyncio.subprocess.DEVNULL
+            process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=null, stderr=null)
+            await process.wait()
+            lag, _ = await here.subject.ask_probe()
+            done = (await here.subject.sample()).requests - asked
+            notes = {**shown(lag), "cpu_share": (here.subject.cpu_s() - cpu_s) / seconds, "requests_s": done / seconds}
+            results.append(Result(name, lag.percentile(0.99), "ms", 20.0, notes))
+    return results
+
+
+async def lag_in_reloads(settings: Settings) -> list[Result]:
+    """A thousand requests a second, while a configuration with 10,000 rules is put into service, three times."""
+    async with stage(settings) as here:
+        await here.warm_up()
+        load = Load(here.subject, here.origins, 1000, 16, random.Random(1), choices=[(Load.run_forward, 1)])
+        running = asyncio.create_task(load.run())
+        worst, took, all_lag = [], [], Lag()
+        here.subject.configure(0, extra=many_rules(settings.count(10_000)))
+        for change in range(1, 5):
+            begun = time.monotonic()
+            await here.subject.ask_probe()
+            await here.subject.wait_for_generation(change + 1, within_s=180)
+            await asyncio.sleep(1)
+            lag, _ = await here.subject.ask_probe()
+            if change > 1:  # the first adds the rules, the others replace them
+                took.append(time.monotonic() - begun - 1)
+                worst.append(lag.worst_ms)
+                all_lag.add(lag)
+            here.subject.configure(change)
+        load.is_ending = True
+        await running
+        notes = {
+            **shown(all_lag), "median_of_worst_ms": statistics.median(worst), "seconds": statistics.median(took),
+            "unexpected": sum(load.unexpected.values()), "rss_mib": here.subject.resident_kib() / 1024,
+        }  # fmt: skip
+        return [Result("lag worst, 10,000 rules reload", max(worst), "ms", 50.0, notes)]
+
+
+async def lag_of_tiny_chunks(settings: Settings) -> list[Result]:
+    """256 KiB of body in chunks of 4 octets, at once: from a client, and from an origin."""
+    octets = 256 * 1024
+    post = f"POST /echo HTTP/1.1\r\nHost: {PLAIN}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    post += b"4\r\nabcd\r\n" * (octets // 4) + b"0\r\n\r\n"
+    results = []
+    async with stage(settings) as here:
+        await here.warm_up()
+        for name, request, end in (
+            ("lag worst, tiny chunks from a client", post, b"\r\n\r\n%d" % (octets * 9 // 4)),
+            ("lag worst, tiny chunks from an origin", get(PLAIN, f"/tiny/{octets}"), b"\r\n0\r\n\r\n"),
+        ):
+            crowd = Crowd(here.subject.reverse)
+            worst, cpu_ms = [], []
+            for _ in range(7):
+                await asyncio.sleep(0.1)
+                await here.subject.ask_probe()
+                cpu_s = here.subject.cpu_s()
+                await crowd.open(1, lambda _, request=request, end=end: [(request, end)])  # type: ignore[misc]
+                cpu_ms.append((here.subject.cpu_s() - cpu_s) * 1000)
+                lag, _ = await here.subject.ask_probe()
+                worst.append(lag.worst_ms)
+            crowd.close()
+            notes = {"cpu_ms_each": statistics.median(cpu_ms), "chunks": octets // 4, "worst_ms": max(worst)}
+            results.append(Result(name, statistics.median(worst), "ms", 20.0, notes))
+    return results
+
+
+# --- limits ------------------------------------------------------------------------------------------------------
+async def no_descriptors(settings: Settings) -> list[Result]:
+    """More clients than the gateway may have descriptors: it must not spin, and serves again when they have gone."""
+    async with stage(settings, descriptors=256) as here:
+        crowd = Crowd(here.subject.forward)
+        await crowd.open(400, lambda _: [])  # the kernel completes what the gateway cannot accept
+        await asyncio.sleep(1)
+        cpu_s, begun = here.subject.cpu_s(), time.monotonic()
+        await asyncio.sleep(3)
+        share = (here.subject.cpu_s() - cpu_s) / (time.monotonic() - begun)
+        held = here.subject.descriptors()
+        try:
+            await asyncio.wait_for(here.subject.metrics(), 2)
+            answers = "yes"
+        except (OSError, TimeoutError, StartError):
+            answers = "no"
+        log = (here.subject.folder / "gateway.err").read_text("utf-8", "replace")
+        said = sum("descriptor" in line or "open files" in line for line in log.splitlines())
+        crowd.close()
+        begun = time.monotonic()
+        is_back = False
+        while not is_back and time.monotonic() < begun + 20:
+            try:
+                await crowd.open(1, lambda _: [here.absolute()])
+                is_back = True
+            except (OSError, TimeoutError, ValueError):
+                await asyncio.sleep(0.2)
+        crowd.close()
+        notes: dict[str, float | str] = {"descriptors": held, "admin_answers": answers, "log_lines": said}
+        return [
+            Result("CPU share without descriptors", share * 100, "%", 10.0, notes),
+            Result("seconds until it serves again", time.monotonic() - begun if is_back else 99.0, "s", 5.0),
+        ]
+
+
+async def idle_upstreams(settings: Settings) -> list[Result]:
+    """A request to each of many names: how many idle connections to origins that leaves, and what they cost."""
+    async with stage(settings) as here:
+        await here.warm_up()
+        before, held = await here.resident_kib(), here.subject.descriptors()
+        count = settings.count(3000)
+        crowd = Crowd(here.subject.forward)
+        await crowd.open(1, lambda _: [here.absolute(f"n{number}.soak.example") for number in range(count)])
+        after = await here.resident_kib()
+        upstream = (await here.subject.sample()).upstream
+        crowd.close()
+        notes = {"names": count, "descriptors": here.subject.descriptors() - held}
+        return [
+            Result("idle connections to origins", upstream, "", None, notes),
+            Result("idle connection to an origin, with its name", (after - before) / count, "KiB", None),
+        ]
+
+
+Measure = Callable[[Settings], Awaitable[list[Result]]]
+MEASURES: dict[str, Measure] = {
+    "clients": idle_clients,
+    "tunnels": idle_tunnels,
+    "readers": slow_readers,
+    "saturated": lag_at_saturation,
+    "reloads": lag_in_reloads,
+    "chunks": lag_of_tiny_chunks,
+    "descriptors": no_descriptors,
+    "upstreams": idle_upstreams,
+}
+
+
+async def measure(name: str, settings: Settings) -> list[Result]:
+    """Raises StartError, and whatever the clients did not expect."""
+    return await MEASURES[name](settings)
+
+
+def shown(lag: Lag) -> dict[str, float]:
+    return {"p50_ms": lag.percentile(0.5), "p99_ms": lag.percentile(0.99), "worst_ms": lag.worst_ms}
+
+
+def many_rules(count: int) -> str:
+    """HTTPRoutes of 16 rules each, which is what one may have."""
+    parts = []
+    for first in range(0, count, 16):
+        rules = "".join(
+            f"""
+  - matches: [{{path: {{type: PathPrefix, value: /v1/part-{number}}}}}]
+    backendRefs: [{{group: egressproxy.io, kind: Backend, name: plain}}]"""
+            for number in range(first, min(first + 16, count))
+        )
+        parts.append(f"""---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: many-{first}}}
+spec:
+  parentRefs: [{{name: soak, sectionName: reverse}}]
+  hostnames: [many-{first}.soak.example]
+  rules:{rules}
+""")
+    return "".join(parts)
