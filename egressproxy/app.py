@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import resource
 import signal
-import ssl
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from egressproxy import __version__
-from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.state import Published
 from egressproxy.config.problems import ConfigError
 from egressproxy.config.sources.files import changes
-from egressproxy.filters.catalog import Catalog, FilterBuildError
-from egressproxy.gateway.gateway import BindError, Gateway
 from egressproxy.loading.apart import Loading, LoadingFailed
-from egressproxy.loading.result import Loaded, builtin, shown
-from egressproxy.spec.packing import unpacking
-from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.loading.result import Loaded, Place, builtin, shown
 from egressproxy.telemetry.diagnostics import Diagnostics
-from egressproxy.telemetry.loop_lag import LoopLag
+from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.transport.slices import in_slices
+from egressproxy.workers.fleet import Configuration, Fleet, Refused
+from egressproxy.workers.supervisor import Supervisor
+from egressproxy.workers.worker import InProcess, rest_memory
+
+if TYPE_CHECKING:
+    from egressproxy.admin.server import AdminServer
 
 __all__ = ["RunOptions", "run"]
 
 log = logging.getLogger("egressproxy")
 
 #: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
-FAILURES = (LoadingFailed, BindError, FilterBuildError, ssl.SSLError, ValueError, OSError)
+FAILURES = (LoadingFailed, Refused, OSError)
 REFUSALS = (ConfigError, *FAILURES)
 
 OPEN_PROXY = """\
@@ -58,6 +56,7 @@ class RunOptions:
     access_log: str | None = None  # None: stdout; "off": none; else a path
     log_level: str = "info"
     drain_timeout_s: float = 10.0
+    workers: int = 1
 
 
 def run(options: RunOptions, first: Loading | None = None) -> int:
@@ -79,15 +78,14 @@ def run(options: RunOptions, first: Loading | None = None) -> int:
 
 
 class App:
-    """One running process. Implements AdminState."""
+    """What was started. Implements AdminState."""
 
     def __init__(self, options: RunOptions, first: Loading | None = None) -> None:
         self.options = options
         self._first = first
         self.metrics = Metrics(__version__)
-        self._catalog = Catalog()
-        self._gateway: Gateway | None = None
-        self._access_log: AccessLog | None = None
+        self._exposition = Exposition(__version__)
+        self._fleet = _fleet(options, self.metrics)
         self._loaded: Loaded | None = None
         self._generation = 0
         self._rejection = ""
@@ -103,7 +101,11 @@ class App:
             return "draining"
         if self._loaded is None:
             return "the listeners are not bound yet"
-        return "" if self._loaded.places else "no listener is served"
+        return self._fleet.why_not_ready() if self._loaded.places else "no listener is served"
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        counts = await self._fleet.counts()
+        return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures())
 
     def objects(self) -> Iterable[Published]:
         """Everything in service with its status; after a rejected reload the Gateways say so."""
@@ -116,22 +118,14 @@ class App:
             loop.add_signal_handler(number, self._asked_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
         try:
-            self._access_log = AccessLog(self.options.access_log)
-        except OSError as error:
-            return _start_failed(f"access log {self.options.access_log}: {error.strerror}")
-        self._gateway = Gateway(self._catalog, self.metrics, self._access_log)
-        self.metrics.add_counter(
-            "egress_access_log_dropped_total", "Access log lines that could not be written.",
-            lambda: self._access_log.dropped if self._access_log is not None else 0,
-        )  # fmt: skip
-        self.metrics.add_counter(
-            "egress_access_log_suppressed_total", "Access log lines of denials that were left out in a flood.",
-            lambda: self._access_log.suppressed if self._access_log is not None else 0,
-        )  # fmt: skip
-        lag = LoopLag()
-        self.metrics.add_gauge("egress_event_loop_lag_seconds", "Longest delay since the last scrape.", lag.take)
+            return await self._serve()
+        finally:
+            await self._fleet.stop()
+
+    async def _serve(self) -> int:
         changed = changes(self.options.config, self._stop)  # what changes from here on is seen
         try:
+            await self._fleet.start()
             await self._take_configuration()
         except FAILURES as error:
             return _start_failed(str(error))
@@ -139,10 +133,7 @@ class App:
             servers = await self._start_admin()
         except OSError as error:
             return _start_failed(f"admin: {error.strerror or error}")
-        lag.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
+        rest_memory()
         self._announce()
         watcher = asyncio.create_task(self._watch(changed)) if self.options.config else None
         reloader = asyncio.create_task(self._reload_when_asked())
@@ -155,13 +146,10 @@ class App:
         log.info("stopped%s", f"; {_counted(cut, 'connection')} cut at the deadline" if cut else "")
         for server in servers:
             await server.stop()
-        lag.stop()
-        self._access_log.close()
         return 0
 
     async def _drain(self) -> int:
-        assert self._gateway is not None
-        draining = asyncio.create_task(self._gateway.drain(self.options.drain_timeout_s))
+        draining = asyncio.create_task(self._fleet.drain(self.options.drain_timeout_s))
         while not draining.done():
             await asyncio.wait((draining,), timeout=0.1)
             if self._signals > 1:  # asked again: at once
@@ -178,6 +166,10 @@ class App:
         self._reload.set()
 
     async def _start_admin(self) -> list[AdminServer]:
+        if self.options.admin is None and self.options.metrics is None:
+            return []
+        from egressproxy.admin.server import AdminServer, Surface  # a quarter of all that this process would import
+
         servers = []
         for place, surface in ((self.options.admin, Surface.FULL), (self.options.metrics, Surface.METRICS)):
             if place is not None:
@@ -189,15 +181,10 @@ class App:
     # --- configuration ---------------------------------------------------------------------------------------------
     async def _take_configuration(self) -> None:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
-        assert self._gateway is not None
         fresh = await self._read()
-        gc.disable()  # a collection over the many new objects would stop the loop
-        try:
-            spec = replace(await in_slices(unpacking(fresh.spec)), generation=self._generation + 1)
-            await self._gateway.apply(spec, self._own_sockets())
-        finally:
-            gc.freeze()
-            gc.enable()
+        await self._fleet.apply(
+            Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, tuple(self._own_sockets()))
+        )
         self._loaded = replace(fresh, spec=b"")
         self._generation += 1
         self._rejection = ""
@@ -233,8 +220,7 @@ class App:
         while True:
             await self._reload.wait()
             self._reload.clear()
-            if self._access_log is not None:
-                self._access_log.reopen()
+            self._fleet.reopen_access_log()
             try:
                 await self._take_configuration()
             except REFUSALS as error:
@@ -267,6 +253,20 @@ class App:
             log.info("admin on http://%s:%d/", *self.options.admin)
         if self.options.config:
             self._tell_generation()
+
+
+def _fleet(options: RunOptions, metrics: Metrics) -> Fleet:
+    if options.workers == 1:
+        return InProcess(options.access_log, metrics)
+    return Supervisor(options.workers, options.access_log, options.log_level, metrics)
+
+
+def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:
+    """Each address and port, with all listeners there."""
+    shared: dict[tuple[str, int], list[str]] = {}
+    for place in places:
+        shared.setdefault((place.address, place.port), []).append(place.listener)
+    return {where: ", ".join(listeners) for where, listeners in shared.items()}
 
 
 def _objects(packed: bytes, rejection: str) -> Iterator[Published]:

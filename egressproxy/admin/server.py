@@ -182,11 +182,8 @@ class AdminServer:
         return web.Response(status=503, text=f"not ready: {why_not}\n") if why_not else web.Response(text="ok\n")
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
-        metrics = self._state.metrics
         async with self._scrape:  # scrapers wait for each other, traffic for none of them
-            body, content_type = await asyncio.to_thread(
-                metrics.render, metrics.gather(), request.headers.get("Accept", "")
-            )
+            body, content_type = await self._state.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:

@@ -39,6 +39,9 @@ class AdminState(Protocol):
     @property
     def metrics(self) -> Metrics: ...
 
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
+
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
 

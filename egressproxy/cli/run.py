@@ -46,6 +46,10 @@ __all__ = ["command"]
     metavar="SECONDS",
     help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+    help="Processes that serve, each on one core; they share the listening sockets. With 1 this process serves itself.",
+)  # fmt: skip
 def command(
     config: tuple[Path, ...],
     bind: tuple[str, ...],
@@ -54,6 +58,7 @@ def command(
     access_log: str | None,
     log_level: str,
     drain_timeout_s: float,
+    workers: int,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
@@ -87,6 +92,7 @@ def command(
         access_log=None if access_log == "-" else access_log,
         log_level=log_level,
         drain_timeout_s=drain_timeout_s,
+        workers=workers,
     )
     try:
         status = app.run(options, first)

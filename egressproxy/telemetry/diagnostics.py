@@ -1,7 +1,7 @@
 """Diagnostics: the stdlib's logging to stderr, from a thread of its own, so that a blocked stderr stops nothing.
 
-One line is `time level logger message`, with the worker in front of the message where there are several. Control characters in a message are shown as escapes: what a client sent cannot
-forge a line.
+One line is `time level logger message`, with the worker in front of the message where there are several. Control
+characters in a message are shown as escapes: what a client sent cannot forge a line.
 """
 
 from __future__ import annotations

@@ -1,35 +1,33 @@
-"""Metrics: plain integers on the request path, read by a prometheus-client collector at scrape time.
+"""Metrics: plain integers on the request path, read at scrape time.
 
 A `Series` is bound to its labels when a Snapshot is built and is kept over reloads, so that no counter goes backwards.
 Label values come from the configuration and from closed enums, never from a client; identities, which a certificate
 authority could mint without end, share one overflow series once there are too many. A scrape has two halves: `gather`
-reads live objects and belongs on the event loop, `render` is the expensive one and may run in another thread.
+here reads live objects and belongs on the event loop; `telemetry/exposition` makes text of the `Counts`, of this
+process or of several added up, and may do that in another thread.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from time import time
 from typing import Final, Protocol, TypeVar
-
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 
 __all__ = [
     "BUCKETS_S",
+    "Counts",
     "DownstreamSource",
     "FilterCounts",
     "FilterSource",
     "Metrics",
-    "Readings",
+    "Reading",
     "Series",
     "UpstreamSource",
     "logged_status",
@@ -65,10 +63,13 @@ OVERFLOW: Final = "_other"
 #: What nginx logs, and Envoy's dashboards know, for a client that left before it was answered.
 CLIENT_CLOSED: Final = 499
 
-_LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account")
 _OK: Final = Reason.OK
 
+#: gateway, route, backend, namespace, service account.
+Labels = tuple[str, str, str, str, str]
+
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 
 class FilterCounts(Protocol):
@@ -158,6 +159,19 @@ class Series:
         """One attempt to reach the backend ended: "ok" or the Reason's value."""
         _count(self.attempts, result)
 
+    def add(self, other: Series) -> None:
+        """Take the numbers of the same labels in another process into this one."""
+        _add(self.requests, other.requests)
+        _add(self.denied, other.denied)
+        _add(self.would_deny, other.would_deny)
+        _add(self.failures, other.failures)
+        _add(self.attempts, other.attempts)
+        self.buckets = [mine + others for mine, others in zip(self.buckets, other.buckets, strict=True)]
+        self.duration_sum_s += other.duration_sum_s
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.tunnels_active += other.tunnels_active
+
     @property
     def is_used(self) -> bool:
         return bool(self.requests or self.attempts or self.tunnels_active)
@@ -166,14 +180,78 @@ class Series:
         return f"Series({'/'.join(self.labels)}, {sum(self.requests.values())} observed, {self.tunnels_active} tunnels)"
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """What had to be read from live objects; the rest is safe to read from any thread."""
+class Kind(str, Enum):
+    """How a number is read over several processes."""
 
-    upstream: dict[tuple[str, str], int]
-    downstream: dict[tuple[str, str], int]
-    filters: dict[tuple[str, str, str, str, str], int]
-    counts: tuple[tuple[str, str, str, float], ...]
+    COUNTER = "counter"  # added up; what a process that has ended counted stays
+    GAUGE = "gauge"  # added up
+    PEAK = "peak"  # a gauge: the highest since it was last shown
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A number that something else keeps, at this moment."""
+
+    kind: Kind
+    description: str
+    value: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """Everything that was counted up to now, by one process or, added up, by several. Can be sent in a pickle.
+
+    What `Metrics.gather` gives holds the live series; they are safe to read from any thread.
+    """
+
+    series: dict[Labels, Series] = field(default_factory=dict)
+    dns_lookups: dict[str, int] = field(default_factory=dict)
+    connections_rejected: dict[str, int] = field(default_factory=dict)
+    reloads: dict[str, int] = field(default_factory=dict)
+    upstream: dict[tuple[str, str], int] = field(default_factory=dict)
+    downstream: dict[tuple[str, str], int] = field(default_factory=dict)
+    filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
+    readings: dict[str, Reading] = field(default_factory=dict)
+
+    def add(self, other: Counts) -> None:
+        for labels, series in other.series.items():
+            mine = self.series.get(labels)
+            if mine is None:
+                mine = self.series[labels] = Series(*labels)
+            mine.add(series)
+        _add(self.dns_lookups, other.dns_lookups)
+        _add(self.connections_rejected, other.connections_rejected)
+        _add(self.reloads, other.reloads)
+        _add(self.upstream, other.upstream)
+        _add(self.downstream, other.downstream)
+        _add(self.filters, other.filters)
+        for name, reading in other.readings.items():
+            before = self.readings.get(name)
+            if before is not None:
+                both = (before.value, reading.value)
+                reading = replace(reading, value=max(both) if reading.kind is Kind.PEAK else sum(both))
+            self.readings[name] = reading
+
+    def keep_peaks(self, earlier: Counts) -> None:
+        """The highest values of what was counted earlier, and not shown yet, still count."""
+        for name, reading in earlier.readings.items():
+            mine = self.readings.get(name)
+            if mine is not None and reading.kind is Kind.PEAK and reading.value > mine.value:
+                self.readings[name] = reading
+
+    def forget_peaks(self) -> None:
+        """They were shown."""
+        for name, reading in self.readings.items():
+            if reading.kind is Kind.PEAK:
+                self.readings[name] = replace(reading, value=0.0)
+
+    def forget_gauges(self) -> None:
+        """The process has ended: what is open now is nothing, what was counted stays."""
+        for series in self.series.values():
+            series.tunnels_active = 0
+        self.upstream.clear()
+        self.downstream.clear()
+        self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is Kind.COUNTER}
 
 
 class Metrics:
@@ -191,16 +269,25 @@ class Metrics:
         self.config_generation = 0
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
-        self._series: dict[tuple[str, str, str, str, str], Series] = {}
+        self._series: dict[Labels, Series] = {}
         self._identity_series = 0
         self._upstream_sources: list[UpstreamSource] = []
         self._downstream_sources: list[DownstreamSource] = []
         self._filter_sources: list[FilterSource] = []
-        self._counts: list[tuple[str, str, str, Callable[[], float]]] = []
-        self._registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
+        self._readings: list[tuple[str, Kind, str, Callable[[], float]]] = []
+        self.add_gauge(
+            "egress_config_generation", "Configurations put into service, from 1.", lambda: self.config_generation
+        )
+        self.add_gauge(
+            "egress_config_last_reload_success",
+            "1 if the last configuration read is in service.",
+            lambda: int(self.config_last_reload_success),
+        )
+        self.add_gauge(
+            "egress_config_last_reload_timestamp_seconds",
+            "When a configuration was last read.",
+            lambda: self.config_last_reload_timestamp_s,
+        )
 
     # counting
 
@@ -258,18 +345,18 @@ class Metrics:
 
     def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Expose a counter that something else keeps; `name` without `_total`."""
-        self._counts.append(("counter", name, description, read))
+        self._readings.append((name, Kind.COUNTER, description, read))
 
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        self._counts.append(("gauge", name, description, read))
+        self._readings.append((name, Kind.GAUGE, description, read))
+
+    def add_peak(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """A gauge that `read` starts anew: the highest value since the last time."""
+        self._readings.append((name, Kind.PEAK, description, read))
 
     # reading
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The whole answer to a scrape and its content type; `accept` is the scraper's Accept field."""
-        return self.render(self.gather(), accept)
-
-    def gather(self) -> Readings:
+    def gather(self) -> Counts:
         """Ask the sources. On the event loop only; a source that raises is left out, and logged."""
         upstream: dict[tuple[str, str], int] = {}
         for backend, active, idle in _read_all(self._upstream_sources):
@@ -283,118 +370,20 @@ class Metrics:
             for result, value in _filter_results(counts):
                 key = (counts.name, counts.type, counts.phase, counts.scope, result)
                 filters[key] = filters.get(key, 0) + value
-        return Readings(upstream, downstream, filters, tuple(_read_all([self._read_counts])))
-
-    def _read_counts(self) -> Iterator[tuple[str, str, str, float]]:
-        for kind, name, description, read in self._counts:
-            yield kind, name, description, read()
-
-    def render(self, readings: Readings, accept: str = "") -> tuple[bytes, str]:
-        """Text in the format that `accept` prefers. About 5 µs a sample: a thread is the place for many series."""
-        encode, content_type = choose_encoder(accept)
-        families = [*self._traffic(), *self._gateway(), *_sources(readings), *self._registry.collect()]
-        return encode(_Families(families)), content_type
-
-    def _traffic(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "egress_requests", "Exchanges and tunnels that ended, by the status sent.", labels=(*_LABELS, "code")
+        return Counts(
+            {labels: series for labels, series in self._series.items() if series.is_used},
+            dict(self.dns_lookups),
+            dict(self.connections_rejected),
+            dict(self.reloads),
+            upstream,
+            downstream,
+            filters,
+            dict(_read_all([self._read_readings])),
         )
-        durations = HistogramMetricFamily(
-            "egress_request_duration_seconds", "From the first byte of the head to the end.", labels=_LABELS
-        )
-        octets = CounterMetricFamily(
-            "egress_bytes", "Octets from the client (in) and to the client (out).", labels=(*_LABELS, "direction")
-        )
-        denied = CounterMetricFamily("egress_denied", "What policy refused.", labels=(*_LABELS, "reason"))
-        would_deny = CounterMetricFamily(
-            "egress_would_deny", "What policy would refuse if its mode were Enforce.", labels=(*_LABELS, "reason")
-        )
-        failures = CounterMetricFamily(
-            "egress_request_failures", "Exchanges that failed without being denied.", labels=(*_LABELS, "reason")
-        )
-        tunnels = GaugeMetricFamily("egress_tunnels_active", "Tunnels that are open now.", labels=_LABELS)
-        attempts = CounterMetricFamily(
-            "egress_upstream_attempts", "Attempts to reach a backend, by how they ended.", labels=(*_LABELS, "result")
-        )
-        for series in tuple(self._series.values()):
-            if not series.is_used:
-                continue
-            labels = series.labels
-            # Copies: another thread may read while the loop adds a key.
-            for code, count in sorted(dict(series.requests).items()):
-                requests.add_metric((*labels, str(code)), count)
-            for family, by_word in (
-                (denied, series.denied),
-                (would_deny, series.would_deny),
-                (failures, series.failures),
-                (attempts, series.attempts),
-            ):
-                for word, count in sorted(dict(by_word).items()):
-                    family.add_metric((*labels, word), count)
-            durations.add_metric(labels, _cumulative(tuple(series.buckets)), series.duration_sum_s)
-            octets.add_metric((*labels, "in"), series.bytes_in)
-            octets.add_metric((*labels, "out"), series.bytes_out)
-            tunnels.add_metric(labels, series.tunnels_active)
-        yield from (requests, durations, octets, denied, would_deny, failures, tunnels, attempts)
 
-    def _gateway(self) -> Iterator[Metric]:
-        yield _counter("egress_dns_lookups", "DNS lookups, by result.", "result", self.dns_lookups)
-        yield _counter(
-            "egress_connections_rejected", "Client connections closed at once.", "reason", self.connections_rejected
-        )
-        yield _counter("egress_config_reloads", "Configurations read, by result.", "result", self.reloads)
-        yield GaugeMetricFamily(
-            "egress_config_generation", "Configurations put into service, from 1.", self.config_generation
-        )
-        yield GaugeMetricFamily(
-            "egress_config_last_reload_success",
-            "1 if the last configuration read is in service.",
-            int(self.config_last_reload_success),
-        )
-        yield GaugeMetricFamily(
-            "egress_config_last_reload_timestamp_seconds",
-            "When a configuration was last read.",
-            self.config_last_reload_timestamp_s,
-        )
-        build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version",))
-        build.add_metric((self.version,), 1)
-        yield build
-
-
-class _Families(Collector):
-    """An encoder reads a registry; this is one answer, already collected."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-def _sources(readings: Readings) -> Iterator[Metric]:
-    upstream = GaugeMetricFamily(
-        "egress_upstream_connections",
-        "Open connections to backends; pools are shared by routes and clients.",
-        labels=(*_LABELS, "state"),
-    )
-    for (backend, state), count in sorted(readings.upstream.items()):
-        upstream.add_metric(("-", "-", backend, "-", "-", state), count)
-    yield upstream
-    downstream = GaugeMetricFamily(
-        "egress_downstream_connections", "Open connections from clients.", labels=("gateway", "listener")
-    )
-    for place, count in sorted(readings.downstream.items()):
-        downstream.add_metric(place, count)
-    yield downstream
-    filters = CounterMetricFamily(
-        "egress_filter", "Runs of filters, by how they ended.", labels=("filter", "type", "phase", "scope", "result")
-    )
-    for labels, count in sorted(readings.filters.items()):
-        filters.add_metric(labels, count)
-    yield filters
-    for kind, name, description, value in readings.counts:
-        family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-        yield family(name, description, value)
+    def _read_readings(self) -> Iterator[tuple[str, Reading]]:
+        for name, kind, description, read in self._readings:
+            yield name, Reading(kind, description, read())
 
 
 def _filter_results(counts: FilterCounts) -> Iterator[tuple[str, int]]:
@@ -417,23 +406,9 @@ def _read_all(sources: Iterable[Callable[[], Iterable[_T]]]) -> list[_T]:
     return read
 
 
-def _counter(name: str, description: str, label: str, values: dict[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, description, labels=(label,))
-    for word, count in sorted(dict(values).items()):
-        family.add_metric((word,), count)
-    return family
-
-
-def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
-    total = 0
-    made: list[tuple[str, float]] = []
-    for bound, count in zip(_BOUND_TEXTS, buckets, strict=True):
-        total += count
-        made.append((bound, total))
-    return made
-
-
-_BOUND_TEXTS: Final = (*(str(bound) for bound in BUCKETS_S), "+Inf")
+def _add(mine: dict[_K, int], others: Mapping[_K, int]) -> None:
+    for key, count in others.items():
+        mine[key] = mine.get(key, 0) + count
 
 
 def _count(counts: dict[str, int], key: str) -> None:

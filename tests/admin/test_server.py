@@ -13,6 +13,7 @@ from egressproxy.admin import server
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.state import Published
 from egressproxy.config.load import load_text
+from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
 
 SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {token: CANARY}}"
@@ -23,6 +24,9 @@ class State:
         self.metrics = Metrics("1.2.3")
         self.why = ""
         self.resources = load_text(SECRET).objects
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        return Exposition("1.2.3").render(self.metrics.gather(), accept)
 
     def why_not_ready(self) -> str:
         return self.why

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Metrics, logged_status
 
 
@@ -24,8 +25,12 @@ def exchange(status: int = 200, reason: Reason = Reason.OK, duration_s: float = 
     return x
 
 
+def exposition(metrics: Metrics, accept: str = "") -> tuple[bytes, str]:
+    return Exposition(metrics.version).render(metrics.gather(), accept)
+
+
 def scrape(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    body, _ = metrics.exposition()
+    body, _ = exposition(metrics)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(body.decode())
@@ -127,7 +132,7 @@ def test_identities_without_end_share_one_series():
 def test_a_series_that_saw_nothing_is_not_shown():
     metrics = Metrics("1")
     metrics.series("g", "never", "b")
-    assert b"never" not in metrics.exposition()[0]
+    assert b"never" not in exposition(metrics)[0]
 
 
 def test_a_tunnel_that_is_open_is_shown_before_it_is_counted():
@@ -156,7 +161,7 @@ def test_reloads_tell_generation_result_and_time():
     assert value(metrics, "egress_config_last_reload_success") == 0
     assert value(metrics, "egress_config_reloads_total", result="success") == 1
     assert value(metrics, "egress_config_reloads_total", result="failure") == 1
-    assert re.search(r"config_last_reload_success\S* 0(\.0)?\b", metrics.exposition()[0].decode())
+    assert re.search(r"config_last_reload_success\S* 0(\.0)?\b", exposition(metrics)[0].decode())
 
 
 def test_sources_are_read_at_every_scrape_and_added_up():
@@ -222,10 +227,10 @@ def test_the_process_and_the_build_are_shown():
 
 
 def test_openmetrics_is_spoken_to_those_who_ask_for_it():
-    body, content_type = Metrics("1").exposition("application/openmetrics-text; version=1.0.0")
+    body, content_type = exposition(Metrics("1"), "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
-    assert Metrics("1").exposition()[1].startswith("text/plain")
+    assert exposition(Metrics("1"))[1].startswith("text/plain")
 
 
 def test_a_scrape_in_another_thread_survives_traffic():
@@ -236,7 +241,7 @@ def test_a_scrape_in_another_thread_survives_traffic():
     def scraper() -> None:
         while not stop.is_set():
             try:
-                metrics.render(metrics.gather())
+                exposition(metrics)
             except Exception as error:
                 failed.append(error)
                 return

@@ -1,0 +1,153 @@
+"""Exposition: the answer to a scrape. Makes text of what was counted, in this process and its workers.
+
+About 5 µs a sample: a thread is the place for many series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from egressproxy.telemetry.metrics import BUCKETS_S, Counts, Kind
+from egressproxy.telemetry.process_figures import ProcessFigures
+
+__all__ = ["Exposition"]
+
+_LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account")
+_BOUND_TEXTS: Final = (*(str(bound) for bound in BUCKETS_S), "+Inf")
+
+
+class Exposition:
+    """Adds to what was counted what every Prometheus client in Python says of its process."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def render(self, counts: Counts, accept: str = "", workers: Iterable[ProcessFigures] = ()) -> tuple[bytes, str]:
+        """The answer and its content type, in the format that `accept` (the scraper's Accept field) prefers."""
+        encode, content_type = choose_encoder(accept)
+        families = [*_traffic(counts), *_gateway(counts), *_workers(workers), self._build(), *self._registry.collect()]
+        return encode(_Families(families)), content_type
+
+    def _build(self) -> Metric:
+        build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version",))
+        build.add_metric((self._version,), 1)
+        return build
+
+
+class _Families(Collector):
+    """An encoder reads a registry; this is one answer, already collected."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _traffic(counts: Counts) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "egress_requests", "Exchanges and tunnels that ended, by the status sent.", labels=(*_LABELS, "code")
+    )
+    durations = HistogramMetricFamily(
+        "egress_request_duration_seconds", "From the first byte of the head to the end.", labels=_LABELS
+    )
+    octets = CounterMetricFamily(
+        "egress_bytes", "Octets from the client (in) and to the client (out).", labels=(*_LABELS, "direction")
+    )
+    denied = CounterMetricFamily("egress_denied", "What policy refused.", labels=(*_LABELS, "reason"))
+    would_deny = CounterMetricFamily(
+        "egress_would_deny", "What policy would refuse if its mode were Enforce.", labels=(*_LABELS, "reason")
+    )
+    failures = CounterMetricFamily(
+        "egress_request_failures", "Exchanges that failed without being denied.", labels=(*_LABELS, "reason")
+    )
+    tunnels = GaugeMetricFamily("egress_tunnels_active", "Tunnels that are open now.", labels=_LABELS)
+    attempts = CounterMetricFamily(
+        "egress_upstream_attempts", "Attempts to reach a backend, by how they ended.", labels=(*_LABELS, "result")
+    )
+    for series in tuple(counts.series.values()):
+        labels = series.labels
+        # Copies: another thread may read while the loop adds a key.
+        for code, count in sorted(dict(series.requests).items()):
+            requests.add_metric((*labels, str(code)), count)
+        for family, by_word in (
+            (denied, series.denied),
+            (would_deny, series.would_deny),
+            (failures, series.failures),
+            (attempts, series.attempts),
+        ):
+            for word, count in sorted(dict(by_word).items()):
+                family.add_metric((*labels, word), count)
+        durations.add_metric(labels, _cumulative(tuple(series.buckets)), series.duration_sum_s)
+        octets.add_metric((*labels, "in"), series.bytes_in)
+        octets.add_metric((*labels, "out"), series.bytes_out)
+        tunnels.add_metric(labels, series.tunnels_active)
+    yield from (requests, durations, octets, denied, would_deny, failures, tunnels, attempts)
+
+
+def _gateway(counts: Counts) -> Iterator[Metric]:
+    upstream = GaugeMetricFamily(
+        "egress_upstream_connections",
+        "Open connections to backends; pools are shared by routes and clients.",
+        labels=(*_LABELS, "state"),
+    )
+    for (backend, state), count in sorted(counts.upstream.items()):
+        upstream.add_metric(("-", "-", backend, "-", "-", state), count)
+    yield upstream
+    downstream = GaugeMetricFamily(
+        "egress_downstream_connections", "Open connections from clients.", labels=("gateway", "listener")
+    )
+    for place, count in sorted(counts.downstream.items()):
+        downstream.add_metric(place, count)
+    yield downstream
+    filters = CounterMetricFamily(
+        "egress_filter", "Runs of filters, by how they ended.", labels=("filter", "type", "phase", "scope", "result")
+    )
+    for labels, count in sorted(counts.filters.items()):
+        filters.add_metric(labels, count)
+    yield filters
+    yield _counter("egress_dns_lookups", "DNS lookups, by result.", "result", counts.dns_lookups)
+    yield _counter(
+        "egress_connections_rejected", "Client connections closed at once.", "reason", counts.connections_rejected
+    )
+    yield _counter("egress_config_reloads", "Configurations read, by result.", "result", counts.reloads)
+    for name, reading in counts.readings.items():
+        family = CounterMetricFamily if reading.kind is Kind.COUNTER else GaugeMetricFamily
+        yield family(name, reading.description, reading.value)
+
+
+def _workers(workers: Iterable[ProcessFigures]) -> Iterator[Metric]:
+    memory = GaugeMetricFamily("egress_worker_resident_memory_bytes", "Of a worker process.", labels=("worker",))
+    cpu = CounterMetricFamily(
+        "egress_worker_cpu_seconds", "User and system time of a worker, its predecessors' included.", labels=("worker",)
+    )
+    for figures in workers:
+        memory.add_metric((str(figures.worker),), figures.resident_bytes)
+        cpu.add_metric((str(figures.worker),), figures.cpu_s)
+    yield from (memory, cpu)
+
+
+def _counter(name: str, description: str, label: str, values: dict[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, description, labels=(label,))
+    for word, count in sorted(dict(values).items()):
+        family.add_metric((word,), count)
+    return family
+
+
+def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
+    total = 0
+    made: list[tuple[str, float]] = []
+    for bound, count in zip(_BOUND_TEXTS, buckets, strict=True):
+        total += count
+        made.append((bound, total))
+    return made

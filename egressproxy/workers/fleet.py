@@ -1,0 +1,66 @@
+"""Fleet: what the application asks of those who serve its traffic, be they one data plane in this process
+(`worker.InProcess`) or several processes (`supervisor.Supervisor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.process_figures import ProcessFigures
+
+__all__ = ["Configuration", "Fleet", "Refused"]
+
+
+class Refused(Exception):
+    """A start that fails, or a configuration that cannot be put into service: then the one before stays, everywhere.
+
+    The message says why.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A ConfigSpec as `spec.packing` writes it, and what a process that does not serve it has to know of it.
+
+    `places` are those to bind: address (IP literal), port, and whose it is (`gateway/listener`, …). `generation` counts
+    the configurations that were put into service, from 1. `own` are further sockets of ours, which nobody may reach
+    through us.
+    """
+
+    octets: bytes = field(repr=False)
+    places: Mapping[tuple[str, int], str]
+    generation: int
+    own: tuple[tuple[str, int], ...] = ()
+
+
+class Fleet(Protocol):
+    """All methods belong to the event loop. `start` comes first, `stop` last, however it went."""
+
+    async def start(self) -> None:
+        """Raises Refused where the access log cannot be opened or a process cannot be started."""
+
+    async def apply(self, configuration: Configuration) -> None:
+        """Put it into service everywhere at once. Raises Refused, and has changed nothing then."""
+
+    def why_not_ready(self) -> str:
+        """ "" while somebody serves."""
+
+    def reopen_access_log(self) -> None: ...
+
+    async def counts(self) -> Counts:
+        """What was counted by all since the start; not to be changed."""
+
+    def figures(self) -> list[ProcessFigures]:
+        """What each worker costs."""
+
+    async def drain(self, timeout_s: float) -> int:
+        """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut.
+
+        Cancelled, it cuts at once.
+        """
+
+    async def stop(self) -> None:
+        """End everything, and write what is to be logged."""

@@ -1,0 +1,173 @@
+"""What a supervisor and its workers say to each other. Plain values; `frame` and `read` are their form in a channel.
+
+Both ends are processes of ours with the same code; all the same, reading makes nothing but messages and what they hold.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Final
+
+from egressproxy.telemetry.metrics import Counts
+
+__all__ = [
+    "Begin",
+    "Begun",
+    "Build",
+    "Built",
+    "Counted",
+    "CountsAsked",
+    "Drain",
+    "Drained",
+    "Forget",
+    "Listen",
+    "Message",
+    "NotBegun",
+    "NotBuilt",
+    "ReopenAccessLog",
+    "Serving",
+    "Swap",
+    "decode",
+    "encode",
+]
+
+_MODULES: Final = frozenset(("egressproxy.telemetry.metrics", "egressproxy.workers.messages"))
+
+
+# --- to a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first message, with one descriptor, of `turn.Turn`: answered by Begun or NotBegun.
+
+    `pseudonym` is the gateway's name in Via, the same for all workers of a run.
+    """
+
+    worker: int
+    access_log: str | None
+    log_level: str
+    pseudonym: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Make this ready beside what is in service: answered by Built or NotBuilt. See `fleet.Configuration`."""
+
+    octets: bytes = field(repr=False)
+    generation: int
+    own: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """What was built last is not wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """With one descriptor: the listening socket of this place, which the next Swap needs."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Put into service what was built last: answered by Serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountsAsked:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenAccessLog:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Stop accepting, drain, answer Drained, and end."""
+
+    timeout_s: float
+
+
+# --- from a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class NotBegun:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class NotBuilt:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A part of the answer to CountsAsked; its series are those of no other part."""
+
+    number: int
+    part: Counts
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The last message. `cut`: connections that had to be closed at the end of the time."""
+
+    cut: int
+
+
+Message = (
+    Begin | Build | Forget | Listen | Swap | CountsAsked | ReopenAccessLog | Drain
+    | Begun | NotBegun | Built | NotBuilt | Serving | Counted | Drained
+)  # fmt: skip
+
+
+def encode(message: Message) -> bytes:
+    written = io.BytesIO()
+    _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(message)
+    return written.getvalue()
+
+
+def decode(octets: bytes | bytearray | memoryview) -> Any:
+    """Raises pickle.UnpicklingError, among others, where this is no message."""
+    return _Unpickler(io.BytesIO(octets)).load()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Frozen classes by their fields: the default form goes through slow Python code when it is read."""
+        kind = type(value)
+        if is_dataclass(kind):
+            return kind, tuple([getattr(value, field.name) for field in fields(kind)])
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module in _MODULES and "." not in name:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a message")

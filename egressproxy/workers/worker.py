@@ -1,0 +1,130 @@
+"""Worker: the data plane of one process: its gateway, what it counts and what it logs. With one worker it lives in the
+process that was started; with several, each has a process of its own (`process`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from egressproxy.filters.catalog import Catalog
+from egressproxy.gateway.gateway import BindError, Gateway
+from egressproxy.gateway.listener import bind as bind_socket
+from egressproxy.gateway.live import Snapshot
+from egressproxy.spec.packing import unpacking
+from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.loop_lag import LoopLag
+from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
+from egressproxy.transport.slices import in_slices
+from egressproxy.workers.fleet import Configuration, Refused
+
+__all__ = ["REFUSALS", "InProcess", "Worker", "access_log_failed", "rest_memory"]
+
+#: What makes a configuration unusable although it was compiled. FilterBuildError is a ValueError.
+REFUSALS = (BindError, ssl.SSLError, ValueError, OSError)
+
+
+class Worker:
+    """Made on the event loop. Raises OSError where the access log cannot be opened."""
+
+    def __init__(
+        self,
+        access_log: str | None,
+        metrics: Metrics,
+        pseudonym: bytes = b"",
+        bind: Callable[[str, int], socket.socket] = bind_socket,
+        turn: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.access_log = AccessLog(access_log, turn=turn)
+        self.metrics = metrics
+        self.gateway = Gateway(Catalog(), self.metrics, self.access_log, pseudonym, bind)
+        self._lag = LoopLag()
+        self._lag.start()
+        self.metrics.add_counter(
+            "egress_access_log_dropped_total", "Access log lines that could not be written.",
+            lambda: self.access_log.dropped,
+        )  # fmt: skip
+        self.metrics.add_counter(
+            "egress_access_log_suppressed_total", "Access log lines of denials that were left out in a flood.",
+            lambda: self.access_log.suppressed,
+        )  # fmt: skip
+        self.metrics.add_peak("egress_event_loop_lag_seconds", "Longest delay since the last scrape.", self._lag.take)
+
+    async def prepare(self, octets: bytes, generation: int) -> Snapshot:
+        """Build a configuration (see `fleet.Configuration`) beside what is in service. Raises one of REFUSALS."""
+        gc.disable()  # a collection over the many new objects would stop the loop
+        try:
+            spec = replace(await in_slices(unpacking(octets)), generation=generation)
+            return await self.gateway.prepare(spec)
+        finally:
+            gc.freeze()
+            gc.enable()
+
+    def close(self) -> None:
+        self._lag.stop()
+        self.access_log.close()
+
+
+class InProcess:
+    """The fleet of one: a worker in this process."""
+
+    def __init__(self, access_log: str | None, metrics: Metrics) -> None:
+        self._target = access_log
+        self._metrics = metrics
+        metrics.add_gauge("egress_workers", "Worker processes that serve.", lambda: 1)
+        metrics.add_counter("egress_worker_restarts", "Workers that had to be replaced.", lambda: 0)
+        self._worker: Worker | None = None
+
+    @property
+    def worker(self) -> Worker:
+        assert self._worker is not None, "not started"
+        return self._worker
+
+    async def start(self) -> None:
+        try:
+            self._worker = Worker(self._target, self._metrics)
+        except OSError as error:
+            raise Refused(access_log_failed(self._target, error)) from None
+
+    async def apply(self, configuration: Configuration) -> None:
+        try:
+            snapshot = await self.worker.prepare(configuration.octets, configuration.generation)
+            await self.worker.gateway.put_into_service(snapshot, configuration.own)
+        except REFUSALS as error:
+            raise Refused(str(error)) from None
+
+    def why_not_ready(self) -> str:
+        return ""
+
+    def reopen_access_log(self) -> None:
+        self.worker.access_log.reopen()
+
+    async def counts(self) -> Counts:
+        return self._metrics.gather()
+
+    def figures(self) -> list[ProcessFigures]:
+        return [process_figures(1, os.getpid())]
+
+    async def drain(self, timeout_s: float) -> int:
+        return await self.worker.gateway.drain(timeout_s)
+
+    async def stop(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+
+def access_log_failed(target: str | None, error: OSError) -> str:
+    return f"access log {target}: {error.strerror}"
+
+
+def rest_memory() -> None:
+    """After the start: what is there now stays, and need not be looked at by every collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
