@@ -42,7 +42,7 @@ def goals_table(verdicts: Sequence[Verdict]) -> Table:
     for heading in GOAL_HEADINGS:
         made.add_column(heading)
     for verdict in verdicts:
-        made.add_row(*_goal_cells(verdict), style=STYLES[verdict.word])
+        made.add_row(*_goal_cells(verdict), style="dim" if verdict.goal.is_beyond else STYLES[verdict.word])
     return made
 
 
@@ -96,7 +96,8 @@ def _ruled(headings: Sequence[str], right: int) -> list[str]:
 
 
 def _goal_cells(verdict: Verdict) -> list[str]:
-    return [verdict.goal.workload, str(verdict.goal), verdict.figures, verdict.word]
+    goal = verdict.goal
+    return [goal.workload, f"{goal} (beyond)" if goal.is_beyond else str(goal), verdict.figures, verdict.word]
 
 
 def _ours(rows: Sequence[Row]) -> Row | None:

@@ -2,7 +2,12 @@
 -- The file holds a whole request, so that the request line may be in absolute-form. A second argument `closes` says that
 -- the proxy closes after each response without having said so: the end of a connection is no error then.
 local bytes
-local closes
+local worker
+
+-- `done` runs elsewhere than `init`: what it has to know is asked of the thread.
+function setup(thread)
+  worker = thread
+end
 
 function init(arguments)
   local file = assert(io.open(arguments[1], "rb"))
@@ -18,7 +23,7 @@ end
 function done(summary, latency)
   local errors = summary.errors
   local ends = errors.read
-  if closes and ends <= summary.requests then ends = 0 end
+  if worker:get("closes") and ends <= summary.requests then ends = 0 end
   io.write(string.format(
     '\n{"units":%d,"seconds":%.6f,"errors":%d,"p50_us":%d,"p99_us":%d}\n',
     summary.requests, summary.duration / 1e6,

@@ -71,9 +71,10 @@ class Requests(Workload):
                 "the generator of W1, W2, S and L is wrk, and there is none; on Debian: apt-get install wrk"
             )
         path = self._write_request(proxy, world)
+        words = [str(path), *(["closes"] if proxy.closes_silently else [])]
         command = [
             wrk, "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s", "--timeout", "10s", "-s", str(SCRIPT),
-            f"http://127.0.0.1:{proxy.ports[self.listener]}/", "--", str(path), "closes" if proxy.closes_silently else "",
+            f"http://127.0.0.1:{proxy.ports[self.listener]}/", "--", *words,
         ]  # fmt: skip
         return run_generator(command, seconds, f"{self.name} through {proxy.name}")
 
