@@ -1,26 +1,13 @@
-"""The catalogue of filter types, and the live filters built from specs.
-
-`FilterInstances` belongs to a snapshot. It takes over from the one before what has an equal spec, so that token buckets
-and counters survive a reload, and builds the rest.
-"""
+"""The catalogue of filter types."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import count
 from typing import Any
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.chain import FilterStats, PlacedFilter
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.filters.base import FilterType, Phase
 
-__all__ = ["Catalog", "FilterBuildError", "FilterInstances"]
-
-_marks = count()
-
-
-class FilterBuildError(ValueError):
-    """A filter cannot be built from its spec. The message names the declaring object, the filter and the reason."""
+__all__ = ["Catalog"]
 
 
 class Catalog:
@@ -60,68 +47,3 @@ class Catalog:
             }
             for name, kind in sorted(self._types.items())
         }
-
-
-class FilterInstances:
-    """One live filter per equal spec; `previous` is that of the snapshot in service, None at the first start."""
-
-    __slots__ = ("_catalog", "_made", "_previous")
-
-    def __init__(self, catalog: Catalog, previous: FilterInstances | None = None) -> None:
-        self._catalog = catalog
-        self._made: dict[tuple[ExtensionSpec, str], PlacedFilter] = {}
-        self._previous = {} if previous is None else previous._made
-
-    def place(self, spec: ExtensionSpec) -> PlacedFilter:
-        """The filter of this spec, built at its first use. Raises FilterBuildError."""
-        kind, context = self._context(spec)
-        try:
-            key = (spec, kind.revision(context))
-            placed = self._made.get(key) or self._previous.get(key) or _build(spec, kind, context)
-        except (ValueError, OSError) as error:
-            raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
-        self._made[key] = placed
-        return placed
-
-    def blocks(self, spec: ExtensionSpec) -> bool:
-        """Whether to build this filter is nothing for the event loop."""
-        if not self._catalog.is_imported:
-            return True
-        kind = self._catalog.get(spec.type)
-        return kind is not None and kind.blocks
-
-    def get(self, spec: ExtensionSpec) -> Filter:
-        return self.place(spec).filter
-
-    def stats(self) -> list[FilterStats]:
-        """The counters of every filter, one entry per phase in which it runs."""
-        return [stats for placed in self._made.values() for stats in placed.stats.values()]
-
-    def seal(self) -> None:
-        """Let go of the instances of the snapshot before; call it when this one is complete."""
-        self._previous = {}
-
-    def _context(self, spec: ExtensionSpec) -> tuple[FilterType, FilterContext]:
-        where = f"{spec.source}: filter {spec.name}"
-        kind = self._catalog.get(spec.type)
-        if kind is None:
-            raise FilterBuildError(f"{where}: unknown type {spec.type}; known are {', '.join(self._catalog.names())}")
-        if spec.phase not in {phase.value for phase in kind.phases}:
-            allowed = ", ".join(phase.value for phase in Phase if phase in kind.phases)
-            raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}; it can in {allowed}")
-        from egressproxy.filters.settings import validated
-
-        try:
-            config = validated(kind.config_model, spec.config)
-        except ValueError as error:
-            raise FilterBuildError(f"{where} ({spec.type}): {error}") from None
-        context = FilterContext(
-            config, dict(spec.secrets), spec.name, spec.scope, spec.source, spec.folder, Phase(spec.phase)
-        )  # fmt: skip
-        return kind, context
-
-
-def _build(spec: ExtensionSpec, kind: FilterType, context: FilterContext) -> PlacedFilter:
-    made = kind.build(context)
-    completes = type(made).complete is not Filter.complete
-    return PlacedFilter(spec, kind, made, mark=f"filter {next(_marks)}" if completes else "")

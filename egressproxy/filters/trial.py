@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egressproxy.filters.catalog import Catalog, FilterBuildError, FilterInstances
+from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.policy import ExtensionSpec
 from egressproxy.spec.route import WeightedBackend

@@ -13,8 +13,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from egressproxy.filters.catalog import Catalog, FilterInstances
+from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, compile_chain
+from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.connector import Connector, Network
 from egressproxy.gateway.live import Choice, Listener, Port, Route, Snapshot
 from egressproxy.model.steps import Steps, finished

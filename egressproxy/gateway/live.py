@@ -9,8 +9,8 @@ import ssl
 from collections.abc import Sequence
 
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.filters.catalog import FilterInstances
 from egressproxy.filters.chain import Chain
+from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.connector import Connector
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy

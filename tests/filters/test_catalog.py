@@ -7,8 +7,9 @@ from pydantic import TypeAdapter
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import Exchange
 from egressproxy.filters.builtin import BUILTIN_TYPES
-from egressproxy.filters.catalog import Catalog, FilterBuildError, FilterInstances
+from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
+from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.spec.policy import ExtensionSpec
 
 RATE = ExtensionSpec(

@@ -5,8 +5,9 @@ import pytest
 
 from egressproxy.errors import Denied, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters import Exchange
-from egressproxy.filters.catalog import Catalog, FilterBuildError, FilterInstances
+from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
+from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import Secret

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from egressproxy.filters import Exchange, Rejected
-from egressproxy.filters.catalog import Catalog, FilterInstances
+from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
+from egressproxy.filters.instances import FilterInstances
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.spec.policy import ExtensionSpec

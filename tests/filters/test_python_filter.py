@@ -4,8 +4,9 @@ import sys
 import pytest
 
 from egressproxy.filters import Exchange
-from egressproxy.filters.catalog import Catalog, FilterBuildError, FilterInstances
+from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
+from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.model.secret import Secret
 from egressproxy.spec.policy import ExtensionSpec
 

@@ -6,7 +6,6 @@ the manifest's spelling is the alias. Defaults are those that the CRDs declare, 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -178,9 +177,12 @@ class Resource(Model):
         self._origin = origin
 
     def to_manifest(self) -> dict[str, Any]:
-        """The object in Kubernetes' shape, as written, with its namespace, without status; a copy, no secret values."""
+        """The object in Kubernetes' shape, as written, with its namespace, without status and without secret values.
+
+        The parts below `metadata` and `spec` are the object's own: not to be changed.
+        """
         made = (
-            copy.deepcopy(self._raw)
+            dict(self._raw)
             if self._raw is not None
             else self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         )
