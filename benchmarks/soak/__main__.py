@@ -162,16 +162,15 @@ async def _soak(
         samples,
         before,
         after,
-        lag_p99_ms=lag.percentile(0.99),
+        lag_p99_ms=lag.busy.percentile(0.99),
         unexpected=sum(load.unexpected.values()),
         complaints=len(complaints),
     )
     origins.close()
     names.close()
-    percentiles = {f"p{share:g}": lag.percentile(share / 100) for share in (50, 90, 99, 99.9)}
     return Run(
         samples, before, after, load, findings, seconds, complaints, failures, changes,
-        {**percentiles, "worst": lag.worst_ms},
+        lag.as_dict(),
     )  # fmt: skip
 
 

@@ -397,7 +397,7 @@ class Load:
             peer.send(get("plain.soak.example", "/surplus"))
             await peer.expect(200, KIB)
             peer.send(get("plain.soak.example", "/tiny/400"))
-            await peer.expect(200, b"abcd" * 100)
+            await peer.expect(200, b"abcde" * 80)
             peer.send(b"POST /early HTTP/1.1\r\nHost: plain.soak.example\r\nContent-Length: 50000\r\n\r\n" + b"x" * 100)
             await peer.expect((413, 502))
         return 3

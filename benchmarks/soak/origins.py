@@ -4,7 +4,7 @@
 /octets/N     N octets with their length         /reset-body       a reset in the middle of the body
 /chunked      three chunks                       /truncated        half of the body, then the end
 /events/N     N server-sent events, 20 ms apart  /half-chunked     a chunk, then the end
-/tiny/N       N octets in chunks of 4            /garbage          no HTTP
+/tiny/N       N octets in chunks of 5            /garbage          no HTTP
 /echo         the length of the request's body   /garbage-chunk    a chunk size that is none
 /interim      103, then 200                      /surplus          a second answer behind the first
 /early        an answer before the body is read  /stall            nothing
@@ -32,6 +32,8 @@ KIB = b"0123456789abcdef" * 64
 PIECE = bytes(256 * 1024)
 EVENT = b'data: {"delta": "a few words of an answer"}\n\n'
 EVENT_S = 0.02
+OK = b"HTTP/1.1 200 OK\r\nVary: Accept\r\nX-Internal-Note: no\r\nContent-Length: 1024\r\n\r\n" + KIB
+TINY = b"5\r\nabcde\r\n"
 _HEAD = re.compile(rb"([A-Z]+) (?:http://[^/ ]+)?(/[^ ]*) HTTP/1\.1\r\n(.*?\r\n)\r\n", re.DOTALL)
 _LENGTH = re.compile(rb"^content-length: *(\d+)", re.IGNORECASE | re.MULTILINE)
 _CHUNKED = re.compile(rb"^transfer-encoding: *chunked", re.IGNORECASE | re.MULTILINE)
@@ -92,6 +94,9 @@ class Origin(asyncio.Protocol):
         self._pour()
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(b"GET /ok ") and data.find(b"\r\n\r\n") == len(data) - 4 and self._is_free():
+            self.transport.write(OK)  # most of what is asked, and the origin must not be what is measured
+            return
         self._data += data
         while not self._is_over and not self._left:
             head = self._body or _HEAD.match(self._data)
@@ -109,6 +114,9 @@ class Origin(asyncio.Protocol):
                 return
             self._body = None
             self._serve(head[2], length)
+
+    def _is_free(self) -> bool:
+        return not (self._data or self._body or self._left or self._is_over)
 
     def _take_body(self, fields: bytes) -> int | None:
         """The length of the request's body if all of it is here, taken off."""
@@ -129,7 +137,7 @@ class Origin(asyncio.Protocol):
         name, _, number = target[1:].decode().partition("/")
         match name:
             case "ok":
-                self._answer(b"200 OK", b"Vary: Accept\r\nX-Internal-Note: no\r\n", KIB)
+                self.transport.write(OK)
             case "echo":
                 self._answer(b"200 OK", b"", str(length).encode())
             case "octets":
@@ -141,7 +149,7 @@ class Origin(asyncio.Protocol):
                 self.transport.write(b"400\r\n%b\r\n" % KIB * 3 + b"0\r\n\r\n")
             case "tiny":
                 self.transport.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-                self.transport.write(b"4\r\nabcd\r\n" * (int(number) // 4) + b"0\r\n\r\n")
+                self.transport.write(TINY * (int(number) // 5) + b"0\r\n\r\n")
             case "events":
                 head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
                 self.transport.write(head)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +39,52 @@ _GAUGES = re.compile(
 _REASON = re.compile(r'reason="([^"]*)"')
 
 
-@dataclass
-class Lag:
-    """How late the event loop is, in milliseconds; of several processes all together."""
+class Delays:
+    """How often the event loop was how late, by whole milliseconds."""
 
-    late_ms: Counter[int] = field(default_factory=Counter)
-    worst_ms: float = 0.0
+    def __init__(self) -> None:
+        self._by_ms: Counter[int] = Counter()
+        self.worst_ms = 0.0
 
-    def add(self, other: Lag) -> None:
-        self.late_ms.update(other.late_ms)
+    def read(self, report: dict[str, Any]) -> None:
+        """Add what a probe says."""
+        self._by_ms.update({int(ms): count for ms, count in report["by_ms"].items()})
+        self.worst_ms = max(self.worst_ms, report["worst_ms"])
+
+    def add(self, other: Delays) -> None:
+        self._by_ms.update(other._by_ms)
         self.worst_ms = max(self.worst_ms, other.worst_ms)
 
     def percentile(self, share: float) -> float:
         """The upper edge of the millisecond that holds it; 0 where nothing was measured."""
-        left = sum(self.late_ms.values()) * share
-        for late in sorted(self.late_ms):
-            left -= self.late_ms[late]
+        left = sum(self._by_ms.values()) * share
+        for late in sorted(self._by_ms):
+            left -= self._by_ms[late]
             if left <= 0:
                 return min(late + 1.0, self.worst_ms)
         return self.worst_ms
+
+
+class Lag:
+    """Of the event loop, of several processes all together: `busy` is what they spent computing of `late`."""
+
+    def __init__(self) -> None:
+        self.late = Delays()
+        self.busy = Delays()
+
+    def read(self, report: dict[str, Any]) -> None:
+        self.late.read(report["late"])
+        self.busy.read(report["busy"])
+
+    def add(self, other: Lag) -> None:
+        self.late.add(other.late)
+        self.busy.add(other.busy)
+
+    def as_dict(self) -> dict[str, float]:
+        """Percentiles in milliseconds."""
+        found = {f"p{share:g}": self.busy.percentile(share / 100) for share in (50, 90, 99, 99.9)}
+        machine = {"late p99": self.late.percentile(0.99), "late worst": self.late.worst_ms}
+        return {**found, "worst": self.busy.worst_ms, **machine}
 
 
 @dataclass(frozen=True)
@@ -258,7 +285,7 @@ class Subject:
         found: set[int] = set()
         for _ in range(1 if self.workers == 1 else self.workers * 20):
             report: dict[str, Any] = json.loads(await self._get(self.probe, "/"))
-            lag.add(Lag(Counter({int(ms): count for ms, count in report["late_ms"].items()}), report["worst_ms"]))
+            lag.read(report)
             if report["pid"] not in found:
                 found.add(report["pid"])
                 tasks += report["tasks"]
@@ -279,8 +306,8 @@ class Subject:
             int(sums.get("egress_upstream_connections", 0)),
             tasks,
             int(sums.get("egress_requests_total", 0)),
-            lag.percentile(0.99),
-            lag.worst_ms,
+            lag.busy.percentile(0.99),
+            lag.busy.worst_ms,
         )
 
     async def wait_for_generation(self, generation: int, within_s: float = 60.0) -> None:

@@ -47,7 +47,7 @@ class Crowd:
                 for request, end in requests:
                     await loop.sock_sendall(sock, request)
                     answer = b""
-                    while not answer.endswith(end):
+                    while not answer or not answer.endswith(end):
                         piece = await loop.sock_recv(sock, 65536)
                         if not piece:
                             raise ConnectionResetError(f"closed after {answer[:100]!r}")
