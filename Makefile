@@ -13,7 +13,7 @@ PIP         := $(BIN)/python -m pip -qq --disable-pip-version-check
 CASES_VENV  := .cache/cases-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types imports image-lint cases cases-venv bench install install-dev clean
+.PHONY: help run test check format lint types imports image-lint cases cases-venv bench bench-micro install install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,10 +53,11 @@ cases: install ## run the attack cases that stand beside the checkout (options: 
 
 cases-venv: $(CASES_VENV)/.installed
 
-bench: ## compare with other proxies found on this machine (options: ARGS="…")
-	@if [ ! -f benchmarks/__main__.py ]; then echo "There are no benchmarks in this version."; exit 2; fi
-	@$(MAKE) --no-print-directory install-dev
+bench: install-dev ## compare with other proxies found on this machine (options: ARGS="…")
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-micro: install-dev ## what each stage of a request costs (options: ARGS="…")
+	@$(BIN)/python -m benchmarks.micro $(ARGS)
 
 install: $(VENV)/.installed
 

@@ -1,18 +1,15 @@
-"""Microseconds per message through the HTTP/1.1 codec, beside what llhttp alone needs for the same head.
-
-    python benchmarks/micro/codec.py
-
-Only ratios within one run count; figures drift with the machine.
-"""
+"""The HTTP/1.1 codec, beside what llhttp alone needs for the same head."""
 
 from __future__ import annotations
 
-import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httptools
 
+from benchmarks.micro.stage import Stage
 from egressproxy.protocols.http1.codec import HeadLimits, RequestReader, ResponseReader
+
+__all__ = ["GET", "RESPONSE", "stages"]
 
 FIELDS = (
     b"User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Safari/537.36\r\n"
@@ -32,11 +29,21 @@ RESPONSE = (
     b'ETag: "0123456789abcdef"\r\nStrict-Transport-Security: max-age=31536000\r\nX-Content-Type-Options: nosniff\r\n'
     b"Set-Cookie: id=abc; Path=/; HttpOnly\r\nAge: 0\r\n\r\n" + b"x" * 1024
 )
+SMALL_RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1024\r\n\r\n" + b"x" * 1024
 EVENT = b"3a\r\n" + b"d" * 0x3A + b"\r\n"
 
 
-def microseconds(run: Callable[[], object], number: int = 50_000) -> float:
-    return min(timeit.repeat(run, number=number, repeat=7)) / number * 1e6
+def stages() -> Iterator[Stage]:
+    for name, call in (
+        ("request head, 2 fields", requests(SMALL, 1)),
+        (f"request head, 12 fields, {len(GET)} octets", requests(GET, 1)),
+        ("request head, 13 fields, and 1 KiB of body", requests(POST, 3)),
+        ("response head, 2 fields, and 1 KiB of body", responses(SMALL_RESPONSE, 3)),
+        (f"response head, 15 fields, {len(RESPONSE) - 1024} octets, and 1 KiB of body", responses(RESPONSE, 3)),
+        ("one chunk of 58 octets", chunks()),
+        ("(llhttp alone, the request head with 12 fields)", llhttp),
+    ):
+        yield Stage("codec", name, call)
 
 
 def requests(data: bytes, events: int) -> Callable[[], None]:
@@ -77,20 +84,3 @@ def chunks() -> Callable[[], None]:
 
 def llhttp() -> None:
     httptools.HttpRequestParser(None).feed_data(GET)
-
-
-def main() -> None:
-    rows = [
-        (f"GET, 12 fields, {len(GET)} octets", requests(GET, 1)),
-        ("GET, 2 fields", requests(SMALL, 1)),
-        ("POST, 13 fields, 1 KiB of body", requests(POST, 3)),
-        (f"200, 15 fields, {len(RESPONSE) - 1024} octets, 1 KiB of body", responses(RESPONSE, 3)),
-        ("one chunk of 58 octets", chunks()),
-        ("llhttp alone, the GET with 12 fields", llhttp),
-    ]
-    for name, run in rows:
-        print(f"{microseconds(run):7.2f} us  {name}")
-
-
-if __name__ == "__main__":
-    main()

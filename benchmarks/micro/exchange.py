@@ -1,0 +1,100 @@
+"""Whole exchanges through the data plane, between transports in memory: everything but the kernel.
+
+The kit is that of the tests (tests/support/conversation): it is on the loop of asyncio, whose turns are subtracted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from benchmarks.micro.codec import GET, RESPONSE, SMALL, SMALL_RESPONSE
+from benchmarks.micro.stage import Stage
+from tests.support.conversation import Conversation, MemoryPeer
+
+__all__ = ["stages"]
+
+GROUP = "exchange"
+#: In one call, so that entering and leaving the loop does not count.
+SHARE = 50
+#: The octets of a message go out at the end of a turn, and are seen in the next.
+TURNS = 2
+
+PLAIN = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw}
+spec:
+  gatewayClassName: egressproxy
+  listeners: [{name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}]
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: policy}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}]
+  destinations: {allow: [{hostnames: [api.example.com]}]}
+"""
+FILTERED = (
+    PLAIN
+    + """  limits:
+    maxBodyBytes: 1048576
+    connections: 10000
+    requests: [{per: Gateway, limit: 1000000000, window: 1s}]
+  extensions:
+  - name: request-fields
+    type: egressproxy.io/HeaderPolicy:v1
+    phase: request-headers
+    config: {request: {set: [{name: X-Gateway, value: bench}], remove: [X-Custom]}}
+  - name: response-fields
+    type: egressproxy.io/HeaderPolicy:v1
+    phase: response-headers
+    config: {response: {set: [{name: X-Served-By, value: bench}], remove: [Age]}}
+"""
+)
+SMALL_GET = SMALL.replace(b"GET /a", b"GET http://api.example.com/a")
+
+
+def stages() -> Iterator[Stage]:
+    yield whole("2 request fields, 2 response fields, 1 KiB, allowed", PLAIN, SMALL_GET, SMALL_RESPONSE)
+    yield whole("12 and 15 fields, 1 KiB, allowed", PLAIN, GET, RESPONSE)
+    yield whole("the same, two header filters and three limits", FILTERED, GET, RESPONSE)
+
+
+def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
+    """Requests on one connection, and on one to the origin, from the first octet to the line of the access log."""
+    talk = Conversation(manifests, {}, is_memory=True)
+    client = cast(MemoryPeer, talk.client)
+    talk.log.record = lambda x: None  # type: ignore[method-assign]  # it would keep the lines
+    client >> request
+    origin = cast(MemoryPeer, talk.dialled("api.example.com", 80))
+    origin >> response
+    assert client.received.startswith(b"HTTP/1.1 200"), bytes(client.received)
+
+    def exchange() -> None:
+        origin.received.clear()
+        client.received.clear()
+        client.transport.deliver(request)
+
+    async def exchanges() -> None:
+        for _ in range(SHARE):
+            exchange()
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            assert origin.received, "the request was not sent on"
+            origin.transport.deliver(response)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            assert client.received, "the response was not sent on"
+
+    async def turns() -> None:
+        for _ in range(SHARE):
+            for _ in range(2 * TURNS):
+                await asyncio.sleep(0)
+
+    return Stage(GROUP, name, runner(talk, exchanges), runner(talk, turns), SHARE)
+
+
+def runner(talk: Conversation, work: Callable[[], object]) -> Callable[[], object]:
+    return lambda: talk.loop.run_until_complete(work())  # type: ignore[arg-type]
