@@ -87,6 +87,7 @@ class _Builder:
 
     def listener(self, spec: ListenerSpec) -> Steps[Listener]:
         http = []
+        named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
             rules = []
             for rule in route.rules:
@@ -94,17 +95,15 @@ class _Builder:
                 rules.append(self.rule(spec, route, rule))
                 yield None
             http.append((route, rules))
+            named.append(HostEntry(route.hostnames, True, route.created, route.name))
         table = yield from HttpTable.building(http)
-        hosts = HostTable.build(
-            HostEntry(route.hostnames, True, route.created, route.name) for route in spec.http_routes
-        )
-        yield None
+        hosts = yield from HostTable.building(named)
         entries = []
         for stream in (*spec.tls_routes, *spec.tcp_routes):
             yield from self.blocking(stream.extensions, stream.backends)
             entries.append(HostEntry(stream.hostnames, self.stream(spec, stream), stream.created, stream.name))
             yield None
-        streams = HostTable.build(entries)
+        streams = yield from HostTable.building(entries)
         destinations = self.destination_policy(spec.policy)
         yield None
         default = None

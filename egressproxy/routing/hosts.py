@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from egressproxy.model.steps import Steps, finished
+
 __all__ = ["HostEntry", "HostMap", "HostTable"]
 
 T = TypeVar("T")
@@ -98,10 +100,16 @@ class HostTable(Generic[T]):
     @classmethod
     def build(cls, entries: Iterable[HostEntry[T]]) -> HostTable[T]:
         """Of several entries with the same hostname the oldest wins, then the first by name, then the first given."""
+        return finished(cls.building(entries))
+
+    @classmethod
+    def building(cls, entries: Iterable[HostEntry[T]]) -> Steps[HostTable[T]]:
+        """`build`, an entry at a time."""
         chosen: HostMap[T] = HostMap()
         for entry in sorted(entries, key=lambda e: (e.created, e.name)):
             for hostname in entry.hostnames or ("",):
                 chosen.put(hostname, entry.payload)
+            yield None
         return cls(chosen)
 
     def match(self, host: str) -> T | None:
