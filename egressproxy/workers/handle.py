@@ -152,8 +152,9 @@ class Handle:
         self._on_end()
 
     def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
+        """At once, whatever it does."""
+        self._process.kill()
+        self.end()
 
     def how_it_ended(self) -> str:
         status = self._process.returncode

@@ -1,0 +1,49 @@
+"""What goes through a channel comes back, and nothing else does."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from egressproxy.telemetry.metrics import Counts, Kind, Metrics, Reading
+from egressproxy.workers.messages import Begin, Begun, Build, Counted, Drain, Listen, NotBuilt, decode, encode
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Begin(1, None, "info", b"name"),
+        Begun(),
+        Build(b"octets", 7, (("127.0.0.1", 15000),)),
+        Listen("::1", 80),
+        NotBuilt("why"),
+        Drain(0.5),
+    ],
+)
+def test_a_message_comes_back(message: object):
+    assert decode(encode(message)) == message  # type: ignore[arg-type]
+
+
+def test_counts_come_back():
+    metrics = Metrics("1")
+    metrics.series("g", "r", "b").attempt("ok")
+    metrics.count_dns("hit")
+    metrics.add_peak("lag", "Lag.", lambda: 0.25)
+    found = decode(encode(Counted(3, metrics.gather(), True)))
+    assert isinstance(found.part, Counts)
+    assert found.part.series["g", "r", "b", "-", "-"].attempts == {"ok": 1}
+    assert found.part.dns_lookups == {"hit": 1}
+    assert found.part.readings["lag"] == Reading(Kind.PEAK, "Lag.", 0.25)
+
+
+@pytest.mark.parametrize("value", [Path("/"), print, subclass := type("Own", (), {})])
+def test_what_is_no_message_is_not_made(value: object):
+    octets = b"cos\nsystem\n(S'true'\ntR." if value is subclass else pickle.dumps(value)
+    with pytest.raises(pickle.UnpicklingError, match="no part of a message"):
+        decode(octets)
+
+
+def test_a_configuration_is_not_shown():
+    assert "hush" not in repr(Build(b"hush", 1, ()))

@@ -1,0 +1,187 @@
+"""The supervisor with real workers, in this process's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from egressproxy.spec.backend import BackendSpec, Destination
+from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
+from egressproxy.spec.packing import pack
+from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.spec.route import WeightedBackend
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.workers import supervisor as module
+from egressproxy.workers.fleet import Configuration, Refused
+from egressproxy.workers.supervisor import Supervisor
+from tests.support.net import free_port
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Supervisor]:
+    made = Supervisor(2, "off", "error", Metrics("1"))
+    yield made
+    await made.stop()
+    assert not [handle for handle in made._handles.values() if not handle.has_ended.is_set()]
+
+
+def configuration(port: int, generation: int = 1, extensions: tuple[ExtensionSpec, ...] = ()) -> Configuration:
+    listener = ListenerSpec(
+        "agents/gw", "forward", (HOST,), port, ListenerProtocol.FORWARD_PROXY, extensions=extensions,
+        default_backend=WeightedBackend(BackendSpec("-", Destination.DYNAMIC)),
+    )  # fmt: skip
+    return Configuration(pack(ConfigSpec((listener,))), {(HOST, port): "agents/gw/forward"}, generation)
+
+
+def python_filter(folder: Path, when_loaded: str) -> tuple[ExtensionSpec, ...]:
+    text = "import os, pathlib, time\nfrom egressproxy.filters import Filter\n" + when_loaded
+    (folder / "own.py").write_text(text + "\nclass Own(Filter):\n    def request_headers(self, x):\n        pass\n")
+    config = '{"path": "own.py"}'
+    return (
+        ExtensionSpec("own", "egressproxy.io/Python:v1", "request-headers", config=config, folder=str(folder)),
+    )  # fmt: skip
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():  # noqa: ASYNC110 (nothing tells)
+            await asyncio.sleep(0.01)
+
+
+async def status(port: int) -> bytes:
+    """Of a request that no policy allows: who answers it, serves."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+    line = await asyncio.wait_for(reader.readline(), 10)
+    writer.close()
+    return line.split(b" ")[1]
+
+
+async def test_a_configuration_that_ends_who_builds_it_is_refused_and_the_one_before_stays(
+    fleet: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    port = free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    with pytest.raises(Refused, match="ended with status 7"):
+        await fleet.apply(configuration(port, 2, python_filter(tmp_path, "os._exit(7)")))
+    await until(lambda: len(fleet._serving()) == 2)
+    assert await status(port) == b"403"
+    assert {handle.configuration and handle.configuration.generation for handle in fleet._serving()} == {1}
+    assert "it is replaced" in caplog.text
+
+
+async def test_a_configuration_that_is_not_built_in_time_is_refused_and_who_hangs_is_replaced(
+    fleet: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("egressproxy.workers.handle.BUILD_S", 1.0)
+    port = free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    known = {handle.pid for handle in fleet._serving()}
+    marker = str(tmp_path / "marker")
+    once = f"try:\n    os.mkdir({marker!r})\n    time.sleep(600)\nexcept OSError:\n    pass"
+    with pytest.raises(Refused, match="did not answer within 1 s and is ended"):
+        await fleet.apply(configuration(port, 2, python_filter(tmp_path, once)))
+    await until(lambda: len(fleet._serving()) == 2)
+    assert len(known & {handle.pid for handle in fleet._serving()}) == 1
+    assert await status(port) == b"403"
+
+
+async def test_it_is_not_ready_while_nobody_serves_and_takes_a_configuration_all_the_same(fleet: Supervisor):
+    first, second = free_port(), free_port()
+    await fleet.start()
+    assert fleet.why_not_ready() == "no worker serves"
+    await fleet.apply(configuration(first))
+    assert fleet.why_not_ready() == ""
+    for handle in fleet._serving():
+        os.kill(handle.pid, signal.SIGKILL)
+    await until(lambda: fleet.why_not_ready() == "no worker serves")
+    await fleet.apply(configuration(second, 2))
+    await until(lambda: len(fleet._serving()) == 2)
+    assert await status(second) == b"403"
+    with pytest.raises(ConnectionRefusedError):
+        await status(first)
+
+
+async def test_who_dies_again_and_again_is_replaced_more_and_more_slowly(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    for _ in range(4):
+        pid = fleet._handles[1].pid
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda pid=pid: fleet._handles[1].pid != pid and fleet._handles[1].is_serving)  # type: ignore[misc]
+    told = [record.getMessage().partition("; ")[2] for record in caplog.records if "replaced" in record.getMessage()]
+    assert told == [
+        "it is replaced at once",
+        "it is replaced again in 0.05 s: it is number 2 in a row",
+        "it is replaced again in 0.1 s: it is number 3 in a row",
+        "it is replaced again in 0.2 s: it is number 4 in a row",
+    ]
+
+
+async def test_what_a_worker_counted_stays_when_it_is_gone(fleet: Supervisor):
+    port = free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    for _ in range(5):
+        await status(port)
+
+    async def denied() -> int:
+        counts = await fleet.counts()
+        return sum(sum(series.denied.values()) for series in counts.series.values())
+
+    assert await denied() == 5
+    spent = sum(figures.cpu_s for figures in fleet.figures())
+    for handle in fleet._serving():
+        os.kill(handle.pid, signal.SIGKILL)
+        assert await denied() == 5
+        assert sum(figures.cpu_s for figures in fleet.figures()) >= spent
+    await until(lambda: len(fleet._serving()) == 2)
+    assert await denied() == 5
+    counts = await fleet.counts()
+    assert counts.readings["egress_workers"].value == 2
+    assert counts.readings["egress_worker_restarts"].value == 2
+    assert counts.readings["egress_event_loop_lag_seconds"].value >= 0
+
+
+async def test_a_place_that_cannot_be_bound_leaves_nothing_bound(fleet: Supervisor):
+    port, free = free_port(), free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    with socket.create_server((HOST, 0)) as taken:
+        busy = taken.getsockname()[1]
+        asked = configuration(port, 2)
+        places = {**asked.places, (HOST, free): "agents/gw/b", (HOST, busy): "agents/gw/c"}
+        with pytest.raises(Refused, match=f"listener agents/gw/c: cannot bind {HOST} port {busy}"):
+            await fleet.apply(Configuration(asked.octets, places, 2))
+    with pytest.raises(ConnectionRefusedError):
+        await status(free)
+    assert await status(port) == b"403"
+
+
+async def test_a_worker_that_cannot_begin_fails_the_start(tmp_path: Path):
+    fleet = Supervisor(2, str(tmp_path / "no" / "log"), "error", Metrics("1"))
+    with pytest.raises(Refused, match=r"access log .*: No such file or directory"):
+        await fleet.start()
+    await fleet.stop()
+
+
+async def test_nothing_is_told_of_a_fleet_that_goes_well(fleet: Supervisor, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    assert await fleet.drain(1.0) == 0
+    assert caplog.messages == []

@@ -1,0 +1,72 @@
+"""Several processes, one pipe, whole lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITERS, LINES, LENGTH = 4, 300, 3000
+
+#: Writes in batches far beyond PIPE_BUF, through the access log's own writer.
+WRITER = """
+import sys
+from egressproxy.telemetry.access_log import _Writer
+from egressproxy.workers.turn import Turn
+name, pipe, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+writer = _Writer(pipe, 1 << 30, Turn(turn))
+line = '{"writer":"' + name + '","filler":"' + name * %d + '"}\\n'
+for _ in range(%d // 20):
+    writer.put((line * 20).encode(), 20)
+writer.close(60)
+"""
+
+
+def test_lines_of_several_processes_are_never_mixed_in_a_pipe():
+    from egressproxy.workers.turn import Turn
+
+    reading, writing = os.pipe()
+    turn = Turn.descriptor()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER % (LENGTH, LINES), name, str(writing), str(turn)],
+            cwd=ROOT,
+            pass_fds=(writing, turn),
+        )
+        for name in "abcdefgh"[:WRITERS]
+    ]
+    os.close(writing)
+    os.close(turn)
+    with open(reading, "rb") as pipe:
+        lines = pipe.read().splitlines()
+    assert [process.wait(30) for process in started] == [0] * WRITERS
+    assert len(lines) == WRITERS * LINES
+    for line in lines:
+        found = json.loads(line)
+        assert found["filler"] == found["writer"] * LENGTH
+
+
+def test_a_process_that_is_killed_gives_its_turn_back():
+    from egressproxy.workers.turn import Turn
+
+    descriptor = Turn.descriptor()
+    holder = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import sys, time; from egressproxy.workers.turn import Turn\n"
+            "with Turn(int(sys.argv[1])): print(flush=True); time.sleep(60)",
+            str(descriptor),
+        ],
+        cwd=ROOT, pass_fds=(descriptor,), stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with Turn(descriptor):
+        pass
+    os.close(descriptor)
