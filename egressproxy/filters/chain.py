@@ -27,6 +27,7 @@ __all__ = [
     "Completion",
     "FilterStats",
     "HeaderStep",
+    "Outcome",
     "PlacedFilter",
     "Steps",
     "compile_chain",
@@ -130,8 +131,12 @@ def compile_chain(specs: Iterable[ExtensionSpec], make: Callable[[ExtensionSpec]
     return Chain(**phases)
 
 
-def run(steps: Steps, x: Exchange) -> Answer | asyncio.Task[Answer | None] | None:
-    """Run one header phase. The result is an Answer, None, or a task that gives one of these.
+#: What a phase that is not simply over ended with: an answer, or a task that gives one, or None.
+Outcome = Answer | asyncio.Task[Answer | None]
+
+
+def run(steps: Steps, x: Exchange) -> Outcome | None:
+    """Run one header phase. None: it is over, and nobody has answered.
 
     Raises what a filter refuses with (Rejected and every other GatewayError), GatewayFault(FILTER_FAILED) if one fails.
     """

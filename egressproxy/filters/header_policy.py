@@ -83,16 +83,18 @@ class HeaderPolicy(Filter):
         self.runs_in = frozenset(phases)
 
     def request_headers(self, x: Exchange) -> None:
-        self._request.apply(x.request.fields)
+        fields = x.request.fields
+        fields.block = self._request.edited(fields.block)
 
     def backend_request(self, x: Exchange) -> None:
-        self._request.apply(x.request.fields)
+        self.request_headers(x)
 
     def backend_response(self, x: Exchange) -> None:
-        self._response.apply(x.response.fields)
+        self.response_headers(x)
 
     def response_headers(self, x: Exchange) -> None:
-        self._response.apply(x.response.fields)
+        fields = x.response.fields
+        fields.block = self._response.edited(fields.block)
 
 
 class _Editor:
@@ -108,10 +110,8 @@ class _Editor:
     def __bool__(self) -> bool:
         return self._cut is not None or bool(self._block)
 
-    def apply(self, fields: Fields) -> None:
-        if self._cut is not None:
-            fields.cut(self._cut)
-        fields.block += self._block
+    def edited(self, block: bytes) -> bytes:
+        return (self._cut.sub(b"", block) if self._cut is not None else block) + self._block
 
 
 HEADER_POLICY = FilterType(

@@ -34,21 +34,25 @@ HTTP_PORT = 80
 HTTPS_PORT = 443
 
 
-def name_destination(x: Exchange, client: ClientConnection, head: RequestHead) -> Listener:
+def name_destination(x: Exchange, client: ClientConnection, head: RequestHead, listener: Listener) -> Listener:
     """Fill in scheme, authority and logged path; returns the listener, chosen by host where several share the port."""
-    listener = client.listener
-    x.path = head.path.partition(b"?")[0]
+    path = head.path
+    query = path.find(b"?")
+    x.path = path if query < 0 else path[:query]
     if client.tunnel_authority is not None:
         name_inside_tunnel(x, client.tunnel_authority, head)
         return listener
-    if head.form is TargetForm.ABSOLUTE:
+    if head.scheme:  # absolute-form
         x.scheme = head.scheme
     elif listener.is_forward:
         message = "this is a forward proxy: the request target has to be an absolute URL"
         raise BadRequest(Reason.BAD_TARGET, message, close=False)
     else:
         x.scheme = listener.scheme
-    x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
+    if head.authority is not None and x.scheme == b"http":
+        x.authority = head.authority
+    else:
+        x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
     if not listener.is_forward:
         listener = client.listener_for(x.authority.host)
         x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
@@ -87,7 +91,8 @@ def route_request(x: Exchange, listener: Listener) -> Route:
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, x.path_prefix = found
-        enforce(x, route.mode, route.destinations.denial(authority))
+        if route.destinations.denies:
+            enforce(x, route.mode, route.destinations.denial(authority))
     elif listener.is_forward:
         route = default_route(x, listener, authority)
     else:

@@ -75,17 +75,20 @@ class ClientConnection(DownstreamConnection):
         moves.
         """
         now = self.wheel.now
-        self.exchange_ends_at = now + request_s if request_s > 0 else NEVER
+        self.exchange_ends_at = at = now + request_s if request_s > 0 else NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = idle_s
         self.seen_octets = self.octets_in + self.octets_out
-        self._set_deadline(now)
+        if 0 < idle_s < at - now:
+            at = now + idle_s
+        self.deadline.set(at)
 
     def start_attempt(self, backend_request_s: float) -> None:
         """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
         if backend_request_s > 0:
-            self.attempt_ends_at = self.wheel.now + backend_request_s
-            self._set_deadline(self.wheel.now)
+            at = self.attempt_ends_at = self.wheel.now + backend_request_s
+            if at < self.deadline.at:
+                self.deadline.set(at)
         else:
             self.attempt_ends_at = NEVER
 
@@ -115,9 +118,9 @@ class ClientConnection(DownstreamConnection):
         return self.wheel.now - upstream.last_read < ANSWER_S
 
     def _set_deadline(self, now: float) -> None:
-        look = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
-        at = min(self.exchange_ends_at, self.attempt_ends_at, look)
-        if at == NEVER:
-            self.deadline.clear()
-        else:
-            self.deadline.set(at)
+        at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
+        if self.exchange_ends_at < at:
+            at = self.exchange_ends_at
+        if self.attempt_ends_at < at:
+            at = self.attempt_ends_at
+        self.deadline.set(at)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-import time
+from time import monotonic, time
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, Retry, UpstreamFault
-from egressproxy.filters.chain import HeaderStep, finish, run
+from egressproxy.filters.chain import HeaderStep, Outcome, finish, run
 from egressproxy.gateway.admission import check_switch, name_destination, refuse_loops, route_request
 from egressproxy.gateway.answers import answer_for, is_denial
 from egressproxy.gateway.body import BodyFilter, Collector
@@ -62,7 +62,7 @@ class Conductor:
     def on_bad_request(self, client: DownstreamConnection, error: GatewayError) -> None:
         """What came is no request: it is answered, counted and logged like one."""
         assert isinstance(client, ClientConnection)
-        x = self.begin(client)
+        x = self.new_exchange(client.client, client.listener)
         self.rescue(x, client, error)
         self.complete(x, client)
 
@@ -78,14 +78,15 @@ class Conductor:
 
     # --- the life of an exchange ---------------------------------------------------------------------------------
     async def serve(self, client: ClientConnection, head: RequestHead) -> None:
-        x = self.begin(client)
+        listener = client.state.port.first
+        x = self.new_exchange(client.client, listener)
         x.request = head
         x.method = head.method
         try:
             if head.method == b"CONNECT":
                 await serve_connect(self, x, client, head)
             else:
-                await self.serve_request(x, client, head)
+                await self.serve_request(x, client, head, listener)
         except GatewayError as error:
             self.rescue(x, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
@@ -94,9 +95,9 @@ class Conductor:
         finally:
             self.complete(x, client)
 
-    async def serve_request(self, x: Exchange, client: ClientConnection, head: RequestHead) -> None:
+    async def serve_request(self, x: Exchange, client: ClientConnection, head: RequestHead, listener: Listener) -> None:
         """Name, decide, filter, choose, exchange."""
-        listener = name_destination(x, client, head)
+        listener = name_destination(x, client, head, listener)
         refuse_loops(head, self.pseudonym)
         route = client.life.route = route_request(x, listener)
         client.start_clock(route.request_s, route.idle_s)
@@ -105,9 +106,11 @@ class Conductor:
                 self.answer(x, client, Answer(200, ((b"Allow", ALLOW),)))
                 return
             head.max_forwards -= 1
-        chain = route.chain
-        if chain.request_headers is not None and await self.answered_by(chain.request_headers, x, client):
-            return
+        steps = route.chain.request_headers
+        if steps is not None:
+            outcome = run(steps, x)
+            if outcome is not None and await self.is_answered(outcome, steps, x, client):
+                return
         client.body_limit = x.max_body_bytes
         body = None
         if route.buffers_request and head.body != 0:
@@ -121,13 +124,14 @@ class Conductor:
         chain, response = choice.chain, x.response
         if response.status == 407:
             raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
-        if chain.backend_response is not None and await self.answered_by(chain.backend_response, x, client):
-            return
-        if chain.response_headers is not None and await self.answered_by(chain.response_headers, x, client):
-            return
+        for steps in (chain.backend_response, chain.response_headers):
+            if steps is not None:
+                outcome = run(steps, x)
+                if outcome is not None and await self.is_answered(outcome, steps, x, client):
+                    return
         if response.status == 101:
             await switch_protocols(self, x, client)
-        else:
+        elif not self.begin_response(x, client, choice, upstream):
             await self.relay_response(x, client, choice, upstream)
 
     async def reach_backend(
@@ -141,22 +145,31 @@ class Conductor:
             x.attempts += 1
             client.start_attempt(choice.backend_request_s)
             target = connector.target(x)
-            x.backend_is_secure = target.is_secure
-            x.upstream_host = x.upstream_host or connector.host_field(x, target)
-            via, way = connector.way(x, target)
+            x.backend_is_secure = target.tls is not None
+            if not host:
+                x.upstream_host = connector.host_field(x, target)
+            via, way = (connector, target) if connector.parent is None else connector.way(x, target)
             try:
                 upstream = way.pool.take()
                 if upstream is None:
                     upstream = await via.acquire(x, way, chain.connect)
                 life.hold(via, way, upstream)
                 x.upstream = upstream.address
-                if chain.backend_request is not None and await self.answered_by(chain.backend_request, x, client):
-                    life.release(reusable=True)
-                    return None
+                if chain.backend_request is not None:
+                    outcome = run(chain.backend_request, x)
+                    if outcome is not None and await self.is_answered(outcome, chain.backend_request, x, client):
+                        life.release(reusable=True)
+                        return None
                 if via is not connector:
                     head.path = b"http://%b%b" % (x.upstream_host, head.path)  # absolute-form, to a parent
                 self.send_request(x, client, upstream, body)
-                x.response = await self.response_head(x, client, choice, upstream)
+                response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
+                while response is None:
+                    await pause()
+                    response = upstream.next_head()
+                if response.status < 200:
+                    response = await self.final_head(response, x, client, choice, upstream)
+                x.response = response
             except GatewayError as error:
                 choice.series.attempt(error.reason.value)
                 held = life.upstream
@@ -198,52 +211,70 @@ class Conductor:
             upstream.feed_from(body_filter)
             client.send_request_body_to(body_filter)
 
-    async def response_head(
-        self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
+    async def final_head(
+        self, head: ResponseHead, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
     ) -> ResponseHead:
-        """The final head; interim ones are passed on on the way, to 1.1 clients (RFC 9110 section 15.2)."""
-        while True:
-            head = await upstream.response_head()
-            if not head.is_interim:
-                if head.status == 101:
-                    check_switch(x.request, head)
-                return head
-            if x.request.http_1_0:
-                continue
-            if head.status == 100 and not x.request.expect_continue:
-                continue
-            if choice.chain.backend_response is None and choice.chain.response_headers is None:
+        """The head behind interim ones, which are passed on to 1.1 clients (RFC 9110 section 15.2)."""
+        while head.is_interim:
+            if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
+                pass
+            elif choice.chain.backend_response is None and choice.chain.response_headers is None:
                 client.send(interim_bytes(head, self.pseudonym))
             elif head.status == 100:
                 client.send(CONTINUE)  # without its fields, which no filter would have seen
+            following = upstream.next_head()
+            while following is None:
+                await pause()
+                following = upstream.next_head()
+            head = following
+        if head.status == 101:
+            check_switch(x.request, head)
+        return head
+
+    def begin_response(
+        self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
+    ) -> bool:
+        """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent."""
+        response, request, life = x.response, x.request, client.life
+        plan = choice.chain.response_body
+        if plan is not None and response.body != 0 and not plan.keeps_length:
+            response.body = CHUNKED
+        life.close = close = life.close or self.must_close(client, request)
+        status = response.status
+        has_body = status != 204 and status != 304 and request.method != b"HEAD"
+        http_1_0 = request.http_1_0
+        head = response_bytes(response, self.pseudonym, close=close, http_1_0=http_1_0, has_body=has_body)
+        client.sends_chunked = response.body < 0 and not http_1_0
+        x.status = status
+        if upstream.has_ended:
+            client.send(head)
+        else:
+            body = upstream.whole_body() if plan is None else None
+            if body is None:
+                client.send(head)
+                return False
+            client.send(head + body)
+        if not client.is_request_read:
+            life.close = True  # answered before the request was whole: nothing can follow
+        life.release(reusable=upstream.is_reusable)
+        return True
 
     async def relay_response(
         self, x: Exchange, client: ClientConnection, choice: Choice, upstream: UpstreamConnection
     ) -> None:
-        """Head, body, end. With no body filter the two connections are joined, and this coroutine waits for the end."""
-        response, request, life = x.response, x.request, client.life
-        plan = choice.chain.response_body if response.body != 0 else None
-        if plan is not None and not plan.keeps_length:
-            response.body = CHUNKED
-        http_1_0 = request.http_1_0
-        is_chunked = response.body < 0 and not http_1_0
-        life.close = life.close or self.must_close(client, request)
-        no_body = request.method == b"HEAD" or response.status in (204, 304)
-        client.sends_chunked = is_chunked
-        client.send(response_bytes(response, self.pseudonym, close=life.close, http_1_0=http_1_0, has_body=not no_body))
-        x.status = response.status
-        if not upstream.has_ended:
-            if plan is None:
-                upstream.send_response_body_to(client)
-                client.feed_from(upstream)
-                await upstream.response_end()
-            else:
-                body_filter = life.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
-                upstream.send_response_body_to(body_filter)
-                client.feed_from(body_filter)
-                await upstream.response_end()
-                while not body_filter.is_over:
-                    await pause()
+        """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
+        life, plan = client.life, choice.chain.response_body
+        if plan is None:
+            upstream.send_response_body_to(client)
+            client.feed_from(upstream)
+            await upstream.response_end()
+        else:
+            body_filter = life.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
+            upstream.send_response_body_to(body_filter)
+            client.feed_from(body_filter)
+            await upstream.response_end()
+            while not body_filter.is_over:
+                await pause()
         if not client.is_request_read:
             life.close = True  # answered before the request was whole: nothing can follow
         life.release(reusable=upstream.is_reusable)
@@ -252,11 +283,16 @@ class Conductor:
     async def answered_by(self, steps: tuple[HeaderStep, ...], x: Exchange, client: ClientConnection) -> bool:
         """Run a phase; true if a filter has answered (the answer is sent then)."""
         outcome = run(steps, x)
-        if outcome is not None and not isinstance(outcome, Answer):
-            outcome = await outcome
-        if outcome is None:
+        return outcome is not None and await self.is_answered(outcome, steps, x, client)
+
+    async def is_answered(
+        self, outcome: Outcome, steps: tuple[HeaderStep, ...], x: Exchange, client: ClientConnection
+    ) -> bool:
+        """Wait for a phase whose filters did not end at once; true if one has answered (the answer is sent then)."""
+        answer = outcome if isinstance(outcome, Answer) else await outcome
+        if answer is None:
             return False
-        self.answer(x, client, await self.dressed(outcome, steps, x, client))
+        self.answer(x, client, await self.dressed(answer, steps, x, client))
         return True
 
     async def dressed(
@@ -293,14 +329,10 @@ class Conductor:
         return collector.body
 
     # --- the end -------------------------------------------------------------------------------------------------
-    def begin(self, client: ClientConnection) -> Exchange:
-        listener = client.listener
-        return self.new_exchange(client.client, listener)
-
     def new_exchange(self, client: str, listener: Listener) -> Exchange:
-        x = Exchange(client, listener.gateway, listener.name, time.monotonic())
-        x.started_wall = time.time()
-        x.request_id = "%s-%x" % (self._id_prefix, next(self._numbers))  # noqa: UP031 (per request)
+        x = Exchange(client, listener.gateway, listener.name, monotonic())
+        x.started_wall = time()
+        x.request_id = f"{self._id_prefix}-{next(self._numbers):x}"
         x.series = listener.series
         return x
 
@@ -345,14 +377,17 @@ class Conductor:
 
     def account(self, x: Exchange, life: Life) -> None:
         """Give back what the exchange holds, and say what it was."""
-        life.release(reusable=False)
-        life.end_filters()
-        for place in (life.choice, life.route):
-            if place is not None and place.chain.complete is not None:
-                finish(place.chain.complete, x)
+        if life.upstream is not None:
+            life.release(reusable=False)
+        if life.request_filter is not None or life.response_filter is not None:
+            life.end_filters()
+        if x.notes is not None:
+            for place in (life.choice, life.route):
+                if place is not None and place.chain.complete is not None:
+                    finish(place.chain.complete, x)
         if life.on_complete is not None:
             life.on_complete()
-        x.ended_at = time.monotonic()
+        x.ended_at = monotonic()
         x.series.observe(x)
         self.access_log.record(x)
 

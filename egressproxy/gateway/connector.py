@@ -43,13 +43,14 @@ LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
 class Target:
     """One destination of a connector: what is dialled, how, and the connections to it."""
 
-    __slots__ = ("host", "pool", "port", "tls")
+    __slots__ = ("host", "host_field", "pool", "port", "tls")
 
     def __init__(self, host: str, port: int, tls: BackendTlsSpec | None, pool: Pool[UpstreamConnection]) -> None:
         self.host = host
         self.port = port
         self.tls = tls
         self.pool = pool
+        self.host_field = Authority(host, port).host_field(443 if tls is not None else 80)
 
     @property
     def is_secure(self) -> bool:
@@ -107,6 +108,7 @@ class Connector:
         self._policy_listeners = network.own_listeners
         self._turn = 0
         backend = spec.backend
+        self._is_dynamic = backend.destination is Destination.DYNAMIC
         self._fixed: Target | None = None
         if backend.destination is Destination.FQDN:
             self._fixed = self._target(backend.hostname, backend.port, backend.tls)
@@ -117,7 +119,7 @@ class Connector:
         if self._fixed is not None:
             return self._fixed
         backend = self.spec.backend
-        if backend.destination is Destination.DYNAMIC:
+        if self._is_dynamic:
             authority = x.authority
             if authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
@@ -162,10 +164,16 @@ class Connector:
 
     def host_field(self, x: Exchange, target: Target) -> bytes:
         """The Host value for this backend, unless the route rewrote it (resources.md, Backend)."""
-        default_port = 443 if target.is_secure else 80
-        if self.spec.backend.destination is Destination.FQDN or x.authority is None:
-            return Authority(target.host, target.port).host_field(default_port)
-        return x.authority.host_field(443 if x.scheme == b"https" else 80)
+        authority = x.authority
+        if self._fixed is not None or authority is None:
+            return target.host_field
+        if (
+            (x.scheme == b"https") is (target.tls is not None)
+            and authority.host == target.host
+            and (authority.port == target.port)
+        ):
+            return target.host_field
+        return authority.host_field(443 if x.scheme == b"https" else 80)
 
     def _next_endpoint(self) -> Endpoint:
         endpoints = self.spec.backend.endpoints

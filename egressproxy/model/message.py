@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
 
-__all__ = ["CHUNKED", "UNTIL_CLOSE", "BodyLength", "RequestHead", "ResponseHead", "TargetForm"]
+__all__ = ["CHUNKED", "UNTIL_CLOSE", "BodyLength", "Hop", "RequestHead", "ResponseHead", "TargetForm"]
 
 #: How a body ends: a byte count of 0 or more, or one of the two below.
 BodyLength = int
@@ -23,16 +24,63 @@ class TargetForm(IntEnum):
     ASTERISK = 4
 
 
+_ORIGIN = TargetForm.ORIGIN  # a member looked up on its class costs 60 ns more
+
+
+class Hop:
+    """What a request's fields of this hop and of the framing said, read together. Shared by heads, and never changed.
+
+    `authority` is that of Host, with port 80 where it names none; None without Host. `named` are the names (lower-case)
+    that Connection listed beyond the usual ones. `proxy_authorization` is a credential for us: never forwarded, never
+    logged; repeated ones are joined by ", ".
+    """
+
+    __slots__ = (
+        "authority",
+        "body",
+        "connection_close",
+        "expects_continue",
+        "host",
+        "http_1_0",
+        "named",
+        "proxy_authorization",
+        "te_trailers",
+        "upgrade",
+        "via",
+    )
+
+    def __init__(self) -> None:
+        self.authority: Authority | None = None
+        self.body: BodyLength = 0
+        self.connection_close = False
+        self.expects_continue = False
+        self.host = b""
+        self.http_1_0 = False
+        self.named: frozenset[bytes] = frozenset()
+        self.proxy_authorization = b""
+        self.te_trailers = False
+        self.upgrade = b""  # protocols asked for with a Connection: upgrade token, else b""
+        self.via = b""  # received Via values, joined by ", "
+
+    def __repr__(self) -> str:
+        return f"Hop(body={self.body})"  # no values: one is a credential
+
+
+NOTHING_SAID = Hop()
+
+
 class RequestHead:
     """A validated request head.
 
     `path` is the origin-form target, query included (`*` for OPTIONS); `target` is the raw target as it came.
     `scheme` and `host` are those of an absolute-form target, else b"" and the Host field's value (b"" for none in 1.0);
-    for CONNECT `host` is the target, whatever Host said.
-    `fields` has lost the hop-by-hop fields; what they said stands in the attributes.
+    for CONNECT `host` is the target, whatever Host said. `authority` is that of `host` where the port is 80 unless it
+    names one; None where it is not known yet. `fields` has lost the hop-by-hop fields; what they said stands in the
+    attributes (see Hop).
     """
 
     __slots__ = (
+        "authority",
         "body",
         "connection_close",
         "expect_continue",
@@ -51,25 +99,24 @@ class RequestHead:
         "via",
     )
 
-    def __init__(self, method: bytes, target: bytes, fields: Fields) -> None:
+    def __init__(self, method: bytes, target: bytes, fields: Fields, hop: Hop = NOTHING_SAID) -> None:
         self.method = method
         self.target = target
         self.fields = fields
-        self.form = TargetForm.ORIGIN
+        self.form = _ORIGIN
         self.scheme = b""
-        self.host = b""
+        self.host = hop.host
+        self.authority = hop.authority
         self.path = target
-        self.http_1_0 = False
-        self.body: BodyLength = 0
-        self.connection_close = False
+        self.http_1_0 = hop.http_1_0
+        self.body = hop.body
+        self.connection_close = hop.connection_close
         self.expect_continue = False
-        self.te_trailers = False
-        self.upgrade = b""  # protocols asked for with a Connection: upgrade token, else b""
-        self.via = b""  # received Via values, joined by ", "
+        self.te_trailers = hop.te_trailers
+        self.upgrade = hop.upgrade
+        self.via = hop.via
         self.max_forwards = -1  # of TRACE and OPTIONS; the field itself is gone
-        self.proxy_authorization = (
-            b""  # a credential for us: never forwarded, never logged; repeated ones joined by ", "
-        )
+        self.proxy_authorization = hop.proxy_authorization
 
     def __repr__(self) -> str:
         return f"RequestHead({self.method.decode('latin-1')}, {self.form.name}, body={self.body})"

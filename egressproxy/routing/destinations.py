@@ -20,11 +20,12 @@ __all__ = ["DestinationPolicy"]
 class DestinationPolicy:
     """Compiled `destinations`. Lookups cost a few dictionary probes, however many entries there are."""
 
-    __slots__ = ("_allow", "_deny", "_sources")
+    __slots__ = ("_allow", "_deny", "_sources", "denies")
 
     def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
         self._deny = _Entries(spec.deny)
+        self.denies = bool(spec.deny)  # else there is nothing to ask `denial` for
         self._sources = tuple(sources)
 
     def denial(self, authority: Authority) -> Denied | None:

@@ -66,6 +66,8 @@ class AccessLog:
         "_denials_second",
         "_lines",
         "_max_denials_per_s",
+        "_millisecond",
+        "_moment",
         "_size",
         "_stamps",
         "_timer",
@@ -86,6 +88,8 @@ class AccessLog:
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stamps: dict[int, str] = {}
+        self._millisecond = -1  # of the last line, and how it is written
+        self._moment = ""
         self._max_denials_per_s = max_denials_per_s
         self._denials_second = -1
         self._denials = 0
@@ -170,8 +174,10 @@ class AccessLog:
 
     def _plain(self, x: Exchange) -> str:
         """The line of an exchange that ended well."""
-        wall = x.started_wall or time.time()
-        second = int(wall)
+        millisecond = int((x.started_wall or time.time()) * 1000)
+        if millisecond != self._millisecond:
+            self._millisecond = millisecond
+            self._moment = f"{self._stamp(millisecond // 1000)}.{millisecond % 1000:03}Z"
         method = _METHODS.get(x.method) or x.method.decode("latin-1")
         authority = x.authority
         if authority is None:
@@ -182,15 +188,14 @@ class AccessLog:
             where = str(authority)
         path = x.path.decode("latin-1")
         identity = x.identity
-        request_id = x.request_id or "-"
         line = (
-            f'{{"time":"{self._stamps.get(second) or self._stamp(second)}.{int((wall - second) * 1000):03}Z",'
+            f'{{"time":"{self._moment}",'
             f'"kind":"{x.kind}","gateway":"{x.gateway}","listener":"{x.listener}","route":"{x.route}",'
             f'"backend":"{x.backend}","namespace":"{identity.namespace}","service_account":"{identity.service_account}",'
             f'"client":"{x.client}","method":"{method}","authority":"{where}","path":"{path}","status":{x.status},'
             f'"reason":"-","flags":"{x.flags or "-"}","upstream":"{x.upstream or "-"}","bytes_in":{x.bytes_in},'
             f'"bytes_out":{x.bytes_out},"duration_ms":{(x.ended_at - x.started_at) * 1000:.3f},'
-            f'"request_id":"{request_id}"}}\n'
+            f'"request_id":"{x.request_id or "-"}"}}\n'
         )
         if (
             line.count('"') == _QUOTES
@@ -198,7 +203,7 @@ class AccessLog:
             and "?" not in path
             and path.isprintable()
             and method.isprintable()
-            and request_id.isprintable()
+            and x.request_id.isprintable()
             and (identity is ANONYMOUS or (identity.namespace + identity.service_account).isprintable())
             and len(path) <= MAX_TEXT
         ):

@@ -157,7 +157,7 @@ class Series:
 
     def attempt(self, result: str) -> None:
         """One attempt to reach the backend ended: "ok" or the Reason's value."""
-        _count(self.attempts, result)
+        self.attempts[result] = self.attempts.get(result, 0) + 1
 
     def add(self, other: Series) -> None:
         """Take the numbers of the same labels in another process into this one."""

@@ -37,7 +37,7 @@ def pause() -> Generator[None, None, None]:
 class Driver:
     """Drives one coroutine at a time; lives as long as a client's connection, and drives its next exchange, too."""
 
-    __slots__ = ("_coroutine", "_error", "_future", "_running", "on_idle")
+    __slots__ = ("_coroutine", "_error", "_future", "_running", "is_busy", "on_idle")
 
     def __init__(self, on_idle: Callable[[], None] | None = None) -> None:
         self.on_idle = on_idle  # called when a coroutine has ended, and the next may start
@@ -45,16 +45,14 @@ class Driver:
         self._future: asyncio.Future[Any] | None = None
         self._error: BaseException | None = None
         self._running = False
-
-    @property
-    def is_busy(self) -> bool:
-        return self._coroutine is not None
+        self.is_busy = False
 
     def start(self, life: Coroutine[Any, Any, None]) -> None:
         if self._coroutine is not None:
             life.close()
             raise RuntimeError("the driver is busy")
         self._coroutine = life
+        self.is_busy = True
         self._step(life.send, None)
 
     def resume(self) -> None:
@@ -108,6 +106,7 @@ class Driver:
 
     def _end(self) -> None:
         self._coroutine = None
+        self.is_busy = False
         self._future = None
         self._error = None
         if self.on_idle is not None:

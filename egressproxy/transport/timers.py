@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["TICK_S", "Deadline", "TimerWheel", "Wheel"]
+__all__ = ["NEVER", "TICK_S", "Deadline", "TimerWheel", "Wheel"]
 
 TICK_S = 0.1
 NEVER = float("inf")
@@ -29,26 +29,26 @@ class Wheel(Protocol):
 class Deadline:
     """One moment in the future, at which `callback()` is called once unless it was moved or cleared."""
 
-    __slots__ = ("at", "callback", "slot", "wheel")
+    __slots__ = ("at", "callback", "looked_at", "slot", "wheel")
 
     def __init__(self, wheel: Wheel, callback: Callable[[], None]) -> None:
         self.wheel = wheel
         self.callback: Callable[[], None] | None = callback
         self.at = NEVER
         self.slot = -1  # the tick at which the wheel will look at this deadline; -1: at none
+        self.looked_at = NEVER  # when that is, at the latest: a move to any later time needs nothing
 
     def set(self, at: float) -> None:
         """Fire at this monotonic time (seconds), instead of any earlier one."""
         self.at = at
-        if self.slot < 0 or int(at / TICK_S) + 1 < self.slot:  # a move within its slot needs no second entry
+        if at < self.looked_at:
             self.wheel.insert(self)
 
     def after(self, seconds: float) -> None:
         """Fire so many seconds from now; 0 means never."""
-        if seconds > 0:
-            self.set(self.wheel.now + seconds)
-        else:
-            self.at = NEVER
+        self.at = at = self.wheel.now + seconds if seconds > 0 else NEVER
+        if at < self.looked_at:
+            self.wheel.insert(self)
 
     def clear(self) -> None:
         self.at = NEVER
@@ -84,7 +84,10 @@ class TimerWheel:
 
     def insert(self, deadline: Deadline) -> None:
         slot = max(int(deadline.at / TICK_S) + 1, self._looked + 1)
+        if slot == deadline.slot:
+            return
         deadline.slot = slot
+        deadline.looked_at = (slot - 1) * TICK_S  # what falls into this slot, or behind it, waits for it
         self._slots.setdefault(slot, []).append(deadline)
 
     def advance(self, now: float) -> None:
@@ -103,6 +106,7 @@ class TimerWheel:
 
     def _look(self, deadline: Deadline, now: float) -> None:
         deadline.slot = -1
+        deadline.looked_at = NEVER
         if deadline.at == NEVER:
             return
         if deadline.at > now:

@@ -27,13 +27,15 @@ it reads in the same way whatever is accepted here (but for optional blanks and 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, Retry, UpstreamFault
-from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength, RequestHead, ResponseHead
+from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength, Hop, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, EndOfMessage
-from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HeadLimits, Malformed
+from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HeadLimits, HopFields, Malformed
 
 __all__ = ["NO_TRAILERS", "EndOfMessage", "HeadLimits", "RequestReader", "ResponseReader"]
 
@@ -71,13 +73,35 @@ class _Reader:
     up (an unfinished head or chunk line, pipelined requests) are they joined, in a bytearray, which grows in place.
     """
 
-    __slots__ = ("_at", "_buffer", "_chunks", "_left", "_limits", "_match", "_scanned", "_state")
+    __slots__ = (
+        "_at",
+        "_buffer",
+        "_chunks",
+        "_fewest_octets",
+        "_left",
+        "_limits",
+        "_match",
+        "_match_any",
+        "_scanned",
+        "_split",
+        "_state",
+    )
 
     _state: _State
 
-    def __init__(self, limits: HeadLimits, head: re.Pattern[bytes]) -> None:
+    def __init__(
+        self,
+        limits: HeadLimits,
+        plain: re.Pattern[bytes],
+        whole: re.Pattern[bytes],
+        split: Callable[[bytes], tuple[bytes, HopFields]],
+    ) -> None:
+        """`plain` reads nearly all heads; `whole`, and `split` for its field block, the others."""
         self._limits = limits
-        self._match = head.match
+        self._fewest_octets = 4 * limits.max_fields
+        self._match = plain.match
+        self._match_any = whole.match
+        self._split = split
         self._buffer: bytes | bytearray = b""
         self._at = 0  # everything before this offset is used up
         self._scanned = 0  # no head ends before this offset
@@ -164,14 +188,48 @@ class _Reader:
         self._left -= size
         return piece
 
-    def _find_head(self) -> re.Match[bytes] | None:
-        """The head in the buffer. None if it is not finished or breaks a rule; which of them is for a second look."""
-        buffer = self._buffer
+    def _head_parts(self) -> tuple[Any, Any, Any, bytes, HopFields] | None:
+        """The head in the buffer, checked and taken apart: the three parts of its start line, its field block without
+        hop fields, and these. It is used up then. None if it is not finished or breaks a rule: look twice.
+        """
+        buffer, at = self._buffer, self._at
         if type(buffer) is not bytes:
-            if buffer.find(b"\r\n\r\n", max(self._scanned, self._at)) < 0:
+            if buffer.find(b"\r\n\r\n", max(self._scanned, at)) < 0:
                 return None
             self._buffer = buffer = bytes(buffer)
-        return self._match(buffer, self._at)
+        hop_fields: HopFields = ()
+        match = self._match(buffer, at)
+        if match is not None and (
+            # Each run of fields has the bound for itself; a line takes four octets, so that most need no count.
+            (end := match.end()) - at <= self._fewest_octets
+            or buffer.count(b"\n", at, end) <= self._limits.max_fields + 2
+        ):
+            first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups()
+            if name is not None:
+                block += more
+                if name2 is None:
+                    hop_fields = ((name, value),)
+                elif name3 is None:
+                    block += more2
+                    hop_fields = ((name, value), (name2, value2))
+                else:
+                    block += more2 + more3
+                    hop_fields = ((name, value), (name2, value2), (name3, value3))
+        else:
+            match = self._match_any(buffer, at)
+            if match is None:
+                return None
+            first, second, third, block = match.groups()
+            block, hop_fields = self._split(block)
+            end = match.end()
+        if end - at - 4 > self._limits.max_head_bytes:
+            self._look_for_end()
+        if end == len(buffer):
+            self._buffer = b""
+            self._at = self._scanned = 0
+        else:
+            self._at = self._scanned = end
+        return first, second, third, block, hop_fields
 
     def _look_for_end(self) -> int:
         """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""
@@ -194,14 +252,18 @@ class RequestReader(_Reader):
     made; if it is refused while something is `buffered`, the connection has to be closed: those octets are no request.
     """
 
-    __slots__ = ("_empty_lines", "_fault", "_is_line_checked", "_match_any")
+    __slots__ = ("_empty_lines", "_fault", "_hop", "_hop_fields", "_is_line_checked", "_minor")
 
     def __init__(self, limits: HeadLimits) -> None:
-        super().__init__(limits, request_head.plain_request_pattern(limits.max_fields))
-        self._match_any = request_head.request_pattern(limits.max_fields).match
+        fields = limits.max_fields
+        plain, whole = request_head.plain_request_pattern(fields), request_head.request_pattern(fields)
+        super().__init__(limits, plain, whole, request_head.split_hop_fields)
         self._state = _HEAD
         self._empty_lines = 0
         self._is_line_checked = False
+        self._hop = Hop()  # what a client says of its hop it says again with each request: read once
+        self._hop_fields: HopFields = ()
+        self._minor = b""
         self._fault: tuple[Reason, str, int] | None = None
 
     @property
@@ -231,35 +293,25 @@ class RequestReader(_Reader):
 
     def _next_head(self) -> RequestHead | None:
         buffer, at = self._buffer, self._at
-        size = len(buffer)
-        if at == size:
+        if at == len(buffer):
             return None
-        match = self._match(buffer, at) if type(buffer) is bytes else self._find_head()
-        if match is not None:
-            method, target, minor, block = match.groups()
-        else:
+        if buffer[at] == 0x0D:
             self._skip_empty_lines()
-            # the rest of the grammar; only an immutable buffer can hold a whole head here
-            if type(self._buffer) is bytes:
-                match = self._match_any(self._buffer, self._at)
-            if match is None:
-                self._refuse_or_wait()
-                return None
-            method, target, minor, block = match.groups()
-            block = request_head.without_twins(block)
-        end = match.end()
-        if end - self._at - 4 > self._limits.max_head_bytes:
-            self._look_for_end()
-        head, named = request_head.read_request_head(method, target, minor, block, self._limits)
-        if end == size:
-            self._buffer = b""
-            self._at = self._scanned = 0
-        else:
-            self._at = self._scanned = end
+        parts = self._head_parts()
+        if parts is None:
+            self._refuse_or_wait()
+            return None
+        method, target, minor, block, hop_fields = parts
+        if hop_fields != self._hop_fields or minor != self._minor:
+            self._hop = request_head.read_hop_fields(hop_fields, minor)
+            self._hop_fields = hop_fields
+            self._minor = minor
+        hop = self._hop
+        head = request_head.read_request_head(method, target, block, hop, self._limits)
         self._empty_lines = 0
         self._is_line_checked = False
-        if head.body:
-            self._begin_body(head.body, named, _HEAD)
+        if hop.body:
+            self._begin_body(hop.body, hop.named, _HEAD)
         return head
 
     def _skip_empty_lines(self) -> None:
@@ -315,7 +367,9 @@ class ResponseReader(_Reader):
     __slots__ = ("_eof", "_fault", "_interim", "_is_started", "_method")
 
     def __init__(self, limits: HeadLimits) -> None:
-        super().__init__(limits, response_head.response_pattern(limits.max_fields))
+        fields = limits.max_fields
+        plain, whole = response_head.plain_response_pattern(fields), response_head.response_pattern(fields)
+        super().__init__(limits, plain, whole, response_head.split_hop_fields)
         self._state = _IDLE
         self._method = b""
         self._interim = 0
@@ -373,22 +427,26 @@ class ResponseReader(_Reader):
             raise UpstreamFault(reason, message, retry=retry)
         return event
 
+    def take_whole_body(self) -> bytes | None:
+        """The body that a length announced, if the buffer holds it and nothing else: no end follows. Else None."""
+        buffer, at = self._buffer, self._at
+        if self._state is not _LENGTH or len(buffer) - at != self._left:
+            return None
+        self._state = _IDLE
+        self._left = self._at = self._scanned = 0
+        self._buffer = b""
+        return bytes(buffer[at:])
+
     def _next_head(self) -> ResponseHead | None:
         if self._at == len(self._buffer):
             return None
         self._is_started = True
-        match = self._find_head()
-        if match is None:
+        parts = self._head_parts()
+        if parts is None:
             self._refuse_or_wait()
             return None
-        end = match.end()
-        if end - self._at - 4 > self._limits.max_head_bytes:
-            self._look_for_end()
-        head, named = response_head.read_response_head(match, self._method)
-        if end == len(self._buffer):
-            self._release()
-        else:
-            self._at = self._scanned = end
+        minor, code, phrase, block, hop_fields = parts
+        head, named = response_head.read_response_head(minor, code, phrase, block, hop_fields, self._method)
         if head.is_interim:
             self._interim += 1
             if self._interim > MAX_INTERIM:

@@ -16,7 +16,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader
 from egressproxy.transport.driver import Driver
 from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow, reset
-from egressproxy.transport.timers import Deadline, TimerWheel
+from egressproxy.transport.timers import NEVER, Deadline, TimerWheel
 
 __all__ = ["DownstreamConnection", "RequestHandler"]
 
@@ -58,7 +58,6 @@ class DownstreamConnection(Flow):
         "is_lingering",
         "is_lost",
         "is_request_read",
-        "last_read",
         "reader",
         "request_headers_s",
         "served",
@@ -93,7 +92,6 @@ class DownstreamConnection(Flow):
         self.unsent = 0  # while lingering: what the client had left to take when we last looked
         self.body_octets = 0
         self.body_limit = -1
-        self.last_read = 0.0
         self.served = 0
         self._is_pumping = False
 
@@ -109,7 +107,6 @@ class DownstreamConnection(Flow):
             if self.octets_in > LINGER_OCTETS:
                 self.transport.abort()
             return
-        self.last_read = self.wheel.now
         self.octets_in += len(data)
         self.reader.feed(data)
         if not self._is_pumping:
@@ -161,17 +158,18 @@ class DownstreamConnection(Flow):
         """
         self.in_exchange = False
         self.sink = None
-        self.feed_from(None)
+        self.feeder = None
         self.served += 1
         if self.is_lost:
             return
-        if close or self.is_last or not self.is_request_read:
+        if close or not self.is_request_read or (self.has_ended and self.is_last):
             self.close()
             return
         self.octets_in = self.reader.buffered
         self.octets_out = 0
         self.deadline.after(self.idle_s)
-        self.resume_reading()
+        if self.is_reading_paused:
+            self.resume_reading()
 
     def close(self) -> None:
         """Say no more; let the client read what was said before the connection goes (RFC 9112 section 9.6)."""
@@ -213,7 +211,7 @@ class DownstreamConnection(Flow):
         self.reader.feed(rest)
 
     def _exchange_over(self) -> None:
-        if not self._is_pumping and not self.is_lost:
+        if not self._is_pumping and not self.is_lost and (self.octets_in or self.has_ended):
             self._pump()
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -235,7 +233,7 @@ class DownstreamConnection(Flow):
                 if event is None:
                     if self.has_ended:
                         self._input_is_over()
-                    elif not self.in_exchange and self.reader.has_partial_head:
+                    elif not self.in_exchange and self.octets_in and self.reader.has_partial_head:
                         self._head_has_begun()
                     return
                 if type(event) is bytes:
@@ -259,7 +257,7 @@ class DownstreamConnection(Flow):
         self.body_octets = 0
         self.body_limit = -1
         self.sends_chunked = False
-        self.deadline.clear()
+        self.deadline.at = NEVER  # the exchange has a clock of its own
         self.handler.on_request(self, head)
 
     def _body(self, data: bytes) -> None:

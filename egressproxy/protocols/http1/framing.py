@@ -7,7 +7,7 @@ Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from egressproxy.errors import Reason
@@ -21,10 +21,12 @@ __all__ = [
     "MAX_LENGTH",
     "TCHAR",
     "HeadLimits",
+    "HopFields",
     "Malformed",
     "any_case",
     "connection_options",
     "field_section_fault",
+    "head_pattern",
     "read_content_length",
     "read_transfer_encoding",
     "without_fields",
@@ -49,6 +51,9 @@ BARE_CR_OR_LF = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
 _COMMON_OPTIONS = {
     spelling: frozenset((spelling.lower(),)) for spelling in (b"keep-alive", b"Keep-Alive", b"close", b"Close")
 }
+
+#: Name and value of the fields that concern this hop or the framing, in order, as they came.
+HopFields = Sequence[tuple[bytes, bytes]]
 
 _VALUE_OCTETS = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
@@ -83,6 +88,19 @@ def any_case(names: str) -> bytes:
     return "|".join(
         "".join(f"[{c}{c.upper()}]" if c.isalpha() else re.escape(c) for c in name) for name in names.split()
     ).encode()
+
+
+def head_pattern(line: bytes, hop_names: bytes, name: bytes, max_fields: int) -> re.Pattern[bytes]:
+    """The grammar of a head with at most three hop fields, which are nearly all: checked and taken apart in one pass.
+
+    Source texts: `line` the start line, `hop_names` the alternatives of a hop field's name (with any look-ahead that
+    spares them), `name` one field name. Groups behind those of the line: the lines up to the first hop field, then up
+    to three times name, value, and the lines behind (None where there are fewer). The number of fields is bounded for
+    each run alone: see `is_over`.
+    """
+    run = rb"((?:\r\n(?!(?:%b):)%b%b){0,%d}+)" % (hop_names, name, FIELD_VALUE, max_fields)
+    hop = rb"(?:\r\n(%b):([\t\x20-\x7e\x80-\xff]*+)%b)?+" % (hop_names, run)
+    return re.compile(line + run + hop * 3 + rb"\r\n\r\n")
 
 
 def connection_options(value: bytes) -> set[bytes]:

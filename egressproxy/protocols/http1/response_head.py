@@ -1,6 +1,7 @@
 """Reads one complete response head: bytes in, ResponseHead out.
 
-As for requests: one expression checks the whole head, one split takes out what concerns this hop or the framing.
+As for requests: one expression checks the whole head and takes out what concerns this hop or the framing, and only a
+head with more than three such fields is looked at twice.
 Where RFC 9112 lets a proxy repair a response (folding, a blank before the colon, both framing fields) it is refused.
 
 Sources: RFC 9112 sections 4 and 6.3, RFC 9110 sections 7.6.1, 7.8, 8.6 and 11.7.
@@ -16,17 +17,27 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import UNTIL_CLOSE, ResponseHead
 from egressproxy.protocols.http1.framing import (
     FIELD_LINE,
+    TCHAR,
     HeadLimits,
+    HopFields,
     Malformed,
     any_case,
     connection_options,
     field_section_fault,
+    head_pattern,
     read_content_length,
     read_transfer_encoding,
     without_fields,
 )
 
-__all__ = ["STATUS_LINE", "head_fault", "read_response_head", "response_pattern"]
+__all__ = [
+    "STATUS_LINE",
+    "head_fault",
+    "plain_response_pattern",
+    "read_response_head",
+    "response_pattern",
+    "split_hop_fields",
+]
 
 #: Source text: minor version, status, phrase. The space behind the status may be missing (we send it, section 4).
 _LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
@@ -35,14 +46,15 @@ STATUS_LINE = re.compile(_LINE + rb"\r\n")
 
 
 #: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us.
-_HOP = re.compile(
-    rb"\r\n(?=[ckptuvCKPTUV])("
+_HOP_NAMES = (
+    rb"(?=[ckptuvCKPTUV])(?:"
     + any_case(
         "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
         "proxy-authentication-info"
     )
-    + rb"):([^\r]*)"
+    + rb")"
 )
+_HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
 _KNOWN_OPTIONS = frozenset(b"close keep-alive upgrade te content-length transfer-encoding proxy-connection via".split())
 
@@ -55,23 +67,34 @@ def response_pattern(max_fields: int) -> re.Pattern[bytes]:
     return re.compile(_LINE + rb"((?:" + FIELD_LINE + rb"){0,%d}+)\r\n\r\n" % max_fields)
 
 
-def read_response_head(match: re.Match[bytes], method: bytes) -> tuple[ResponseHead, frozenset[bytes]]:
-    """The head that `response_pattern` matched, answering this method; and the names that its Connection field listed.
+@lru_cache(maxsize=16)
+def plain_response_pattern(max_fields: int) -> re.Pattern[bytes]:
+    """`head_pattern` of responses; groups 1 to 3 are minor version, status, phrase."""
+    return head_pattern(_LINE, _HOP_NAMES, TCHAR + rb"++", max_fields)
+
+
+def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
+    """The field block without the fields of this hop, and those fields."""
+    parts = _HOP.split(block)  # text, name, value, text, name, value, ... text
+    return b"".join(parts[::3]), list(zip(parts[1::3], parts[2::3], strict=True))
+
+
+def read_response_head(
+    minor: bytes, code: bytes, phrase: bytes | None, block: bytes, hop_fields: HopFields, method: bytes
+) -> tuple[ResponseHead, frozenset[bytes]]:
+    """The head from its parts, as a pattern matched them, answering this method; and the names that Connection listed.
 
     Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304). Raises Malformed.
     """
-    minor, code, phrase, block = match.groups()
     status = int(code)
-    parts = _HOP.split(block)
-    head = ResponseHead(status, phrase or b"", Fields(b"".join(parts[::3])))
+    head = ResponseHead(status, phrase or b"", Fields(block))
     is_1_0 = minor == b"0"
-    length: bytes | None = None
-    coding: bytes | None = None
+    length = coding = None
     is_framing_repeated = False
     connection = upgrade = b""
-    for at in range(1, len(parts), 3):
-        name = parts[at].lower()
-        value = parts[at + 1].strip(b" \t")
+    for name, value in hop_fields:
+        name = name.lower()
+        value = value.strip(b" \t")
         if name == b"content-length":
             is_framing_repeated = is_framing_repeated or length is not None
             length = value
@@ -87,7 +110,9 @@ def read_response_head(match: re.Match[bytes], method: bytes) -> tuple[ResponseH
 
     named = _NOTHING
     is_kept = not is_1_0
-    if connection:
+    if connection == b"keep-alive" or connection == b"Keep-Alive":  # the usual value, and no option to look for
+        is_kept = True
+    elif connection:
         options = connection_options(connection)
         if b"close" in options:
             is_kept = False

@@ -16,7 +16,7 @@ from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow
-from egressproxy.transport.timers import Deadline, TimerWheel
+from egressproxy.transport.timers import NEVER, Deadline, TimerWheel
 from egressproxy.transport.tls import TlsStream, tls_fault
 
 __all__ = ["UpstreamConnection"]
@@ -131,7 +131,7 @@ class UpstreamConnection(Flow):
     def begin(self, driver: Driver, method: bytes, *, is_chunked: bool, has_body: bool) -> None:
         """Start an exchange. The caller then sends the head, and the body through `send_body` and `end_body`."""
         self.is_idle = False
-        self.deadline.clear()
+        self.deadline.at = NEVER
         self.driver = driver
         self.sink = None
         self.head = None
@@ -149,21 +149,27 @@ class UpstreamConnection(Flow):
         super().end_body(trailers)
         self.has_sent_all = True
 
-    async def response_head(self) -> ResponseHead:
-        """The next head, interim ones too. Raises UpstreamFault."""
-        while True:
-            if self.error is not None:
-                raise self.error
-            event = self.reader.next()
-            if event is not None:
-                assert isinstance(event, ResponseHead)
-                self.head = event
-                if event.body == 0 and not event.is_interim:
-                    self.has_ended = True
-                return event
+    def next_head(self) -> ResponseHead | None:
+        """The next head, interim ones too; None if it is not here yet. Raises UpstreamFault."""
+        if self.error is not None:
+            raise self.error
+        head = self.reader.next()
+        if head is None:
             if self.is_lost:
                 raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection", retry=Retry.IF_REUSED)
-            await pause()
+            return None
+        assert type(head) is ResponseHead
+        self.head = head
+        if head.body == 0 and (head.status >= 200 or head.status == 101):
+            self.has_ended = True
+        return head
+
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it is here, and nothing behind it: the answer is over with that. Else None."""
+        body = self.reader.take_whole_body()
+        if body is not None:
+            self.has_ended = True
+        return body
 
     def send_response_body_to(self, sink: BodySink) -> None:
         """The body goes there from now on; what is buffered goes at once."""
@@ -183,9 +189,10 @@ class UpstreamConnection(Flow):
         self.driver = None
         self.sink = None
         self.error = None  # its traceback holds us
-        self.feed_from(None)
+        self.feeder = None
         self.is_idle = True
-        self.resume_reading()  # an end has to be seen in the pool, too
+        if self.is_reading_paused:
+            self.resume_reading()  # an end has to be seen in the pool, too
 
     def close(self) -> None:
         if not self.is_lost:

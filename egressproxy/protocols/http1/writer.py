@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 
 from egressproxy.model.exchange import Answer
@@ -27,6 +28,8 @@ __all__ = [
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TUNNEL_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+#: "HTTP/1.1 404 " by status.
+_STATUS_STARTS = tuple(b"HTTP/1.1 %d " % status for status in range(1000))
 PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 _date_second = 0
@@ -35,8 +38,13 @@ _date_value = b""
 
 def via_line(received: bytes, http_1_0: bool, pseudonym: bytes) -> bytes:
     """The Via line that we send: what was received, and us (RFC 9110 section 7.6.3)."""
-    own = b"1.0 " + pseudonym if http_1_0 else b"1.1 " + pseudonym
-    return b"\r\nVia: %b, %b" % (received, own) if received else b"\r\nVia: " + own
+    own = _own_via(http_1_0, pseudonym)
+    return b"\r\nVia: %b, %b" % (received, own[7:]) if received else own
+
+
+@lru_cache(maxsize=64)
+def _own_via(http_1_0: bool, pseudonym: bytes) -> bytes:
+    return b"\r\nVia: %b %b" % (b"1.0" if http_1_0 else b"1.1", pseudonym)
 
 
 def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
@@ -44,10 +52,11 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
 
     `host` is the Host value. The body has to follow in the framing that `head.body` says (a length, or CHUNKED).
     """
-    tail = via_line(head.via, head.http_1_0, pseudonym)
+    tail = via_line(head.via, head.http_1_0, pseudonym) if head.via else _own_via(head.http_1_0, pseudonym)
+    method = head.method
     if head.body == CHUNKED:
         tail += b"\r\nTransfer-Encoding: chunked"
-    elif head.body > 0 or head.method in (b"POST", b"PUT", b"PATCH"):
+    elif head.body > 0 or method == b"POST" or method == b"PUT" or method == b"PATCH":
         tail += b"\r\nContent-Length: %d" % head.body
     if head.upgrade:
         tail += b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
@@ -55,7 +64,7 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
         tail += b"\r\nConnection: TE\r\nTE: trailers"
     if head.max_forwards >= 0:
         tail += b"\r\nMax-Forwards: %d" % head.max_forwards
-    return b"%b %b HTTP/1.1\r\nHost: %b%b%b\r\n\r\n" % (head.method, head.path, host, head.fields.block, tail)
+    return b"".join((method, b" ", head.path, b" HTTP/1.1\r\nHost: ", host, head.fields.block, tail, b"\r\n\r\n"))
 
 
 def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_0: bool, has_body: bool) -> bytes:
@@ -65,7 +74,7 @@ def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_
     `has_body` is false for responses to HEAD and for 204 and 304, which never carry framing of ours.
     """
     block = head.fields.block
-    tail = via_line(head.via, head.http_1_0, pseudonym)
+    tail = via_line(head.via, head.http_1_0, pseudonym) if head.via else _own_via(head.http_1_0, pseudonym)
     if has_body:
         if head.body >= 0:
             tail += b"\r\nContent-Length: %d" % head.body
@@ -75,7 +84,7 @@ def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_
         tail += b"\r\nConnection: close"
     if b"\r\nDate:" not in block and b"date" not in head.fields:  # the usual spelling first: a fifth of the cost
         tail += b"\r\nDate: " + http_date()
-    return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, head.phrase, block, tail)
+    return b"".join((_STATUS_STARTS[head.status], head.phrase, block, tail, b"\r\n\r\n"))
 
 
 def interim_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.transport.driver import Driver
+from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.timers import TimerWheel
 from egressproxy.transport.tls import TlsTruncated
 from tests.transport.test_flow import Transport
@@ -53,8 +53,9 @@ class Exchange:
 
     async def _life(self) -> None:
         try:
-            while (await self.upstream.response_head()).is_interim:
-                pass
+            while (head := self.upstream.next_head()) is None or head.is_interim:
+                if head is None:
+                    await pause()
             if not self.upstream.has_ended:
                 self.upstream.send_response_body_to(self.sink)
             await self.upstream.response_end()
