@@ -73,6 +73,7 @@ class Handle:
         self._wanted: tuple[type, ...] = ()
         self._answer: asyncio.Future[Any] | None = None
         self._asking = asyncio.Lock()
+        self._has_begun = False
         self._reaper: asyncio.Task[None] | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
@@ -93,6 +94,11 @@ class Handle:
         return self._channel.has_ended
 
     @property
+    def can_count(self) -> bool:
+        """It has come so far that it answers at once."""
+        return self._has_begun and not self.is_gone
+
+    @property
     def is_serving(self) -> bool:
         return self.configuration is not None and not self.is_gone
 
@@ -105,6 +111,7 @@ class Handle:
         answer = await self._ask(asked, (Begun, NotBegun), BEGIN_S, descriptor=turn)
         if isinstance(answer, NotBegun):
             raise Refused(answer.why)
+        self._has_begun = True
 
     async def build(self, configuration: Configuration) -> None:
         """Make it ready. Raises Refused, WorkerEnded."""

@@ -248,7 +248,7 @@ class Supervisor:
     async def _collect(self) -> None:
         self._counted += 1
         number = self._counted
-        asked = [handle.count(number) for handle in self._handles.values() if not handle.has_ended.is_set()]
+        asked = [handle.count(number) for handle in self._handles.values() if handle.can_count]
         if asked:
             await _within(SCRAPE_S, asyncio.gather(*asked))
 
