@@ -10,6 +10,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from cryptography import x509
@@ -163,10 +164,12 @@ def _write_certificates(folder: Path) -> str:
         .add_extension(signing, critical=True)
         .sign(ca_key, hashes.SHA256())
     )
+    # The address is for LiteLLM, which cannot be told where a name is.
+    names = [x509.DNSName(TLS_NAME), x509.IPAddress(IPv4Address("127.0.0.1"))]
     leaf = (
         builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, TLS_NAME)]), key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(ca_key, hashes.SHA256())
     )

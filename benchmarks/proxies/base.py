@@ -71,6 +71,10 @@ class Proxy(ABC):
     def tunnel_port(self) -> int:
         return self.ports["FORWARD"]
 
+    def reverse_port(self, host: str) -> int:
+        """Where the reverse proxy of a name listens."""
+        return self.ports["REVERSE"]
+
     def environment(self, world: World) -> Mapping[str, str]:
         return {}
 

@@ -36,7 +36,7 @@ class Events(Workload):
         lines = ["GET /events HTTP/1.1", f"Host: {EVENTS_HOST}", *FIELDS, "", ""]
         answer = b""
         try:
-            with socket.create_connection(("127.0.0.1", proxy.ports["REVERSE"]), timeout=20) as connection:
+            with socket.create_connection(("127.0.0.1", proxy.reverse_port(EVENTS_HOST)), timeout=20) as connection:
                 connection.sendall("\r\n".join(lines).encode())
                 while b"\n\n" not in answer and (data := connection.recv(65536)):
                     answer += data
@@ -58,7 +58,7 @@ class Events(Workload):
             self._direct_p50_us = _outcome(reader, seconds).p50_us
 
     def measure(self, proxy: Proxy, world: World, seconds: float) -> Round:
-        command = _command(proxy.ports["REVERSE"], EVENTS_HOST, FIELDS)
+        command = _command(proxy.reverse_port(EVENTS_HOST), EVENTS_HOST, FIELDS)
         with Generator(command, f"{self.name} through {proxy.name}") as reader:
             reader.answer()
             cpu = CpuTime(proxy)

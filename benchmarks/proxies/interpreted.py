@@ -1,0 +1,126 @@
+"""Proxies that are written in Python. They are slow, and compared with only where they are named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.processes import StartError
+from benchmarks.proxies.base import Proxy
+from benchmarks.proxies.installed import install
+from benchmarks.world import REPOSITORY, World
+
+__all__ = ["AioHttp", "LiteLlm", "MitmProxy", "ProxyPy"]
+
+PEERS = REPOSITORY / "benchmarks" / "peers"
+FORWARD = ("W1", "W1s")
+REVERSE = ("W2", "W5")
+TUNNELS = ("W3", "W4", "W6")
+
+
+class MitmProxy(Proxy):
+    name = "mitmproxy"
+    listeners = ("FORWARD", "REVERSE", "EVENTS_REVERSE")
+    caveats: Mapping[str, str] = dict.fromkeys(
+        (*FORWARD, *REVERSE, *TUNNELS), "no limits on rate or connections, no metrics"
+    )
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        self.version = "11.0.2"
+        return [
+            *_program("mitmproxy", self.version, "mitmdump"), "-q", "-s", str(PEERS / "mitmproxy_addon.py"),
+            "--mode", f"regular@127.0.0.1:{self.ports['FORWARD']}",
+            "--mode", f"reverse:https://upstream.bench.example:{world.tls_port}@127.0.0.1:{self.ports['REVERSE']}",
+            "--mode",
+            f"reverse:https://upstream.bench.example:{world.events_port}@127.0.0.1:{self.ports['EVENTS_REVERSE']}",
+            "--set", f"confdir={folder}", "--set", f"ssl_verify_upstream_trusted_ca={world.folder / 'ca.crt'}",
+            "--set", "http2=false", "--set", "body_size_limit=1m", "--set", "connection_strategy=lazy",
+            "--set", rf"ignore_hosts=.*:{world.plain_port}",
+        ]  # fmt: skip
+
+    def environment(self, world: World) -> Mapping[str, str]:
+        return {"BENCH_NAMES": ",".join(self.names), "BENCH_TOKEN": world.token}
+
+    def reverse_port(self, host: str) -> int:
+        return self.ports["EVENTS_REVERSE" if host.startswith("events.") else "REVERSE"]
+
+
+class ProxyPy(Proxy):
+    name = "proxy.py"
+    listeners = ("FORWARD",)
+    unable: Mapping[str, str] = dict.fromkeys(REVERSE, "its reverse proxy cannot edit requests")
+    caveats: Mapping[str, str] = dict.fromkeys((*FORWARD, *TUNNELS), "no limits, no metrics")
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        self.version = "2.4.10"
+        return [
+            *_program("proxy.py", self.version, "proxy"), "--hostname", "127.0.0.1",
+            "--port", str(self.ports["FORWARD"]), "--num-workers", "1", "--num-acceptors", "1", "--log-level", "ERROR",
+            "--backlog", "1024", "--data-dir", str(folder), "--plugins", "proxy_py_plugin.BenchPlugin",
+        ]  # fmt: skip
+
+    def environment(self, world: World) -> Mapping[str, str]:
+        return {"BENCH_NAMES": ",".join(self.names), "PYTHONPATH": str(PEERS)}
+
+
+class AioHttp(Proxy):
+    """The proxy that one writes in an afternoon."""
+
+    name = "aiohttp"
+    listeners = ("FORWARD", "REVERSE")
+    unable: Mapping[str, str] = dict.fromkeys(TUNNELS, "aiohttp's server cannot do CONNECT")
+    caveats: Mapping[str, str] = dict.fromkeys((*FORWARD, *REVERSE), "no limit on connections")
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        import aiohttp
+
+        self.version = aiohttp.__version__
+        return [
+            sys.executable, str(PEERS / "aiohttp_proxy.py"), "--forward", str(self.ports["FORWARD"]),
+            "--reverse", str(self.ports["REVERSE"]), "--upstream", str(world.tls_port),
+            "--events", str(world.events_port), "--ca", str(world.folder / "ca.crt"),
+            "--log", str(folder / "access.log"),
+        ]  # fmt: skip
+
+    def environment(self, world: World) -> Mapping[str, str]:
+        return {"BENCH_NAMES": ",".join(self.names), "BENCH_TOKEN": world.token}
+
+
+class LiteLlm(Proxy):
+    name = "litellm"
+    listeners = ("REVERSE",)
+    edits = False
+    unable: Mapping[str, str] = {
+        **dict.fromkeys((*FORWARD, *TUNNELS, "S", "S2"), "a gateway of applications, no proxy"),
+        "W2": "see L",
+        "W5": "see L",
+    }
+    caveats: Mapping[str, str] = {
+        "L": "a pass-through endpoint: one route, a credential; no edits, no limits, no metrics",
+        "M": "one route",
+    }
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        self.version = "1.106.2"
+        config = world.render("litellm.yaml", folder, self.ports)
+        return [
+            *_program("litellm", self.version, "litellm", "[proxy]"), "--config", str(config),
+            "--host", "127.0.0.1", "--port", str(self.ports["REVERSE"]), "--num_workers", "1",
+        ]  # fmt: skip
+
+    def environment(self, world: World) -> Mapping[str, str]:
+        return {
+            "SSL_CERT_FILE": str(world.folder / "ca.crt"),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_LOG": "ERROR",
+        }
+
+
+def _program(package: str, version: str, script: str, extra: str = "") -> list[str]:
+    """Its command, run by the interpreter of its virtual environment. Raises StartError."""
+    folder = install(package, version, extra)
+    path = folder / "bin" / script
+    if not path.exists():
+        raise StartError(f"{package} {version} has no program {script}")
+    return [str(folder / "bin" / "python"), str(path)]
