@@ -151,8 +151,9 @@ async def _soak(
         seconds = time.monotonic() - begun
         load.is_ending = True
         await running
-        subject.configure(changes + 1)
         lag = subject.lag
+        garbage = await subject.collect_garbage()
+        subject.configure(changes + 1)
         after = await _settle(subject, before, live)
     _, failures = await subject.metrics()
     if failures.get("internal"):
@@ -163,6 +164,7 @@ async def _soak(
         before,
         after,
         lag_p99_ms=lag.busy.percentile(0.99),
+        garbage=garbage / max(load.requests, 1) * 1000,
         unexpected=sum(load.unexpected.values()),
         complaints=len(complaints),
     )

@@ -281,18 +281,25 @@ class Subject:
 
     async def ask_probe(self) -> tuple[Lag, int]:
         """The lag since it was last asked, and the tasks there are; of every worker. `lag` keeps the whole."""
-        lag, tasks = Lag(), 0
-        found: set[int] = set()
-        for _ in range(1 if self.workers == 1 else self.workers * 20):
-            report: dict[str, Any] = json.loads(await self._get(self.probe, "/"))
+        reports = await self._ask_workers("/")
+        lag = Lag()
+        for report in reports:
             lag.read(report)
-            if report["pid"] not in found:
-                found.add(report["pid"])
-                tasks += report["tasks"]
-            if len(found) == self.workers:
-                break
         self.lag.add(lag)
-        return lag, tasks
+        return lag, of_each(reports, "tasks")
+
+    async def collect_garbage(self) -> int:
+        """Objects in cycles that the collectors of the workers have found since the start, now included."""
+        return of_each(await self._ask_workers("/collect"), "garbage")
+
+    async def _ask_workers(self, path: str) -> list[dict[str, Any]]:
+        """Reports until each worker has given one: which of them is asked is not for us to choose."""
+        reports: list[dict[str, Any]] = []
+        for _ in range(1 if self.workers == 1 else self.workers * 20):
+            reports.append(json.loads(await self._get(self.probe, path)))
+            if len({report["pid"] for report in reports}) == self.workers:
+                break
+        return reports
 
     async def sample(self) -> Sample:
         sums, _ = await self.metrics()
@@ -339,6 +346,11 @@ class Subject:
         if b"chunked" in head.lower():
             raise StartError(f"{path} on port {port} is chunked")
         return body.decode()
+
+
+def of_each(reports: list[dict[str, Any]], name: str) -> int:
+    """The sum over workers of what each has said last."""
+    return sum({report["pid"]: int(report[name]) for report in reports}.values())
 
 
 def is_refusal_line(message: str) -> bool:

@@ -18,6 +18,9 @@ COUNT_SHARE, COUNT = 0.10, 20
 #: Descriptors that a gateway without any client may have beyond those at its start (a log file that was opened again).
 SPARE_DESCRIPTORS = 4
 LAG_P99_MS = 20.0
+#: Objects in cycles that the collector had to find, for 1,000 requests: what has ended should be freed at once, since
+#: what is garbage in the moment of a reload is kept for good (gc.freeze).
+GARBAGE = 50.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,14 @@ def growth(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def judge(
-    samples: Sequence[Sample], before: Sample, after: Sample, *, lag_p99_ms: float, unexpected: int, complaints: int
+    samples: Sequence[Sample],
+    before: Sample,
+    after: Sample,
+    *,
+    lag_p99_ms: float,
+    garbage: float,
+    unexpected: int,
+    complaints: int,
 ) -> list[Finding]:
     """`samples` under load, and the gateway without clients `before` and `after` it."""
     part = steady(samples)
@@ -87,6 +97,7 @@ def judge(
     ):  # fmt: skip
         findings.append(Finding(f"{name} left", getattr(after, name) - getattr(before, name), spare, "", left))
     findings.append(Finding("lag p99", lag_p99_ms, LAG_P99_MS, "ms", "of the time, by a timer of 5 ms inside"))
+    findings.append(Finding("garbage", garbage, GARBAGE, "", "objects in cycles for 1,000 requests"))
     findings.append(Finding("unexpected", unexpected, 0, "", "answers and ends that are not as they have to be"))
     findings.append(Finding("complaints", complaints, 0, "", "errors in the diagnostics"))
     return findings
