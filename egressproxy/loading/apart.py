@@ -83,36 +83,42 @@ class Loading:
             self._process.kill()
 
     def _talk(self) -> tuple[bytes, bytes]:
-        """Give it the request and read all that it says, in a thread. Raises LoadingFailed."""
+        """Give it the request, take all that it says, and see its end, in a thread. Raises LoadingFailed."""
         deadline = time.monotonic() + LIMIT_S
+        try:
+            said = self._exchange(deadline)
+            self._process.wait(max(deadline - time.monotonic(), 0))
+            return said
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s") from None
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def _exchange(self, deadline: float) -> tuple[bytes, bytes]:
         process, answer, words = self._process, _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        try:
-            with process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
-                os.set_blocking(process.stdin.fileno(), False)
-                selector.register(process.stdin, selectors.EVENT_WRITE)
-                selector.register(process.stdout, selectors.EVENT_READ, answer)
-                selector.register(process.stderr, selectors.EVENT_READ, words)
-                while selector.get_map():
-                    ready = selector.select(max(deadline - time.monotonic(), 0))
-                    if not ready:
-                        raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s")
-                    for key, _ in ready:
-                        if key.data is None:
-                            if self._say(key.fd):
-                                selector.unregister(process.stdin)
-                                process.stdin.close()
-                        elif not key.data.take(os.read(key.fd, _PIECE)):
-                            selector.unregister(key.fileobj)
-                    if answer.is_full:
-                        raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
-            return answer.whole(), words.whole()
-        finally:
-            if process.poll() is None and answer.is_open:
-                process.kill()
-            process.wait()
+        with process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+            selector.register(process.stdout, selectors.EVENT_READ, answer)
+            selector.register(process.stderr, selectors.EVENT_READ, words)
+            while selector.get_map():
+                ready = selector.select(max(deadline - time.monotonic(), 0))
+                if not ready:
+                    raise TimeoutError
+                for key, _ in ready:
+                    if key.data is None:
+                        if self._say(key.fd):
+                            selector.unregister(process.stdin)
+                            process.stdin.close()
+                    elif not key.data.take(os.read(key.fd, _PIECE)):
+                        selector.unregister(key.fileobj)
+                if answer.is_full:
+                    raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
+        return answer.whole(), words.whole()
 
     def _say(self, stdin: int) -> bool:
         """Write on; whether that was all."""
@@ -132,7 +138,6 @@ class _Heap:
     def __init__(self, limit: int) -> None:
         self._left = limit
         self._pieces: list[bytes] = []
-        self.is_open = True
 
     @property
     def is_full(self) -> bool:
@@ -143,8 +148,7 @@ class _Heap:
         if not self.is_full:
             self._pieces.append(piece)
             self._left -= len(piece)
-        self.is_open = bool(piece)
-        return self.is_open
+        return bool(piece)
 
     def whole(self) -> bytes:
         return b"".join(self._pieces)

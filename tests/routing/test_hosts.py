@@ -50,3 +50,7 @@ def test_of_equal_hostnames_the_oldest_wins_and_then_the_first_by_name():
 
 def test_an_empty_table_matches_nothing():
     assert HostTable.build([]).match("a.test") is None
+
+
+def test_a_table_is_built_an_entry_at_a_time():
+    assert len(list(HostTable.building(HostEntry((f"h{n}.test",), n) for n in range(20)))) >= 20

@@ -292,3 +292,8 @@ def test_the_table_agrees_with_the_precedence_rules_tried_one_by_one(routes, req
         target = path.encode() + (b"?" + "&".join(f"{k}={v}" for k, v in query.items()).encode() if query else b"")
         found = made.match(host, method, target, Fields.of((k.encode(), v.encode()) for k, v in headers.items()))
         assert (found and found[0]) == naive(routes, host, method, path, headers, query)
+
+
+def test_a_table_is_built_a_route_at_a_time():
+    routes = [route(f"r{n}", prefix("/"), hosts=(f"h{n}.test",)) for n in range(20)]
+    assert len(list(HttpTable.building([(r, [r.name]) for r in routes]))) >= 20

@@ -1,0 +1,102 @@
+"""The live form of a configuration, made in steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.instances import FilterBuildError
+from egressproxy.gateway.build import building
+from egressproxy.gateway.gateway import Gateway
+from egressproxy.gateway.live import Snapshot
+from egressproxy.model.steps import Steps, finished
+from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.metrics import Metrics
+from tests.support import manifests as m
+from tests.support.conversation import compiled_spec
+
+ROUTES = 50
+FILTER = """
+from egressproxy.filters import Filter
+import threading
+class Mine(Filter):
+    thread = threading.get_ident()
+    def request_headers(self, x):
+        return None
+"""
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    made = Gateway(Catalog(), Metrics("0"), AccessLog("off"))
+    yield made
+    await made.drain(0)
+
+
+@pytest.fixture(scope="module")
+def config() -> ConfigSpec:
+    rule = m.prefix_rule("/", "origin")
+    return compiled_spec(
+        [
+            m.gateway(m.forward_listener(3128), m.http_listener(8080)),
+            m.policy(["a.test"]),
+            m.backend("origin", "origin.test", 80),
+            *(m.http_route(f"r{n}", rule, hostnames=[f"h{n}.test"], section="http") for n in range(ROUTES)),
+        ]
+    )
+
+
+def steps(gateway: Gateway, config: ConfigSpec) -> Steps[Snapshot]:
+    return building(config, gateway.catalog, gateway.network, gateway.metrics, gateway.snapshot)
+
+
+async def test_it_pauses_at_least_once_for_every_rule(gateway: Gateway, config: ConfigSpec):
+    assert len(list(steps(gateway, config))) >= ROUTES
+
+
+async def test_a_listener_keeps_what_was_said_of_it_but_not_the_routes_which_are_in_its_tables(
+    gateway: Gateway, config: ConfigSpec
+):
+    snapshot = finished(steps(gateway, config))
+    live = snapshot.ports["127.0.0.1", 8080].first
+    assert replace(live.spec, http_routes=config.listeners[1].http_routes) == config.listeners[1]
+    assert live.spec.http_routes == ()
+    assert live.hosts.match(f"h{ROUTES - 1}.test")
+
+
+def with_filter(config: ConfigSpec, folder: Path) -> ConfigSpec:
+    spec = ExtensionSpec(
+        "mine", "egressproxy.io/Python:v1", "request-headers", config='{"path": "mine.py"}', folder=str(folder)
+    )
+    forward = replace(config.listeners[0], extensions=(spec,))
+    return ConfigSpec((forward, *config.listeners[1:]), 1)
+
+
+async def test_a_filter_that_runs_code_of_others_is_built_in_another_thread(
+    gateway: Gateway, config: ConfigSpec, tmp_path: Path
+):
+    (tmp_path / "mine.py").write_text(FILTER)
+    snapshot = await gateway.prepare(with_filter(config, tmp_path))
+    default = snapshot.ports["127.0.0.1", 3128].first.default
+    assert default is not None
+    assert default.chain.request_headers is not None
+    made = default.chain.request_headers[0].call.__self__  # type: ignore[attr-defined]
+    assert made.thread != threading.get_ident()
+
+
+async def test_a_part_that_cannot_be_built_leaves_what_is_in_service(
+    gateway: Gateway, config: ConfigSpec, tmp_path: Path
+):
+    (tmp_path / "mine.py").write_text("raise RuntimeError")
+    connectors = dict(gateway.network._resolvers)
+    with pytest.raises(FilterBuildError, match="mine"):
+        await gateway.prepare(with_filter(config, tmp_path))
+    assert gateway.snapshot is None
+    assert gateway.network._resolvers == connectors

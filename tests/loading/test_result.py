@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.config.builtin import BUILTIN
+from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.loading.result import (
+    OBJECTS,
+    Loaded,
+    Place,
+    builtin,
+    pack_plain,
+    pack_shown,
+    read_answer,
+    read_plain,
+    shown,
+    write_answer,
+)
+from egressproxy.model.steps import finished
+from egressproxy.spec.packing import unpacking
+
+LOADED = Loaded(b"spec", (Place("::1", 80, "HTTP", "ns/gw/l"),), 3, b"shown", ("one", "two"), b"memory")
+PROBLEM = Problem(
+    "a.yaml", 3, 5, "Gateway default/gw", "spec.listeners[0].port", "99999 is more than 65535", "write less"
+)
+
+
+def test_an_answer_comes_back_as_it_was():
+    assert read_answer(write_answer(LOADED)) == LOADED
+
+
+def test_a_refusal_comes_back_with_every_problem_and_its_place():
+    with pytest.raises(ConfigError) as caught:
+        read_answer(write_answer(ConfigError([PROBLEM, PROBLEM])))
+    assert caught.value.problems == (PROBLEM, PROBLEM)
+
+
+@given(st.binary(max_size=100))
+def test_anything_else_is_no_answer(data: bytes):
+    for wrong in (data, write_answer(LOADED) + b"x", write_answer(LOADED)[:-1]):
+        with pytest.raises(ValueError):
+            read_answer(wrong)
+
+
+def test_an_answer_makes_no_objects():
+    with pytest.raises(ValueError):
+        read_answer(pickle.dumps(("loaded", [print])))
+    with pytest.raises(pickle.UnpicklingError):
+        read_plain(pack_plain(PROBLEM))
+
+
+def test_what_is_shown_comes_back_in_order_with_generation_and_status():
+    objects = [
+        (("g", "Kind", "ns", f"n{number}"), {"spec": {"number": number}}, number, {"ok": True} if number % 2 else None)
+        for number in range(2 * OBJECTS + 1)
+    ]
+    back = list(shown(pack_shown(iter(objects))))
+    assert [
+        ((each.group, each.kind, each.namespace, each.name), each.to_manifest(), generation, status)
+        for each, generation, status in back
+    ] == objects
+
+
+def test_nothing_is_shown_of_nothing():
+    assert list(shown(b"")) == list(shown(pack_shown([]))) == []
+
+
+def test_a_value_that_json_does_not_know_is_not_shown():
+    ((found, _, _),) = shown(pack_shown([(("", "K", "", "n"), {"spec": b"bytes"}, 1, None)]))
+    assert found.to_manifest() == {"spec": "redacted"}
+
+
+def test_secrets_are_in_no_text_of_it():
+    assert "spec" not in repr(LOADED).replace("Loaded", "")
+    assert "memory" not in repr(LOADED)
+
+
+def test_the_builtin_gateway_is_ready_to_be_served():
+    made = builtin()
+    assert finished(unpacking(made.spec)) == BUILTIN
+    assert [place.port for place in made.places] == [3128]
+    assert made.warnings

@@ -1,0 +1,108 @@
+"""A configuration survives the way through a pipe, and nothing else comes out of one."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.model.secret import Secret
+from egressproxy.model.steps import finished
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint
+from egressproxy.spec.gateway import (
+    CertificateSpec,
+    ConfigSpec,
+    ListenerProtocol,
+    ListenerSpec,
+    ListenerTlsSpec,
+)
+from egressproxy.spec.packing import ROUTES, PackingError, pack, unpacking
+from egressproxy.spec.policy import (
+    AddressAllowance,
+    AddressesSpec,
+    DestinationRule,
+    DestinationsSpec,
+    DnsSpec,
+    ExtensionSpec,
+    Mode,
+    PolicySpec,
+)
+from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, StreamRouteSpec, ValueMatch, WeightedBackend
+
+POLICY = PolicySpec(
+    Mode.REPORT,
+    DestinationsSpec(((DestinationRule(("a.test",), cidrs=(ip_network("10.0.0.0/8"), ip_network("fd00::/8"))),),)),
+    AddressesSpec(((AddressAllowance((ip_network("127.0.0.0/8"),)),),)),
+    DnsSpec(hosts=(("a.test", (ip_address("10.0.0.1"), ip_address("::1"))),)),
+)
+BACKEND = BackendSpec(
+    "ns/b",
+    Destination.IP,
+    endpoints=(Endpoint(ip_address("10.0.0.1"), 443),),
+    tls=BackendTlsSpec(client_certificate="PEM", client_key=Secret(b"key of a client")),
+    extensions=(ExtensionSpec("i", "t", "connect", secrets=(("name/key", Secret(b"sesame")),)),),
+)
+MATCH = MatchSpec("/a", headers=(ValueMatch("x", "1"),))
+RULE = HttpRuleSpec((MATCH,), (WeightedBackend(BACKEND, policy=POLICY),), POLICY)
+ROUTE = HttpRouteSpec("ns/r", ("h.test",), (RULE,))
+LISTENER = ListenerSpec(
+    "ns/gw",
+    "all",
+    ("127.0.0.1", "::1"),
+    443,
+    ListenerProtocol.HTTPS,
+    tls=ListenerTlsSpec(certificates=(CertificateSpec("c", "PEM", Secret(b"key of a listener"), ("a.test",)),)),
+    http_routes=tuple(replace(ROUTE, name=f"ns/r{number}") for number in range(3 * ROUTES + 1)),
+    tls_routes=(StreamRouteSpec("ns/t", (), RULE.backends),),
+    tcp_routes=(StreamRouteSpec("ns/u", (), RULE.backends, kind="TCPRoute"),),
+    policy=POLICY,
+)
+CONFIG = ConfigSpec((LISTENER, replace(LISTENER, name="other", http_routes=())), 7)
+
+
+def test_a_configuration_comes_back_as_it_was_with_its_secrets():
+    back = finished(unpacking(pack(CONFIG)))
+    assert back == CONFIG
+    key = back.listeners[0].http_routes[0].rules[0].backends[0].backend.tls.client_key
+    assert key.reveal() == b"key of a client"
+
+
+def test_what_was_shared_is_shared_again():
+    first, *_, last = finished(unpacking(pack(CONFIG))).listeners[0].http_routes
+    assert first.rules[0].policy is last.rules[0].policy
+    assert first.rules[0].backends is last.rules[0].backends
+
+
+def test_reading_pauses_after_every_few_routes():
+    assert len(list(unpacking(pack(CONFIG)))) >= len(LISTENER.http_routes) / ROUTES
+
+
+def test_nothing_but_specs_is_made():
+    class Other:
+        pass
+
+    for what in (print, Other, PolicySpec.__init__, pickle.Unpickler):
+        with pytest.raises((PackingError, pickle.PicklingError, AttributeError)):
+            finished(unpacking(pickle.dumps(what)))
+
+
+def test_secrets_are_pickled_by_nobody_else():
+    with pytest.raises(TypeError):
+        pickle.dumps(CONFIG)
+
+
+def test_a_part_of_it_is_refused():
+    packed = pack(CONFIG)
+    for length in (0, 1, len(packed) // 2, len(packed) - 1):
+        with pytest.raises(PackingError):
+            finished(unpacking(packed[:length]))
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused_without_a_trace_of_it(data: bytes):
+    with pytest.raises(PackingError, match="no packed configuration"):
+        finished(unpacking(data))
