@@ -126,29 +126,33 @@ class Child:
         return " / ".join(lines[-5:]) or "it said nothing"
 
     def cpu_s(self) -> float:
-        """User and system time of the processes of the tree since each began, in seconds, exact to the microsecond.
+        """User and system time of the processes of the tree since each began, in seconds."""
+        return sum(self.cpu_times().values())
+
+    def cpu_times(self) -> dict[int, float]:
+        """The same for each process, by its id; exact to the microsecond.
 
         A process's clock is (~pid << 3) | CPUCLOCK_SCHED (clock_getcpuclockid(3)); /proc/PID/stat counts in 1/100 s.
         """
-        total = 0.0
+        found = {}
         for number in self._tree():
             try:
-                total += time.clock_gettime((~number << 3) | CPUCLOCK_SCHED)
+                found[number] = time.clock_gettime((~number << 3) | CPUCLOCK_SCHED)
             except OSError:
                 continue  # it has ended
-        return total
+        return found
 
-    def memory(self) -> list[Memory]:
-        """Of every process of the tree (/proc/PID/smaps_rollup), the greatest first."""
-        found = []
+    def memory(self) -> dict[int, Memory]:
+        """Of every process of the tree, by its id (/proc/PID/smaps_rollup)."""
+        found = {}
         for number in self._tree():
             try:
                 lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()[1:]
             except OSError:
                 continue
             sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-            found.append(Memory(sizes.get("Rss", 0), sizes.get("Pss", 0)))
-        return sorted(found, key=lambda each: each.resident, reverse=True)
+            found[number] = Memory(sizes.get("Rss", 0), sizes.get("Pss", 0))
+        return found
 
     def is_running(self) -> bool:
         return self._process.poll() is None

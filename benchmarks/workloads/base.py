@@ -99,7 +99,7 @@ class CpuTime:
         return self.seconds()
 
     def resident_mib(self) -> float:
-        return sum(each.resident for each in self._child.memory()) / 1024
+        return sum(each.resident for each in self._child.memory().values()) / 1024
 
 
 def child_of(proxy: Proxy) -> Child:

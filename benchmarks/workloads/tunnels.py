@@ -89,7 +89,7 @@ class IdleTunnels(_Tunnels):
                 holding.go_on()
                 holding.answer(60)
                 after = _proportional_kib(fresh)
-                resident_mib = sum(each.resident for each in child_of(fresh).memory()) / 1024
+                resident_mib = sum(each.resident for each in child_of(fresh).memory().values()) / 1024
         return Round((after - before) / TUNNELS, None, resident_mib, {"before_mib": before / 1024})
 
     def warm_up(self, proxy: Proxy, world: World, seconds: float) -> None:
@@ -107,4 +107,4 @@ def _address(proxy: Proxy, world: World) -> list[str]:
 
 def _proportional_kib(proxy: Proxy) -> int:
     time.sleep(REST_S)
-    return sum(each.proportional for each in child_of(proxy).memory())
+    return sum(each.proportional for each in child_of(proxy).memory().values())
