@@ -13,7 +13,7 @@ PIP         := $(BIN)/python -m pip -qq --disable-pip-version-check
 CASES_VENV  := .cache/cases-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types imports image-lint cases cases-venv bench bench-micro install install-dev clean
+.PHONY: help run test check format lint types imports image-lint cases cases-venv bench bench-micro soak trouble install install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ cases-venv: $(CASES_VENV)/.installed
 
 bench: install-dev ## compare with other proxies found on this machine (options: ARGS="…")
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+soak: install-dev ## ten minutes of every fault, and whether anything grows (options: ARGS="--minutes 2")
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
+trouble: install-dev ## memory and latency under trouble, each with its goal (options: ARGS="readers chunks")
+	@$(BIN)/python -m benchmarks.trouble $(ARGS)
 
 bench-micro: install-dev ## what each stage of a request costs (options: ARGS="…")
 	@$(BIN)/python -m benchmarks.micro $(ARGS)

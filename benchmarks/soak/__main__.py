@@ -128,6 +128,7 @@ async def _soak(
     await origins.start()
     await subject.start(plain=origins.plain, tls=origins.tls, dns=names.port)
     before = await subject.sample()
+    garbage = await subject.collect_garbage()
     load = Load(subject, origins, rate, lanes, random.Random(seed))
     samples: list[Sample] = []
     changes = 0
@@ -152,9 +153,9 @@ async def _soak(
         load.is_ending = True
         await running
         lag = subject.lag
-        garbage = await subject.collect_garbage()
         subject.configure(changes + 1)
         after = await _settle(subject, before, live)
+        garbage = await subject.collect_garbage() - garbage
     _, failures = await subject.metrics()
     if failures.get("internal"):
         load.unexpected["internal"] += int(failures["internal"])

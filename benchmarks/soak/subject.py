@@ -289,7 +289,9 @@ class Subject:
         return lag, of_each(reports, "tasks")
 
     async def collect_garbage(self) -> int:
-        """Objects in cycles that the collectors of the workers have found since the start, now included."""
+        """Objects in cycles that the collectors of the workers have found since the start, now included, and those that
+        are frozen: each reload freezes what there is, and garbage with it, which is never found then.
+        """
         return of_each(await self._ask_workers("/collect"), "garbage")
 
     async def _ask_workers(self, path: str) -> list[dict[str, Any]]:
