@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from egressproxy.errors import GatewayError, Reason
+from egressproxy.filters.tally import Row
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
 
@@ -107,6 +108,7 @@ class FilterContext:
 
     `config` is the validated config model; `secrets` by "name/key" (missing ones have no entry: fail closed);
     `scope` is the place that shares this instance; `folder` where relative paths start; `source` the declaring object.
+    `row` has the numbers of a type that `is_shared` and serves in several processes.
     """
 
     config: BaseModel
@@ -116,6 +118,7 @@ class FilterContext:
     source: str
     folder: str = ""
     phase: Phase = Phase.REQUEST_HEADERS
+    row: Row | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ class FilterType:
     `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of
     `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a
     config refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
-    `blocks`: to build one reads files or runs code of others, which is nothing for the event loop.
+    `blocks`: to build one reads files or runs code of others, which is nothing for the event loop. `is_shared`: what it
+    counts is counted over all workers.
     """
 
     name: str
@@ -137,3 +141,4 @@ class FilterType:
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
     blocks: bool = False
+    is_shared: bool = False

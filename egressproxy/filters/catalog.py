@@ -6,17 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from egressproxy.filters.base import FilterType, Phase
+from egressproxy.filters.tally import Tally
 
 __all__ = ["Catalog"]
 
 
 class Catalog:
-    """Filter types by name (`domain/Kind:version`): those given, or the built-in ones, imported with the first use."""
+    """Filter types by name (`domain/Kind:version`): those given, or the built-in ones, imported with the first use.
 
-    __slots__ = ("_known",)
+    `tally` has the numbers of limits where several processes serve.
+    """
 
-    def __init__(self, types: Iterable[FilterType] | None = None) -> None:
+    __slots__ = ("_known", "tally")
+
+    def __init__(self, types: Iterable[FilterType] | None = None, tally: Tally | None = None) -> None:
         self._known = None if types is None else {kind.name: kind for kind in types}
+        self.tally = tally
 
     @property
     def is_imported(self) -> bool:

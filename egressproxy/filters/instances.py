@@ -6,11 +6,14 @@ reload, and build the rest.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from hashlib import blake2b
 from itertools import count
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import FilterStats, PlacedFilter
+from egressproxy.filters.tally import KEY_BYTES
 from egressproxy.spec.policy import ExtensionSpec
 
 __all__ = ["FilterBuildError", "FilterInstances"]
@@ -37,7 +40,7 @@ class FilterInstances:
         kind, context = self._context(spec)
         try:
             key = (spec, kind.revision(context))
-            placed = self._made.get(key) or self._previous.get(key) or _build(spec, kind, context)
+            placed = self._made.get(key) or self._previous.get(key) or self._build(spec, kind, context)
         except (ValueError, OSError) as error:
             raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
         self._made[key] = placed
@@ -80,8 +83,10 @@ class FilterInstances:
         )  # fmt: skip
         return kind, context
 
-
-def _build(spec: ExtensionSpec, kind: FilterType, context: FilterContext) -> PlacedFilter:
-    made = kind.build(context)
-    completes = type(made).complete is not Filter.complete
-    return PlacedFilter(spec, kind, made, mark=f"filter {next(_marks)}" if completes else "")
+    def _build(self, spec: ExtensionSpec, kind: FilterType, context: FilterContext) -> PlacedFilter:
+        tally = self._catalog.tally
+        if kind.is_shared and tally is not None:
+            context = replace(context, row=tally.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
+        made = kind.build(context)
+        completes = type(made).complete is not Filter.complete
+        return PlacedFilter(spec, kind, made, mark=f"filter {next(_marks)}" if completes else "")

@@ -1,7 +1,8 @@
 """The built-in limits: requests per time, exchanges at once, octets of a request body.
 
 State lives in the filter instance, which is shared by every place with an equal spec (`scope` is part of it) and lives
-on across reloads. Nothing is scheduled: a bucket is filled when it is asked.
+on across reloads; with several workers, in a row of `tally` that all of them share. Nothing is scheduled: a bucket is
+filled when it is asked.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pydantic import Field
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig
+from egressproxy.filters.tally import Row
 from egressproxy.model.exchange import Exchange
 
 __all__ = [
@@ -56,12 +58,12 @@ class RequestRateLimit(Filter):
         self._interval = config.window / config.limit
         #: How far ahead the bucket may be drawn; the last part covers the rounding of sums of intervals.
         self._ahead = self._interval * ((config.burst or config.limit) - 1) + self._interval * 1e-6
-        self._full_at = clock()
+        self._full_at = (context.row or Row()).full_at
         self._message = _rate(config)
 
     def request_headers(self, x: Exchange) -> None:
         now = self._clock()
-        full_at = self._full_at
+        full_at = self._full_at[0]
         if full_at < now:
             full_at = now
         wait = full_at - now - self._ahead
@@ -69,13 +71,13 @@ class RequestRateLimit(Filter):
             raise LimitExceeded(
                 Reason.REQUEST_RATE, self._message, rule=self._source, retry_after_s=max(1, math.ceil(wait))
             )
-        self._full_at = full_at + self._interval
+        self._full_at[0] = full_at + self._interval
 
     def backend_request(self, x: Exchange) -> None:
         self.request_headers(x)
 
     def __repr__(self) -> str:
-        return f"RequestRateLimit(drawn {max(0.0, self._full_at - self._clock()):.3f} s ahead of {self._ahead:.3f})"
+        return f"RequestRateLimit(drawn {max(0.0, self._full_at[0] - self._clock()):.3f} s ahead of {self._ahead:.3f})"
 
 
 class ConcurrencyLimitConfig(FilterConfig):
@@ -91,12 +93,18 @@ class ConcurrencyLimit(Filter):
         self._source = context.source
         self._limit = config.limit
         self._held = f"concurrency {next(_instances)}"
-        self.in_progress = 0
+        row = context.row or Row()
+        self._counts = row.held
+        self._mine = row.mine
+
+    @property
+    def in_progress(self) -> int:
+        return sum(self._counts)
 
     def request_headers(self, x: Exchange) -> None:
         if x.notes is not None and self._held in x.notes:
             return
-        if self.in_progress >= self._limit:
+        if sum(self._counts) >= self._limit:
             raise LimitExceeded(
                 Reason.CONCURRENCY,
                 f"more than {_requests(self._limit)} at once",
@@ -104,7 +112,7 @@ class ConcurrencyLimit(Filter):
                 rule=self._source,
                 retry_after_s=1,
             )
-        self.in_progress += 1
+        self._counts[self._mine] += 1
         x.note(self._held, True)
 
     def backend_request(self, x: Exchange) -> None:
@@ -112,7 +120,7 @@ class ConcurrencyLimit(Filter):
 
     def complete(self, x: Exchange) -> None:
         if x.notes is not None and x.notes.pop(self._held, None):
-            self.in_progress -= 1
+            self._counts[self._mine] -= 1
 
     def __repr__(self) -> str:
         return f"ConcurrencyLimit({self.in_progress} of {self._limit})"
@@ -163,6 +171,7 @@ REQUEST_RATE_LIMIT = FilterType(
     phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
     config_model=RequestRateLimitConfig,
     build=RequestRateLimit,
+    is_shared=True,
     summary="At most so many requests in a time: 429 beyond.",
 )
 
@@ -171,6 +180,7 @@ CONCURRENCY_LIMIT = FilterType(
     phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
     config_model=ConcurrencyLimitConfig,
     build=ConcurrencyLimit,
+    is_shared=True,
     summary="At most so many requests in progress: 503 beyond.",
 )
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
@@ -106,9 +106,9 @@ class Handle:
         return f"worker {self.number} (process {self.pid})"
 
     # --- what it is asked ------------------------------------------------------------------------------------------
-    async def begin(self, asked: Begin, turn: int) -> None:
+    async def begin(self, asked: Begin, descriptors: Sequence[int]) -> None:
         """Raises Refused where it cannot open the access log, WorkerEnded."""
-        answer = await self._ask(asked, (Begun, NotBegun), BEGIN_S, descriptor=turn)
+        answer = await self._ask(asked, (Begun, NotBegun), BEGIN_S, descriptors)
         if isinstance(answer, NotBegun):
             raise Refused(answer.why)
         self._has_begun = True
@@ -176,7 +176,7 @@ class Handle:
 
     # --- what it answers -------------------------------------------------------------------------------------------
     async def _ask(
-        self, message: Message, wanted: tuple[type, ...], timeout_s: float, descriptor: int | None = None
+        self, message: Message, wanted: tuple[type, ...], timeout_s: float, descriptors: Sequence[int] = ()
     ) -> Message:
         """One question at a time. Raises WorkerEnded, if need be after ending it."""
         async with self._asking:
@@ -185,7 +185,7 @@ class Handle:
                 raise WorkerEnded(f"{self} {self.how_it_ended()}")
             answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
             self._wanted, self._answer = wanted, answer
-            self._channel.send(encode(message), [] if descriptor is None else [descriptor])
+            self._channel.send(encode(message), descriptors)
             try:
                 return await asyncio.wait_for(answer, timeout_s)
             except TimeoutError:

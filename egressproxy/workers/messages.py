@@ -41,12 +41,13 @@ _MODULES: Final = frozenset(("egressproxy.telemetry.metrics", "egressproxy.worke
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message, with one descriptor, of `turn.Turn`: answered by Begun or NotBegun.
+    """The first message, with the descriptors of `turn.Turn` and `filters.tally.Tally`: answered by Begun or NotBegun.
 
     `pseudonym` is the gateway's name in Via, the same for all workers of a run.
     """
 
     worker: int
+    workers: int
     access_log: str | None
     log_level: str
     pseudonym: bytes

@@ -19,6 +19,7 @@ from typing import Any, Final
 import uvloop
 
 from egressproxy import __version__
+from egressproxy.filters.tally import Tally
 from egressproxy.gateway.live import Snapshot
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Counts, Metrics
@@ -113,7 +114,7 @@ class WorkerProcess:
         message = decode(octets)
         match message:
             case Begin():
-                self._begin(message, descriptors[0])
+                self._begin(message, *descriptors)
             case Build():
                 self._start(self._build(message))
             case Forget():
@@ -144,12 +145,13 @@ class WorkerProcess:
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))
 
-    def _begin(self, asked: Begin, turn: int) -> None:
+    def _begin(self, asked: Begin, turn: int, tally: int) -> None:
         self._diagnostics = Diagnostics(asked.log_level, origin=f"worker {asked.worker}")
         self._diagnostics.start()
         try:
             self._worker = Worker(
-                asked.access_log, Metrics(__version__), asked.pseudonym, self._listening, Turn(turn)
+                asked.access_log, Metrics(__version__), asked.pseudonym, self._listening, Turn(turn),
+                Tally(tally, asked.workers, asked.worker),
             )  # fmt: skip
         except OSError as error:
             self._send(NotBegun(access_log_failed(asked.access_log, error)))

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import Final
 
+from egressproxy.filters.tally import Tally
 from egressproxy.gateway.gateway import BindError, bind_error, new_pseudonym
 from egressproxy.gateway.listener import bind
 from egressproxy.telemetry.metrics import Counts, Metrics
@@ -50,7 +51,8 @@ class Supervisor:
         self._log_level = log_level
         self._metrics = metrics
         self._pseudonym = new_pseudonym()
-        self._turn = -1
+        self._shared: list[int] = []  # descriptors
+        self._tally: Tally | None = None
         self._handles: dict[int, Handle] = {}  # the one that lives, or is about to, at each place
         self._members: set[Handle] = set()  # those that are asked to build
         self._sockets: dict[tuple[str, int], socket.socket] = {}
@@ -66,7 +68,8 @@ class Supervisor:
 
     # --- its life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        self._turn = Turn.descriptor()
+        self._shared = [Turn.descriptor(), Tally.create()]
+        self._tally = Tally(self._shared[1], self._number, 0)
         try:
             handles = [self._spawn(number) for number in self._spent_s]
             await asyncio.gather(*(self._begin(handle) for handle in handles))
@@ -101,9 +104,9 @@ class Supervisor:
             handle.end()
         for handle in self._handles.values():
             await handle.has_ended.wait()
-        if self._turn >= 0:
-            os.close(self._turn)
-            self._turn = -1
+        for descriptor in self._shared:
+            os.close(descriptor)
+        self._shared.clear()
 
     async def _drain(self, handle: Handle, timeout_s: float) -> int:
         try:
@@ -128,8 +131,8 @@ class Supervisor:
 
     async def _begin(self, handle: Handle) -> None:
         """Raises Refused, WorkerEnded."""
-        asked = Begin(handle.number, self._access_log, self._log_level, self._pseudonym)
-        await handle.begin(asked, self._turn)
+        asked = Begin(handle.number, self._number, self._access_log, self._log_level, self._pseudonym)
+        await handle.begin(asked, self._shared)
 
     async def _keep(self, handle: Handle) -> None:
         """See to it that somebody works at this worker's place."""
@@ -177,6 +180,8 @@ class Supervisor:
 
     def _bury(self, handle: Handle) -> None:
         self._members.discard(handle)
+        if self._tally is not None:
+            self._tally.forget(handle.number)
         handle.counts.forget_gauges()
         self._buried.add(handle.counts)
         handle.counts = Counts()

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.tally import Tally
 from egressproxy.gateway.gateway import BindError, Gateway
 from egressproxy.gateway.listener import bind as bind_socket
 from egressproxy.gateway.live import Snapshot
@@ -40,10 +41,11 @@ class Worker:
         pseudonym: bytes = b"",
         bind: Callable[[str, int], socket.socket] = bind_socket,
         turn: AbstractContextManager[object] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.access_log = AccessLog(access_log, turn=turn)
         self.metrics = metrics
-        self.gateway = Gateway(Catalog(), self.metrics, self.access_log, pseudonym, bind)
+        self.gateway = Gateway(Catalog(tally=tally), self.metrics, self.access_log, pseudonym, bind)
         self._lag = LoopLag()
         self._lag.start()
         self.metrics.add_counter(

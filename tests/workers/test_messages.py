@@ -14,7 +14,7 @@ from egressproxy.workers.messages import Begin, Begun, Build, Counted, Drain, Li
 @pytest.mark.parametrize(
     "message",
     [
-        Begin(1, None, "info", b"name"),
+        Begin(1, 2, None, "info", b"name"),
         Begun(),
         Build(b"octets", 7, (("127.0.0.1", 15000),)),
         Listen("::1", 80),
