@@ -21,7 +21,6 @@ from egressproxy.config.sources.files import changes
 from egressproxy.loading.apart import Loading, LoadingFailed
 from egressproxy.loading.result import Loaded, Place, builtin, shown
 from egressproxy.telemetry.diagnostics import Diagnostics
-from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.workers.fleet import Configuration, Fleet, Refused
 from egressproxy.workers.supervisor import Supervisor
@@ -29,6 +28,7 @@ from egressproxy.workers.worker import InProcess, rest_memory
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminServer
+    from egressproxy.telemetry.exposition import Exposition
 
 __all__ = ["RunOptions", "run"]
 
@@ -84,7 +84,7 @@ class App:
         self.options = options
         self._first = first
         self.metrics = Metrics(__version__)
-        self._exposition = Exposition(__version__)
+        self._exposition: Exposition | None = None
         self._fleet = _fleet(options, self.metrics)
         self._loaded: Loaded | None = None
         self._generation = 0
@@ -104,6 +104,7 @@ class App:
         return self._fleet.why_not_ready() if self._loaded.places else "no listener is served"
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
+        assert self._exposition is not None, "asked by an admin server"
         counts = await self._fleet.counts()
         return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures())
 
@@ -168,8 +169,11 @@ class App:
     async def _start_admin(self) -> list[AdminServer]:
         if self.options.admin is None and self.options.metrics is None:
             return []
-        from egressproxy.admin.server import AdminServer, Surface  # a quarter of all that this process would import
+        # A third of all that this process would import.
+        from egressproxy.admin.server import AdminServer, Surface
+        from egressproxy.telemetry.exposition import Exposition
 
+        self._exposition = Exposition(__version__)
         servers = []
         for place, surface in ((self.options.admin, Surface.FULL), (self.options.metrics, Surface.METRICS)):
             if place is not None:
