@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.exposition import Exposition
-from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Metrics, logged_status
+from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Counts, Metrics, logged_status
 
 
 def exchange(status: int = 200, reason: Reason = Reason.OK, duration_s: float = 0.02, **fields: object) -> Exchange:
@@ -255,3 +255,76 @@ def test_a_scrape_in_another_thread_survives_traffic():
     stop.set()
     thread.join()
     assert not failed
+
+
+def counted(lag_s: float, dropped: int, tunnels: int) -> Counts:
+    metrics = Metrics("1")
+    series = metrics.series("g", "r", "b")
+    series.observe(exchange(bytes_in=10))
+    series.attempt("ok")
+    series.tunnels_active = tunnels
+    metrics.count_dns("hit")
+    metrics.add_upstream_source(lambda: [("b", 2, 1)])
+    metrics.add_downstream_source(lambda: [("g", "l", 3)])
+    metrics.add_peak("egress_event_loop_lag_seconds", "Lag.", lambda: lag_s)
+    metrics.add_counter("egress_access_log_dropped", "Lines lost.", lambda: dropped)
+    return metrics.gather()
+
+
+def shown(counts: Counts) -> dict[str, float]:
+    body, _ = Exposition("1").render(counts)
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            if sample.name.startswith("egress_"):
+                found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+def test_what_several_processes_counted_is_added_up():
+    total = Counts()
+    total.add(counted(0.1, 1, 1))
+    total.add(counted(0.3, 2, 4))
+    found = shown(total)
+    assert found["egress_requests_total"] == 2
+    assert found["egress_request_duration_seconds_count"] == 2
+    assert found["egress_request_duration_seconds_sum"] == pytest.approx(0.04)
+    assert found["egress_bytes_total"] == 20
+    assert found["egress_upstream_attempts_total"] == 2
+    assert found["egress_dns_lookups_total"] == 2
+    assert found["egress_upstream_connections"] == 6
+    assert found["egress_downstream_connections"] == 6
+    assert found["egress_tunnels_active"] == 5
+    assert found["egress_access_log_dropped_total"] == 3
+    assert found["egress_event_loop_lag_seconds"] == 0.3, "the worst, not the sum"
+
+
+def test_adding_changes_nothing_of_what_is_added():
+    first = counted(0.1, 1, 1)
+    total = Counts()
+    total.add(first)
+    total.add(first)
+    assert first.series["g", "r", "b", "-", "-"].requests == {200: 1}
+    assert sum(first.series["g", "r", "b", "-", "-"].buckets) == 1
+
+
+def test_of_a_process_that_has_ended_the_counters_stay():
+    ended = counted(0.3, 2, 4)
+    before = shown(ended)
+    ended.forget_gauges()
+    found = shown(ended)
+    gone = {name for name in before if found.get(name, 0) != before[name]}
+    assert gone == {
+        "egress_tunnels_active", "egress_upstream_connections", "egress_downstream_connections",
+        "egress_event_loop_lag_seconds", "egress_config_generation", "egress_config_last_reload_success",
+        "egress_config_last_reload_timestamp_seconds",
+    } - {name for name in before if not before[name]}  # fmt: skip
+
+
+def test_a_peak_lasts_until_it_was_shown():
+    later = counted(0.1, 1, 1)
+    later.keep_peaks(counted(0.3, 1, 1))
+    assert later.readings["egress_event_loop_lag_seconds"].value == 0.3
+    later.forget_peaks()
+    assert later.readings["egress_event_loop_lag_seconds"].value == 0.0
+    assert later.readings["egress_access_log_dropped"].value == 1
