@@ -14,7 +14,8 @@ __all__ = ["Finding", "growth", "judge", "steady"]
 WARM_UP = 0.25
 #: What a steady process may seem to gain in the rest of the run, as memory comes and goes: of its median, or at least.
 MEMORY_SHARE, MEMORY_KIB = 0.05, 3072
-COUNT_SHARE, COUNT = 0.10, 20
+#: Counts swing with the machine's other work; a leak shows in what is left at the end, to the last one.
+COUNT_SHARE, COUNT = 0.25, 50
 #: Descriptors that a gateway without any client may have beyond those at its start (a log file that was opened again).
 SPARE_DESCRIPTORS = 4
 LAG_P99_MS = 20.0

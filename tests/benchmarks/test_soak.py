@@ -57,7 +57,7 @@ def test_memory_that_grows_by_30_octets_a_request_is_not_flat():
 
 
 def test_descriptors_that_grow_are_not_flat():
-    assert bad(run(descriptors_a_second=0.2)) == ["descriptors"]
+    assert bad(run(descriptors_a_second=0.5)) == ["descriptors"]
 
 
 def test_what_is_left_without_clients_is_not_flat():
