@@ -40,7 +40,7 @@ def main(names: tuple[str, ...], scale: float, workers: int, out: Path) -> None:
     readers      100 slow readers of 1 GiB, by four ways     at most 64 MiB together
     saturated    as many requests as it takes                event loop's lag p99 at most 20 ms
     reloads      10,000 rules put into service               event loop's lag at most 50 ms
-    chunks       256 KiB in chunks of 4 octets               event loop's lag at most 20 ms
+    chunks       256 KiB and 3 MiB in chunks of 5 octets     event loop's lag at most 20 ms
     descriptors  more clients than it may have descriptors   it does not spin, and recovers
     upstreams    3,000 names asked for once                  told only
 
