@@ -107,15 +107,18 @@ class Gateway:
 
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
         """Bind what is new, and swap. Raises BindError, and has changed nothing then."""
+        await asyncio.sleep(0)  # what building left to free was freed in a turn of its own
         new = self._bind_new(fresh)
         try:
             for port in new.values():
-                await port.start()
+                port.start()
         except BaseException:
             for port in new.values():
                 port.stop_accepting()
             raise
-        self._swap(fresh, new, own)
+        old = self._swap(fresh, new, own)
+        await asyncio.sleep(0)
+        del old  # ten thousand routes take as long as a slice or ten
 
     def _bind_new(self, fresh: Snapshot) -> dict[tuple[str, int], BoundPort]:
         new: dict[tuple[str, int], BoundPort] = {}
@@ -131,8 +134,10 @@ class Gateway:
                 raise bind_error(listeners, *key, error) from None
         return new
 
-    def _swap(self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]) -> None:
-        """The moment from which the new configuration holds. Does not await."""
+    def _swap(
+        self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]
+    ) -> Snapshot | None:
+        """The moment from which the new configuration holds; gives back the old one. Does not await."""
         old, self.snapshot = self.snapshot, fresh
         self._bound.update(new)
         for key, bound in list(self._bound.items()):
@@ -153,6 +158,7 @@ class Gateway:
                     connector.retire()
         self.network.keep_resolvers({connector.spec.dns for connector in fresh.connectors.values()})
         fresh.filters.seal()
+        return old
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:

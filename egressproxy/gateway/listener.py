@@ -5,10 +5,13 @@ address and port.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
+import select
 import socket
 import ssl
+import time
 from typing import cast
 
 from egressproxy.gateway.client import ClientConnection
@@ -20,6 +23,8 @@ from egressproxy.model.exchange import Answer
 from egressproxy.protocols.http1.writer import answer_bytes
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.flow import peer_name
+from egressproxy.transport.poller import poller
+from egressproxy.transport.sockets import Socket, SocketTransport
 from egressproxy.transport.tls import TlsStream
 from egressproxy.transport.tls_contexts import server_name
 
@@ -28,6 +33,11 @@ __all__ = ["BoundPort", "bind"]
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+#: Connections taken in one turn at most.
+MAX_AT_ONCE = 64
+#: Without descriptors or memory: how long nothing is accepted, and how often it is said.
+PAUSE_S = 0.1
+SILENCE_S = 10.0
 
 
 def bind(address: str, port: int) -> socket.socket:
@@ -55,24 +65,67 @@ class BoundPort:
         self._sock = sock
         self._conductor = conductor
         self._metrics = metrics
-        self._server: asyncio.Server | None = None
-        self._was_started = False  # the loop closes the socket of a server
+        self._is_accepting = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._silent_until = 0.0
+        self._accept_one = sock._accept  # type: ignore[attr-defined]    # without the Python class around the result
+        self._family = int(sock.family)
+        self._at_once = 1  # how many connections are taken in one turn
         self.state = ListenerState(port)
         self.is_stream = port.is_stream
 
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._was_started = True
-        self._server = await loop.create_server(self._accept, sock=self._sock, backlog=BACKLOG)
+    def start(self) -> None:
+        """Accept connections. Other processes may share the socket: each connection wakes one of them."""
+        self._sock.setblocking(False)
+        poller().watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self)
+        self._is_accepting = True
 
     def stop_accepting(self) -> None:
         """Connections that are open end with their exchange: what they may ask for is no longer configured."""
         self.state.is_closed = True
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        elif not self._was_started:
-            self._sock.close()
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._is_accepting:
+            self._is_accepting = False
+            poller().leave(self._sock.fileno())
+        self._sock.close()
+
+    def ready(self, _fd: int, _events: int) -> None:
+        """Connections wait: take as many as the last time, and more where there were more.
+
+        Asking for one that is not there costs as much as taking one, so a single one is taken without asking again.
+        """
+        ours = poller()
+        for _ in range(self._at_once):
+            try:
+                fd, peer = self._accept_one()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                self._at_once = max(1, self._at_once // 2)
+                return
+            except OSError as error:
+                self._cannot_accept(error)
+                return
+            sock = Socket(self._family, socket.SOCK_STREAM, 0, fd)
+            sock.setblocking(False)
+            SocketTransport(ours, sock, self._accept(), peer).start()
+        self._at_once = min(self._at_once * 2, MAX_AT_ONCE)
+
+    def _cannot_accept(self, error: OSError) -> None:
+        """No descriptor or no memory is left: the connections wait where they are, and so do we for a moment."""
+        reason = "no_descriptor" if error.errno in (errno.EMFILE, errno.ENFILE) else "no_memory"
+        self._metrics.connection_rejected(reason)
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + SILENCE_S
+            log.error("no connection can be accepted on %s: %s", self.state.port, error.strerror)
+        poller().leave(self._sock.fileno())
+        self._is_accepting = False
+        self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self.start()
 
     def _accept(self) -> asyncio.BaseProtocol:
         port = self.state.port

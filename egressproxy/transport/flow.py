@@ -10,15 +10,14 @@ wake the peer, for each piece (measured: W1 77 against 60 us).
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import struct
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
-__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "Turn", "peer_name", "reset"]
+from egressproxy.transport.poller import Poller, poller
 
-log = logging.getLogger("egressproxy.transport")
+__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "peer_name", "reset"]
 
 HIGH_WATER = 64 * 1024
 #: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
@@ -61,45 +60,11 @@ class BodySink(Protocol):
     def end_body(self, trailers: bytes) -> None: ...
 
 
-class Turn:
-    """The flows that have something to flush at the end of this turn of the loop: one call for all of them.
-
-    A `call_soon` for each would cost 4 µs: a handle and a copy of the context.
-    """
-
-    __slots__ = ("flows", "loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.loop = loop
-        self.flows: list[Flow] = []
-
-    def end(self) -> None:
-        """Flush them all; what is sent meanwhile belongs to the next turn."""
-        flows, self.flows = self.flows, []
-        for flow in flows:
-            try:
-                flow.flush()
-            except Exception:
-                log.exception("a connection could not be written to")
-
-
-_turn = Turn(None)
-
-
-def _flush_later(flow: Flow) -> None:
-    global _turn
-    loop = asyncio.get_running_loop()
-    if _turn.loop is not loop:
-        _turn = Turn(loop)
-    if not _turn.flows:
-        loop.call_soon(_turn.end)
-    _turn.flows.append(flow)
-
-
 class Flow(asyncio.Protocol):
     """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
 
     __slots__ = (
+        "_poller",
         "_unflushed",
         "_unflushed_octets",
         "feeder",
@@ -122,6 +87,7 @@ class Flow(asyncio.Protocol):
         self.octets_out = 0
         self._unflushed: list[bytes] = []
         self._unflushed_octets = 0
+        self._poller: Poller | None = None  # kept: to ask for the running loop is a system call
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -162,7 +128,9 @@ class Flow(asyncio.Protocol):
         size = len(data)
         self.octets_out += size
         if not self._unflushed:
-            _flush_later(self)
+            if self._poller is None:
+                self._poller = poller()
+            self._poller.flush_later(self)
         self._unflushed.append(data)
         self._unflushed_octets += size
         if self._unflushed_octets > COPY_LIMIT:

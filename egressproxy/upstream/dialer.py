@@ -1,146 +1,181 @@
 """Dialer: opens TCP connections to addresses that were already judged. It never sees a name.
 
 Several addresses are tried as RFC 8305 says: one after the other, the next after 250 ms or as soon as one fails, all
-within one time limit; the first that answers wins, and the others are closed. What is given back is a plain future, so
-that a coroutine that is no task may await it. Cancelling it closes all.
+within one time limit; the first that answers wins, and the others are closed. What is given back is a promise, which a
+coroutine that is no task may await. Cancelling it closes all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import socket
+import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
+from egressproxy.transport.poller import WRITABLE, poller
+from egressproxy.transport.promise import Promise
+from egressproxy.transport.sockets import Socket, SocketTransport
 
-__all__ = ["STAGGER_S", "Dialer", "abandon"]
+__all__ = ["STAGGER_S", "Dial", "Dialer", "abandon"]
 
 #: RFC 8305 section 5, the recommended Connection Attempt Delay.
 STAGGER_S = 0.25
+#: How often dials are looked at that take too long: all at one time, since most end long before.
+LOOK_S = 0.1
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _Target = tuple[IPAddress, int]
-_Made = asyncio.Future[tuple[asyncio.Transport, P, _Target]]
 
 
 class Dialer:
-    """Opens connections; holds no state but how it staggers attempts."""
+    """Opens connections. Knows those that it is about to open."""
 
-    __slots__ = ("_stagger_s",)
+    __slots__ = ("_limited", "_stagger_s")
 
     def __init__(self, stagger_s: float = STAGGER_S) -> None:
         self._stagger_s = stagger_s
+        self._limited: dict[Dial[Any], float] = {}  # each with the monotonic time of its end
 
-    def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> _Made[P]:
+    def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> Dial[P]:
         """Connect to the first of these (address, port) that answers, in this order; 0 seconds is no limit.
 
-        The future raises UpstreamFault: CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to
-        retry. Its messages hold no address, `detail` does. Whoever stops waiting for it calls `abandon`.
+        The promise gives the transport, its protocol, and the (address, port) that answered. It raises UpstreamFault:
+        CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to retry. Its messages hold no address,
+        `detail` does. Whoever stops waiting for it calls `abandon`.
         """
-        loop = asyncio.get_running_loop()
-        made: _Made[P] = loop.create_future()
-        _Race(loop, endpoints, protocol_factory, made, self._stagger_s, timeout_s).start()
-        return made
+        dial = Dial(self, endpoints, protocol_factory, self._stagger_s)
+        dial.try_next()
+        if timeout_s > 0 and not dial.done():
+            if not self._limited:
+                asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            self._limited[dial] = time.monotonic() + timeout_s
+        return dial
+
+    def forget(self, dial: Dial[Any]) -> None:
+        """It is over."""
+        self._limited.pop(dial, None)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for dial in [dial for dial, end in self._limited.items() if end <= now]:
+            dial.too_late()
+        if self._limited:
+            asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def __repr__(self) -> str:
         return f"Dialer(stagger {self._stagger_s} s)"
 
 
-def abandon(dial: _Made[P]) -> None:
+def abandon(dial: Dial[P]) -> None:
     """Whoever waited for this dial has gone: cancel it, or abort the connection that has just been made."""
     if not dial.cancel() and not dial.cancelled() and dial.exception() is None:
         dial.result()[0].abort()
 
 
-class _Race(Generic[P]):
-    """One dial: attempts under way, those that failed, and the timers."""
+class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
+    """One dial: the attempts under way, and those that failed."""
 
-    __slots__ = (
-        "_deadline", "_factory", "_failures", "_loop", "_made", "_next", "_stagger", "_stagger_s", "_targets",
-        "_timeout_s", "_trying",
-    )  # fmt: skip
+    __slots__ = ("_dialer", "_factory", "_failures", "_next", "_stagger", "_stagger_s", "_targets", "_trying")
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        targets: Sequence[_Target],
-        factory: Callable[[], P],
-        made: _Made[P],
-        stagger_s: float,
-        timeout_s: float,
-    ) -> None:
-        self._loop = loop
+        self, dialer: Dialer, targets: Sequence[_Target], factory: Callable[[], P], stagger_s: float
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._dialer = dialer
         self._targets = targets
         self._factory = factory
-        self._made = made
         self._stagger_s = stagger_s
-        self._timeout_s = timeout_s
         self._next = 0
-        self._trying: dict[asyncio.Task[tuple[asyncio.Transport, P]], _Target] = {}
-        self._failures: list[tuple[_Target, BaseException]] = []
+        self._trying: dict[int, tuple[Socket, _Target]] = {}  # by descriptor
+        self._failures: list[tuple[_Target, OSError]] = []
         self._stagger: asyncio.TimerHandle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        self._made.add_done_callback(self._finish)  # also when the caller cancels it
-        if self._timeout_s > 0:
-            self._deadline = self._loop.call_later(self._timeout_s, self._too_late)
-        self._try_next()
-
-    def _try_next(self) -> None:
+    def try_next(self) -> None:
+        """Begin with the next address; when there is none left, and none under way, it has failed."""
         if self._stagger is not None:
             self._stagger.cancel()
             self._stagger = None
-        if self._made.done():
-            return
-        if self._next < len(self._targets):
+        while not self._is_done and self._next < len(self._targets):
             target = self._targets[self._next]
             self._next += 1
-            # The text of an address, which the loop does not look up; never a name.
-            opening = self._loop.create_connection(self._factory, str(target[0]), target[1])
-            task = self._loop.create_task(opening)
-            self._trying[task] = target
-            task.add_done_callback(self._ended)
+            try:
+                self._try(target)
+            except OSError as error:
+                self._failures.append((target, error))
+                continue
             if self._next < len(self._targets):
-                self._stagger = self._loop.call_later(self._stagger_s, self._try_next)
-        elif not self._trying:
-            self._made.set_exception(_fault(self._failures))
-
-    def _ended(self, task: asyncio.Task[tuple[asyncio.Transport, P]]) -> None:
-        target = self._trying.pop(task)
-        if task.cancelled():
+                self._stagger = self._loop.call_later(self._stagger_s, self.try_next)
             return
-        error = task.exception()
-        if error is not None:
-            self._failures.append((target, error))
-            self._try_next()
+        if not self._trying and not self._is_done:
+            self.set_exception(_fault(self._failures))
+
+    def _try(self, target: _Target) -> None:
+        address, port = target
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        sock = Socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # The text of an address, which is not looked up; never a name.
+            code = sock.connect_ex((str(address), port))
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, os.strerror(code))
+            poller().watch(sock.fileno(), WRITABLE, self)
+        except BaseException:
+            sock.close()
+            raise
+        self._trying[sock.fileno()] = sock, target
+
+    def ready(self, fd: int, _events: int) -> None:
+        """An attempt has succeeded or failed."""
+        sock, target = self._trying.pop(fd)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            _close(sock)
+            self._failures.append((target, OSError(code, os.strerror(code))))
+            self.try_next()
             return
-        transport, protocol = task.result()
-        if self._made.done():
-            transport.abort()
+        try:
+            protocol = self._factory()
+            transport = SocketTransport(poller(), sock, protocol, (str(target[0]), target[1]), WRITABLE)
+            transport.start()
+        except Exception as error:
+            _close(sock)
+            self.set_exception(_fault([(target, OSError(0, f"{type(error).__name__}: {error}"))]))
             return
-        self._made.set_result((transport, protocol, target))
+        self.set_result((transport, protocol, target))
 
-    def _too_late(self) -> None:
-        self._deadline = None
-        if not self._made.done():
-            silent = [(target, TimeoutError("no answer in time")) for target in self._trying.values()]
-            self._made.set_exception(_fault([*self._failures, *silent]))
+    def too_late(self) -> None:
+        """The time for all attempts is over."""
+        if self._is_done:
+            return
+        silent = [(target, TimeoutError("no answer in time")) for _, target in self._trying.values()]
+        self.set_exception(_fault([*self._failures, *silent]))
 
-    def _finish(self, _made: _Made[P]) -> None:
-        for timer in (self._stagger, self._deadline):
-            if timer is not None:
-                timer.cancel()
-        for task in self._trying:
-            task.cancel()
+    def _settle(self) -> None:
+        self._dialer.forget(self)
+        if self._stagger is not None:
+            self._stagger.cancel()
+            self._stagger = None
+        trying, self._trying = self._trying, {}
+        for sock, _ in trying.values():
+            _close(sock)
+        super()._settle()
 
 
-def _fault(failures: Sequence[tuple[_Target, BaseException]]) -> UpstreamFault:
+def _close(sock: Socket) -> None:
+    poller().forget(sock.fileno())
+    poller().end_later(sock.close)
+
+
+def _fault(failures: Sequence[tuple[_Target, OSError]]) -> UpstreamFault:
     """What to tell of several failures: too late before refused before anything else."""
     detail = "; ".join(f"{address} port {port}: {error}" for (address, port), error in failures) or "no address"
-    codes = {error.errno for _, error in failures if isinstance(error, OSError)}
+    codes = {error.errno for _, error in failures}
     if errno.ETIMEDOUT in codes or any(isinstance(error, TimeoutError) for _, error in failures):
         message = "the upstream did not answer a connection in time"
         return UpstreamFault(Reason.CONNECT_TIMEOUT, message, status=504, retry=Retry.SAFE, detail=detail)

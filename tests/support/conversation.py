@@ -519,7 +519,7 @@ class Conversation:
             bound = BoundPort(sock, port, self.conductor, self.metrics)
             self.ports.append(bound)
             if not self.is_memory:
-                await bound.start()
+                bound.start()
         if isinstance(self.dialer, SocketDialer):
             self.wheel.start(self.loop)
             server = await self.loop.create_server(self._accept_origin, "127.0.0.1", 0)

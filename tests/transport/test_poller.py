@@ -1,0 +1,175 @@
+"""Turns of the poller: who is called, in which order, and what a failure costs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from egressproxy.transport.poller import READABLE, Poller, poller
+
+
+class Watcher:
+    """A handler that says what it sees."""
+
+    def __init__(self, act: Callable[[int], None] = lambda _fd: None) -> None:
+        self.seen: list[int] = []
+        self.act = act
+
+    def ready(self, fd: int, events: int) -> None:
+        self.seen.append(events)
+        self.act(fd)
+
+
+class Flushing:
+    def __init__(self, said: list[str], act: Callable[[], None] = lambda: None) -> None:
+        self.said, self.act = said, act
+
+    def flush(self) -> None:
+        self.said.append("flush")
+        self.act()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    one, two = socket.socketpair()
+    one.setblocking(False)
+    two.setblocking(False)
+    return one, two
+
+
+async def settle(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110   what is waited for is the kernel's
+            await asyncio.sleep(0.001)
+
+
+async def test_a_loop_has_one_poller():
+    assert poller() is poller()
+    assert isinstance(poller(), Poller)
+
+
+def test_each_loop_has_its_own():
+    async def main() -> Poller:
+        return poller()
+
+    assert asyncio.run(main()) is not asyncio.run(main())
+
+
+async def test_a_handler_hears_of_its_descriptor_until_it_leaves():
+    one, two = pair()
+    watcher = Watcher(lambda fd: poller().leave(fd))
+    poller().watch(one.fileno(), READABLE, watcher)
+    two.send(b"x")
+    await settle(lambda: bool(watcher.seen))
+    await asyncio.sleep(0.01)
+    assert len(watcher.seen) == 1
+    one.close()
+    two.close()
+
+
+async def test_a_descriptor_changes_hands():
+    one, two = pair()
+    first, second = Watcher(), Watcher(lambda fd: poller().leave(fd))
+    poller().watch(one.fileno(), READABLE, first)
+    poller().hand_over(one.fileno(), second)
+    two.send(b"x")
+    await settle(lambda: bool(second.seen))
+    assert not first.seen
+    one.close()
+    two.close()
+
+
+async def test_who_was_forgotten_in_a_turn_hears_nothing_of_that_turn():
+    pairs = [pair(), pair()]
+    watchers: list[Watcher] = []
+
+    def forget_all(_fd: int) -> None:
+        for one, _ in pairs:
+            poller().leave(one.fileno())
+
+    for one, two in pairs:
+        watchers.append(Watcher(forget_all))
+        poller().watch(one.fileno(), READABLE, watchers[-1])
+        two.send(b"x")
+    await settle(lambda: any(watcher.seen for watcher in watchers))
+    await asyncio.sleep(0.01)
+    assert sum(len(watcher.seen) for watcher in watchers) == 1
+    for one, two in pairs:
+        one.close()
+        two.close()
+
+
+async def test_a_failing_handler_is_reported_and_the_others_are_served():
+    failures: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(str(context["exception"])))
+
+    def fail(fd: int) -> None:
+        poller().leave(fd)
+        raise ValueError("no")
+
+    (one, two), (three, four) = pair(), pair()
+    bad, good = Watcher(fail), Watcher(lambda fd: poller().leave(fd))
+    poller().watch(one.fileno(), READABLE, bad)
+    poller().watch(three.fileno(), READABLE, good)
+    two.send(b"x")
+    four.send(b"x")
+    await settle(lambda: bool(bad.seen and good.seen))
+    assert failures == ["no"]
+    for sock in (one, two, three, four):
+        sock.close()
+
+
+async def test_outside_of_a_turn_what_was_begun_is_ended_by_one_call_of_the_loop():
+    said: list[str] = []
+    poller().end_later(lambda: said.append("end"))
+    poller().flush_later(Flushing(said))
+    assert said == []
+    await asyncio.sleep(0)
+    assert said == ["flush", "end"]
+
+
+async def test_what_is_flushed_while_things_end_comes_before_the_next_end():
+    said: list[str] = []
+
+    def end() -> None:
+        said.append("end")
+        poller().flush_later(Flushing(said, lambda: poller().end_later(lambda: said.append("last"))))
+
+    poller().end_later(end)
+    await asyncio.sleep(0)
+    assert said == ["end", "flush", "last"]
+
+
+async def test_a_failing_flush_and_a_failing_end_are_reported_alone():
+    failures: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["message"]))
+    said: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    poller().flush_later(Flushing(said, fail))
+    poller().flush_later(Flushing(said))
+    poller().end_later(fail)
+    poller().end_later(lambda: said.append("end"))
+    await asyncio.sleep(0)
+    assert said == ["flush", "flush", "end"]
+    assert len(failures) == 2
+
+
+async def test_in_a_turn_the_end_comes_with_it():
+    said: list[str] = []
+    one, two = pair()
+
+    def act(fd: int) -> None:
+        poller().leave(fd)
+        poller().flush_later(Flushing(said))
+        said.append("event")
+        asyncio.get_running_loop().call_soon(lambda: said.append("next turn"))
+
+    poller().watch(one.fileno(), READABLE, Watcher(act))
+    two.send(b"x")
+    await settle(lambda: "next turn" in said)
+    assert said == ["event", "flush", "next turn"]
+    one.close()
+    two.close()
