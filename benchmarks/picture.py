@@ -35,7 +35,8 @@ svg { --page: #ffffff; --ink: #1f2328; --soft: #636c76;
   --bar: #3d444d; --ours: #4493f8; --goal: #f0883e; --rule: #2a313a } }
 text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328; fill: var(--ink) }
 .title { font-size: 19px; font-weight: 600 }
-.name { font-size: 13px; font-weight: 600 }
+.heading { font-size: 13px; font-weight: 600 }
+.value { stroke: #ffffff; stroke: var(--page); stroke-width: 3; paint-order: stroke }
 .soft { font-size: 11px; fill: #636c76; fill: var(--soft) }
 .right { text-anchor: end }
 .us { font-weight: 600 }
@@ -87,12 +88,13 @@ def _panel(workload: Workload, rows: Sequence[Row], x: float, y: float) -> list[
     foot = y + HEAD + LINE * len(rows)
     shapes = [
         f'<line class="rule" x1="{x:.1f}" x2="{x + PANEL:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>',
-        f'<text x="{x:.1f}" y="{y + 19:.1f}"><tspan class="name">{workload.name}</tspan>'
+        f'<text x="{x:.1f}" y="{y + 19:.1f}"><tspan class="heading">{workload.name}</tspan>'
         f'<tspan class="soft" dx="8">{escape(workload.figure)}</tspan></text>',
         f'<text class="soft" x="{x:.1f}" y="{y + 35:.1f}">{escape(workload.title)}</text>',
     ]
-    for number, row in enumerate(rows):
-        shapes += _bar(row, ours, workload.digits, left, y + HEAD + LINE * number, scale)
+    tops = [y + HEAD + LINE * number for number in range(len(rows))]
+    for top, row in zip(tops, rows, strict=True):
+        shapes += _bar(row, row is ours, left, top, scale)
     if goal is not None and goal[1] * scale <= BAR:
         at = left + goal[1] * scale
         side = " right" if at > left + BAR / 2 else ""
@@ -101,28 +103,40 @@ def _panel(workload: Workload, rows: Sequence[Row], x: float, y: float) -> list[
             f'<line class="goal" x1="{at:.1f}" x2="{at:.1f}" y1="{y + HEAD - 4:.1f}" y2="{foot + 2:.1f}"/>',
             f'<text class="goaltext{side}" x="{at + shift:.1f}" y="{foot + 9:.1f}">{escape(str(goal[0]))}</text>',
         ]
+    for top, row in zip(tops, rows, strict=True):
+        shapes += _words(row, ours, workload, left, top, scale)
     return shapes
 
 
-def _bar(row: Row, ours: Row | None, digits: int, x: float, y: float, scale: float) -> list[str]:
-    is_us = row is ours
-    length = max(min(row.figure * scale, BAR), 1.0)
-    factor = (
-        "" if ours is None or is_us else f"{row.figure / ours.figure:.{1 if row.figure < 20 * ours.figure else 0}f} ×"
-    )
-    emphasis = ' class="us"' if is_us else ""
+def _bar(row: Row, is_us: bool, x: float, y: float, scale: float) -> list[str]:
+    length = _length(row, scale)
     colour = "ours" if is_us else "bar"
-    value = f"{row.figure:,.{_digits(row.figure, digits)}f}"
-    shapes = [
-        f'<text{emphasis} x="{x - NAME:.1f}" y="{y + 13:.1f}">{escape(row.proxy)}</text>',
-        f'<rect class="{colour}" x="{x:.1f}" y="{y + 2:.1f}" width="{length:.1f}" height="14" rx="2"/>',
-        f'<text{emphasis} x="{x + length + 6:.1f}" y="{y + 13:.1f}">{value}</text>',
-        f'<text class="soft right" x="{x + BAR + VALUE:.1f}" y="{y + 13:.1f}">{factor}</text>',
-    ]
+    shapes = [f'<rect class="{colour}" x="{x:.1f}" y="{y + 2:.1f}" width="{length:.1f}" height="14" rx="2"/>']
     if row.figure * scale > BAR:  # two strokes across a bar that is longer than there is room
         at = x + BAR - 16
         shapes.append(f'<path class="cut" d="M{at:.1f} {y + 18:.1f}l5 -18h3l-5 18zm7 0l5 -18h3l-5 18z"/>')
     return shapes
+
+
+def _words(row: Row, ours: Row | None, workload: Workload, x: float, y: float, scale: float) -> list[str]:
+    """Name, figure, and the figure divided by ours."""
+    emphasis = " us" if row is ours else ""
+    value = f"{row.figure:,.{_digits(row.figure, workload.digits)}f}"
+    words = [
+        f'<text class="name{emphasis}" x="{x - NAME:.1f}" y="{y + 13:.1f}">{escape(row.proxy)}</text>',
+        f'<text class="value{emphasis}" x="{x + _length(row, scale) + 6:.1f}" y="{y + 13:.1f}">{value}</text>',
+    ]
+    if ours is not None and row is not ours and not workload.is_relative:
+        factor = row.figure / ours.figure
+        digits = 2 if factor < 1 else 1 if factor < 20 else 0
+        words.append(
+            f'<text class="soft right" x="{x + BAR + VALUE:.1f}" y="{y + 13:.1f}">{factor:,.{digits}f} ×</text>'
+        )
+    return words
+
+
+def _length(row: Row, scale: float) -> float:
+    return max(min(row.figure * scale, BAR), 1.0)
 
 
 def _digits(figure: float, digits: int) -> int:

@@ -18,6 +18,8 @@ __all__ = ["Child", "Memory", "StartError", "allow_descriptors", "cores", "free_
 #: Ten thousand routes take their time on a busy machine.
 START_S = 90.0
 STOP_S = 10.0
+FIRST_PORT = 21_000
+PORTS = 11_000
 CPUCLOCK_SCHED = 2
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None)
@@ -40,9 +42,14 @@ def pin(core: int | None) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of 127.0.0.1 that were free a moment ago, below the range of outgoing connections where possible."""
+    """TCP ports of 127.0.0.1 that were free a moment ago, below the range of outgoing connections.
+
+    Two runs at a time begin at different places: proxies that share ports (SO_REUSEPORT) would not notice each other.
+    """
     found: list[int] = []
-    for port in range(21_000, 32_000):
+    first = os.getpid() * 61 % PORTS
+    for step in range(PORTS):
+        port = FIRST_PORT + (first + step) % PORTS
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -52,7 +59,7 @@ def free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise StartError(f"there are no {count} free TCP ports between 21000 and 32000")
+    raise StartError(f"there are no {count} free TCP ports from {FIRST_PORT} to {FIRST_PORT + PORTS - 1}")
 
 
 def allow_descriptors() -> None:

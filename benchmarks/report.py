@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.comparison import Row
+from benchmarks.comparison import Ratio, Row
 from benchmarks.goals import US, Verdict, judge_all
 from benchmarks.picture import draw
 from benchmarks.workloads import WORKLOADS
@@ -104,12 +104,18 @@ def _ours(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.proxy == US and row.rounds), None)
 
 
+def _ratio(row: Row, ours: Row | None) -> Ratio | None:
+    if ours is None or ours is row or WORKLOADS[row.workload].is_relative:
+        return None
+    return ours.as_ratio_to(row)
+
+
 def _cells(row: Row, ours: Row | None) -> list[str]:
     """All but the first."""
     if not row.rounds:
         return ["n/a", *[""] * (len(HEADINGS) - 1), row.missing.replace("\n", " ").replace("|", "/")]
     digits = WORKLOADS[row.workload].digits
-    ratio = ours.as_ratio_to(row) if ours is not None and ours is not row else None
+    ratio = _ratio(row, ours)
     return [
         f"{row.figure:.{digits}f}",
         f"{min(row.figures):.{digits}f}-{max(row.figures):.{digits}f}",
@@ -150,7 +156,7 @@ def _record(row: Row, ours: Row | None) -> dict[str, Any]:
     if row.rounds:
         record |= {
             "value": row.figure,
-            "our_ratio": asdict(ours.as_ratio_to(row)) if ours is not None and ours is not row else None,
+            "our_ratio": asdict(ratio) if (ratio := _ratio(row, ours)) else None,
             "units_per_s": row.units_per_s,
             "p50_us": row.p50_us,
             "p99_us": row.p99_us,

@@ -42,6 +42,8 @@ class Workload(ABC):
     figure: str
     #: Rows say no throughput where this is empty, otherwise in which unit.
     per_second: str = ""
+    #: Whether the figure compares a proxy with itself: then it is not divided by that of another.
+    is_relative = False
     #: Of figures in tables.
     digits: int = 1
 

@@ -24,6 +24,7 @@ class _Scale(Workload):
     """
 
     figure = "times as much CPU"
+    is_relative = True
     digits = 3
     lesser: str
     greater: str
