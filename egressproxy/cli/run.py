@@ -13,6 +13,9 @@ from egressproxy.cli.problems import show_problems
 
 __all__ = ["command"]
 
+#: Beyond any machine: a slip of the finger must not start ten thousand processes.
+MAX_WORKERS = 256
+
 
 @click.command("run", short_help="Serve traffic.")
 @click.option(
@@ -47,7 +50,7 @@ __all__ = ["command"]
     help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
 @click.option(
-    "--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+    "--workers", type=click.IntRange(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
     help="Processes that serve, each on one core; they share the listening sockets. With 1 this process serves itself.",
 )  # fmt: skip
 def command(
@@ -70,7 +73,7 @@ def command(
       egressproxy run
       egressproxy run --config policies/
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
-      egressproxy run --config policies/ --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
+      egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
     Exit status: 0 after a drain, 1 if the configuration or a listener is bad at the start, 2 for wrong usage.
     """

@@ -6,13 +6,14 @@ replaced. Nobody waits for anybody: where two workers decide in the same microse
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
+
+from egressproxy.transport.turn import Turn
 
 __all__ = ["KEY_BYTES", "Row", "Tally"]
 
@@ -49,10 +50,10 @@ class Row:
 
 
 class Tally:
-    """`descriptor` is one of `Tally.create`, and is taken over. `worker` counts from 1; a supervisor is 0."""
+    """`descriptor`: of the same `transport.turn.memory_file` in each. `worker` counts from 1; a supervisor is 0."""
 
     def __init__(self, descriptor: int, workers: int, worker: int) -> None:
-        self._descriptor = descriptor
+        self._turn = Turn(descriptor)
         self._workers = workers
         self._mine = worker - 1
         self._row_bytes = KEY_BYTES + _CELL + workers * _CELL
@@ -62,14 +63,9 @@ class Tally:
         self._rows = self._memory[:_HEAD].cast("q")  # how many are taken
         self._known: dict[bytes, int] = {}
 
-    @staticmethod
-    def create() -> int:
-        return os.memfd_create("egressproxy-limits", os.MFD_CLOEXEC)
-
     def row(self, key: bytes) -> Row:
         """The row of this key (of 16 octets), the same for all who ask; one of one's own where there is no room."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
+        with self._turn:
             for number in range(len(self._known), self._rows[0]):
                 at = self._at(number)
                 self._known[bytes(self._memory[at : at + KEY_BYTES])] = number
@@ -82,8 +78,6 @@ class Tally:
                 self._memory[at : at + KEY_BYTES] = key
                 self._known[key] = number
                 self._rows[0] = number + 1
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
         at = self._at(number) + KEY_BYTES
         held = at + _CELL
         return Row(

@@ -41,7 +41,7 @@ _MODULES: Final = frozenset(("egressproxy.telemetry.metrics", "egressproxy.worke
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message, with the descriptors of `turn.Turn` and `filters.tally.Tally`: answered by Begun or NotBegun.
+    """The first message, with the descriptors of the log's Turn and the Tally: answered by Begun or NotBegun.
 
     `pseudonym` is the gateway's name in Via, the same for all workers of a run.
     """

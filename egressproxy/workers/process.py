@@ -23,6 +23,7 @@ from egressproxy.filters.tally import Tally
 from egressproxy.gateway.live import Snapshot
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.transport.turn import Turn
 from egressproxy.workers.channel import Channel
 from egressproxy.workers.messages import (
     Begin,
@@ -44,7 +45,6 @@ from egressproxy.workers.messages import (
     decode,
     encode,
 )
-from egressproxy.workers.turn import Turn
 from egressproxy.workers.worker import REFUSALS, Worker, access_log_failed, rest_memory
 
 __all__ = ["main"]
@@ -153,6 +153,8 @@ class WorkerProcess:
                 asked.access_log, Metrics(__version__), asked.pseudonym, self._listening, Turn(turn),
                 Tally(tally, asked.workers, asked.worker),
             )  # fmt: skip
+            os.close(turn)
+            os.close(tally)
         except OSError as error:
             self._send(NotBegun(access_log_failed(asked.access_log, error)))
         else:

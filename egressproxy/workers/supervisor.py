@@ -21,10 +21,10 @@ from egressproxy.gateway.gateway import BindError, bind_error, new_pseudonym
 from egressproxy.gateway.listener import bind
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
+from egressproxy.transport.turn import memory_file
 from egressproxy.workers.fleet import Configuration, Refused
 from egressproxy.workers.handle import Handle, WorkerEnded
 from egressproxy.workers.messages import Begin, Forget, ReopenAccessLog
-from egressproxy.workers.turn import Turn
 
 __all__ = ["Supervisor"]
 
@@ -68,7 +68,7 @@ class Supervisor:
 
     # --- its life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        self._shared = [Turn.descriptor(), Tally.create()]
+        self._shared = [memory_file("egressproxy-log"), memory_file("egressproxy-limits")]
         self._tally = Tally(self._shared[1], self._number, 0)
         try:
             handles = [self._spawn(number) for number in self._spent_s]
@@ -80,6 +80,8 @@ class Supervisor:
         self._members.update(handles)
         self._tasks = [asyncio.create_task(self._keep(handle)) for handle in handles]
         self._tasks.append(asyncio.create_task(self._collect_regularly()))
+        for task in self._tasks:
+            task.add_done_callback(_tell_defect)
 
     def why_not_ready(self) -> str:
         return "" if self._serving() else "no worker serves"
@@ -266,6 +268,11 @@ class Supervisor:
                 if silent_s > SILENT_S:
                     log.error("%s has not answered for %.0f s; it is ended", handle, silent_s)
                     handle.kill()
+
+
+def _tell_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("internal error; workers are no longer looked after: restart the gateway", exc_info=error)
 
 
 async def _within(seconds: float, waiting: Awaitable[object]) -> None:

@@ -63,6 +63,8 @@ def test_everything_that_is_asked_for_is_handed_over(asked: list[RunOptions], tm
         "debug",
         "--drain-timeout",
         "2.5",
+        "--workers",
+        "4",
     )
     assert result.exit_code == 0
     assert asked == [
@@ -74,6 +76,7 @@ def test_everything_that_is_asked_for_is_handed_over(asked: list[RunOptions], tm
             access_log="/x/y",
             log_level="debug",
             drain_timeout_s=2.5,
+            workers=4,
         )
     ]
 
@@ -95,6 +98,8 @@ def test_off_and_dash_are_understood(asked: list[RunOptions]):
         ["--nope"],
         ["--drain-timeout", "-1"],
         ["extra"],
+        ["--workers", "0"],
+        ["--workers", "100000"],
         ["--config", "/does/not/exist"],
     ],
 )

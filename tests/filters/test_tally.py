@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from egressproxy.filters import tally as module
 from egressproxy.filters.tally import Row, Tally
+from egressproxy.transport.turn import memory_file, opened_anew
 
 ROOT = Path(__file__).resolve().parents[2]
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -18,8 +18,8 @@ A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 @pytest.fixture
 def pair() -> tuple[Tally, Tally]:
-    descriptor = Tally.create()
-    return Tally(descriptor, 2, 1), Tally(os.dup(descriptor), 2, 2)
+    descriptor = memory_file("test")
+    return Tally(descriptor, 2, 1), Tally(descriptor, 2, 2)
 
 
 def test_a_row_is_the_same_for_all_who_ask_in_whatever_order(pair: tuple[Tally, Tally]):
@@ -52,8 +52,8 @@ def test_what_a_worker_held_is_free_when_it_has_ended(pair: tuple[Tally, Tally])
 
 def test_where_there_is_no_room_a_limit_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_ROWS", 2)
-    descriptor = Tally.create()
-    first, second = Tally(descriptor, 2, 1), Tally(os.dup(descriptor), 2, 2)
+    descriptor = memory_file("test")
+    first, second = Tally(descriptor, 2, 1), Tally(descriptor, 2, 2)
     first.row(A), second.row(B)
     alone = first.row(C)
     alone.full_at[0] = 1.0
@@ -71,7 +71,7 @@ def test_without_a_tally_two_rows_have_nothing_in_common():
 def test_another_process_sees_the_same(pair: tuple[Tally, Tally]):
     mine = pair[0].row(B)
     mine.full_at[0] = 4.5
-    descriptor = pair[0]._descriptor
+    descriptor = opened_anew(pair[0]._turn._descriptor)
     text = (
         "import sys; from egressproxy.filters.tally import Tally\n"
         "row = Tally(int(sys.argv[1]), 2, 2).row(b'b' * 16); row.held[row.mine] = 5; print(row.full_at[0])"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from egressproxy.transport.turn import Turn, memory_file
+
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS, LINES, LENGTH = 4, 300, 3000
 
@@ -15,7 +17,7 @@ WRITERS, LINES, LENGTH = 4, 300, 3000
 WRITER = """
 import sys
 from egressproxy.telemetry.access_log import _Writer
-from egressproxy.workers.turn import Turn
+from egressproxy.transport.turn import Turn
 name, pipe, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 writer = _Writer(pipe, 1 << 30, Turn(turn))
 line = '{"writer":"' + name + '","filler":"' + name * %d + '"}\\n'
@@ -26,10 +28,8 @@ writer.close(60)
 
 
 def test_lines_of_several_processes_are_never_mixed_in_a_pipe():
-    from egressproxy.workers.turn import Turn
-
     reading, writing = os.pipe()
-    turn = Turn.descriptor()
+    turn = memory_file("test")
     started = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER % (LENGTH, LINES), name, str(writing), str(turn)],
@@ -50,13 +50,11 @@ def test_lines_of_several_processes_are_never_mixed_in_a_pipe():
 
 
 def test_a_process_that_is_killed_gives_its_turn_back():
-    from egressproxy.workers.turn import Turn
-
-    descriptor = Turn.descriptor()
+    descriptor = memory_file("test")
     holder = subprocess.Popen(
         [
             sys.executable, "-c",
-            "import sys, time; from egressproxy.workers.turn import Turn\n"
+            "import sys, time; from egressproxy.transport.turn import Turn\n"
             "with Turn(int(sys.argv[1])): print(flush=True); time.sleep(60)",
             str(descriptor),
         ],
