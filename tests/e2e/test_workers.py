@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -281,6 +282,35 @@ def test_a_hangup_opens_the_access_log_again_in_all(dns: NameServer, tmp_path: P
             assert ask(sock, get("denied.test", 80))[0] == 403
         until(lambda: log.read_bytes().count(b"\n") == len(kept))
         assert moved.read_bytes().count(b"\n") == len(kept)
+
+
+def test_lines_of_both_are_whole_in_a_pipe_whatever_their_length(dns: NameServer, tmp_path: Path):
+    port = free_port()
+    path = "/" + "x" * 6000  # a pipe takes 4,096 octets as one
+    gateway = two_workers(tmp_path / "gw", forward(port, dns))
+    os.mkfifo(gateway.access_log_path)
+    lines: list[bytes] = []
+
+    def read() -> None:
+        with open(gateway.access_log_path, "rb") as pipe:
+            lines.extend(pipe)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with gateway, ExitStack() as stack:
+        before = connected_to_both(stack, gateway, port)
+        asked = get("denied.test", 80, path) * 25
+        for _ in range(4):
+            for sock in before:
+                sock.sendall(asked)
+            for sock in before:
+                for _ in range(25):
+                    assert read_message(sock)[0].startswith(b"HTTP/1.1 403 ")
+        assert gateway.stop() == 0
+    reader.join(WAIT_S)
+    found = [json.loads(line) for line in lines]
+    assert len(found) == 101 * len(before)
+    assert sum(record["path"] == path for record in found) == 100 * len(before)
 
 
 def test_sigterm_finishes_requests_and_tunnels_and_exits_0(dns: NameServer, tmp_path: Path):
