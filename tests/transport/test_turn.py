@@ -40,8 +40,11 @@ def test_lines_of_several_processes_are_never_mixed_in_a_pipe():
     ]
     os.close(writing)
     os.close(turn)
-    with open(reading, "rb") as pipe:
-        lines = pipe.read().splitlines()
+    data = b""
+    while piece := os.read(reading, 3000):  # a slow reader: the pipe is full, and who writes has to wait within a batch
+        data += piece
+    os.close(reading)
+    lines = data.splitlines()
     assert [process.wait(30) for process in started] == [0] * WRITERS
     assert len(lines) == WRITERS * LINES
     for line in lines:
