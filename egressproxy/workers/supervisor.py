@@ -191,11 +191,15 @@ class Supervisor:
 
     # --- configuration ---------------------------------------------------------------------------------------------
     async def apply(self, configuration: Configuration) -> None:
+        """See `fleet.Fleet`. Who ends while it builds is left out, unless all do; its successor builds it, too."""
         try:
+            ended: list[WorkerEnded] = []
             while asked := [each for each in self._members if each.built is not configuration and not each.is_gone]:
-                await _all(handle.build(configuration) for handle in asked)
+                ended += await _ended(handle.build(configuration) for handle in asked)
+            if ended and not any(each.built is configuration and not each.is_gone for each in self._members):
+                raise Refused(f"no worker could build it: {ended[-1]}")
             new = self._bind_new(configuration)
-        except (Refused, WorkerEnded, BindError) as error:
+        except (Refused, BindError) as error:
             for handle in self._members:
                 handle.tell(Forget())
                 handle.built = handle.configuration
@@ -281,9 +285,10 @@ async def _within(seconds: float, waiting: Awaitable[object]) -> None:
         await asyncio.wait_for(waiting, seconds)
 
 
-async def _all(waiting: Iterable[Awaitable[None]]) -> None:
-    """Wait for all of them, however they end; then raise what says most: a refusal before an end."""
+async def _ended(waiting: Iterable[Awaitable[None]]) -> list[WorkerEnded]:
+    """Wait for all workers, then tell which of them have ended. Raises what else one of them raised."""
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    errors = [outcome for outcome in outcomes if outcome is not None]
-    for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
-        raise error
+    for outcome in outcomes:
+        if outcome is not None and not isinstance(outcome, WorkerEnded):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, WorkerEnded)]
