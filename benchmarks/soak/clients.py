@@ -326,7 +326,7 @@ class Load:
 
     async def too_large(self) -> int:
         async with await Peer.open(self.subject.reverse) as peer:
-            peer.send(b"POST /echo HTTP/1.1\r\nHost: plain.soak.example\r\nContent-Length: 9999999\r\n\r\n")
+            peer.send(b"POST /echo HTTP/1.1\r\nHost: plain.soak.example\r\nContent-Length: 99999999\r\n\r\n")
             await peer.expect(413)
         return 1
 

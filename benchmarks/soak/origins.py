@@ -104,6 +104,10 @@ class Origin(asyncio.Protocol):
                 return
             if self._body is None:
                 self._data = self._data[head.end() :]
+                if head[2] == b"/deaf":
+                    self._is_over = True
+                    self.transport.pause_reading()
+                    return
                 if head[2] == b"/early":
                     self._answer(b"413 Content Too Large", b"Connection: close\r\n", b"")
                     self._end()

@@ -179,7 +179,7 @@ class Subject:
         self.configure(0)
         command = [
             sys.executable, "-m", "egressproxy", "run", "--config", str(config), "--admin", f"127.0.0.1:{self.admin}",
-            "--access-log", str(self.folder / "access.log"),
+            "--access-log", str(self.folder / "access.log"), "--drain-timeout", "1",
         ]  # fmt: skip
         if self.workers > 1:
             command += ["--workers", str(self.workers)]

@@ -38,6 +38,7 @@ def main(names: tuple[str, ...], scale: float, workers: int, out: Path) -> None:
     clients      10,000 idle kept-alive connections          at most 20 KiB each
     tunnels      2,000 idle CONNECT tunnels                  at most 2 KiB each
     readers      100 slow readers of 1 GiB, by four ways     at most 64 MiB together
+    origins      100 clients that send to deaf origins       at most 64 MiB together
     saturated    as many requests as it takes                event loop's lag p99 at most 20 ms
     reloads      10,000 rules put into service               event loop's lag at most 50 ms
     chunks       256 KiB and 3 MiB in chunks of 5 octets     event loop's lag at most 20 ms

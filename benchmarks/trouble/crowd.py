@@ -6,14 +6,13 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Crowd", "Reader"]
+__all__ = ["Client", "Crowd", "Reader", "Sender", "step_all"]
 
 BATCH = 64
 ANSWER_S = 20.0
-#: Beyond it the ports of one address of ours run out; loopback has many.
-PER_ADDRESS = 20_000
+PIECE = bytes(64 * 1024)
 
 
 class Crowd:
@@ -60,26 +59,35 @@ class Crowd:
         return sock
 
 
-class Reader:
-    """A client that takes a body slowly: `step` reads a few KiB of whatever has come. TLS where a context is given."""
+class Client:
+    """A blocking connection that does not block any more once it is made; in a tunnel, in TLS, or both."""
 
-    def __init__(self, port: int, preamble: bytes, request: bytes, tls: tuple[ssl.SSLContext, str] | None) -> None:
-        """`preamble` is a CONNECT, or empty; TLS comes behind it. Blocks, in a thread. Raises OSError or ValueError."""
+    def __init__(self, port: int, preamble: bytes, tls: tuple[ssl.SSLContext, str] | None) -> None:
+        """`preamble` is a CONNECT, or empty; TLS comes behind it. Blocks: in a thread. Raises OSError or ValueError."""
         self.octets = 0
-        sock = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S)
-        self._sock = sock
+        self._sock = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S)
         if preamble:
-            sock.sendall(preamble)
+            self._sock.sendall(preamble)
             head = b""
             while not head.endswith(b"\r\n\r\n"):
-                octet = sock.recv(1)
+                octet = self._sock.recv(1)
                 if not octet:
                     raise ConnectionResetError("the gateway closed")
                 head += octet
             if not head.startswith(b"HTTP/1.1 200"):
                 raise ValueError(f"not a 200: {head[:100]!r}")
         if tls is not None:
-            self._sock = tls[0].wrap_socket(sock, server_hostname=tls[1])
+            self._sock = tls[0].wrap_socket(self._sock, server_hostname=tls[1])
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Reader(Client):
+    """Takes a body slowly: `step` reads a few KiB of whatever has come."""
+
+    def __init__(self, port: int, preamble: bytes, tls: tuple[ssl.SSLContext, str] | None, request: bytes) -> None:
+        super().__init__(port, preamble, tls)
         self._sock.sendall(request)
         if not self._sock.recv(15).startswith(b"HTTP/1.1 200"):
             raise ValueError("not a 200")
@@ -95,18 +103,32 @@ class Reader:
             raise ConnectionResetError(f"ended after {self.octets} octets")
         self.octets += len(piece)
 
-    def close(self) -> None:
-        self._sock.close()
+
+class Sender(Client):
+    """Says a head, and then as much of a body as is taken."""
+
+    def __init__(self, port: int, preamble: bytes, tls: tuple[ssl.SSLContext, str] | None, request: bytes) -> None:
+        super().__init__(port, preamble, tls)
+        self._sock.sendall(request)
+        self._sock.setblocking(False)
+
+    def step(self, octets: int) -> None:
+        """Send, until that many are sent in all or nobody takes more."""
+        while self.octets < octets:
+            try:
+                self.octets += self._sock.send(PIECE[: octets - self.octets])
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                return
 
 
-async def read_slowly(readers: list[Reader], seconds: float, octets: int, every_s: float) -> int:
-    """All of them, so many octets at a time; returns how many broke off."""
+async def step_all(clients: Sequence[Reader | Sender], seconds: float, octets: int, every_s: float) -> int:
+    """A step of all of them, again and again; returns how many steps failed."""
     broken = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for reader in readers:
+        for client in clients:
             try:
-                reader.step(octets)
+                client.step(octets)
             except OSError:
                 broken += 1
         await asyncio.sleep(every_s)

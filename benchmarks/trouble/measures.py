@@ -18,13 +18,15 @@ from benchmarks.processes import StartError
 from benchmarks.soak.clients import Load, get
 from benchmarks.soak.origins import KIB, TINY, NameServer, Origins
 from benchmarks.soak.subject import Lag, Subject
-from benchmarks.trouble.crowd import Crowd, Reader, read_slowly
+from benchmarks.trouble.crowd import Crowd, Reader, Sender, step_all
 from benchmarks.trouble.result import Result
 
 __all__ = ["MEASURES", "Settings", "measure"]
 
 PLAIN, SECURE = "plain.soak.example", "tls.soak.example"
 LARGE = 1 << 30
+#: Of a request, which the policy limits to as much.
+BODY = 32 << 20
 LUA = Path(__file__).parents[1] / "load" / "requests.lua"
 
 
@@ -141,43 +143,59 @@ async def idle_tunnels(settings: Settings) -> list[Result]:
     return results
 
 
+#: Name, whether through a tunnel, the host, the listener, whether TLS with the client.
+WAYS = (
+    ("plain", False, PLAIN, "reverse", False),
+    ("TLS to the origin", False, SECURE, "reverse", False),
+    ("TLS with the client", False, PLAIN, "secure", True),
+    ("tunnels", True, PLAIN, "forward", False),
+)
+
+
 async def slow_readers(settings: Settings) -> list[Result]:
     """A hundred clients that read a few KiB a second of 1 GiB each, which comes fast."""
-    results = []
-    for name, preamble, host, port, inside in (
-        ("slow readers, plain", False, PLAIN, "reverse", False),
-        ("slow readers, TLS to the origin", False, SECURE, "reverse", False),
-        ("slow readers, TLS with the client", False, PLAIN, "secure", True),
-        ("slow readers, tunnels", True, PLAIN, "forward", False),
-    ):
-        async with stage(settings) as here:
-            await here.warm_up()
-            before = await here.resident_kib()
-            connect = here.connect()[0] if preamble else b""
-            tls = (here.subject.client_context(), host) if inside else None
-            request = get(host, f"/octets/{LARGE}")
-            count = settings.count(100)
-            at = getattr(here.subject, port)
-            readers = list(
-                await asyncio.gather(*(asyncio.to_thread(Reader, at, connect, request, tls) for _ in range(count)))
-            )
-            seconds = max(3.0, 10.0 * settings.scale)
-            reading = asyncio.create_task(read_slowly(readers, seconds, 4096, 0.5))
-            most = 0
-            while not reading.done():
-                most = max(most, here.subject.resident_kib())
-                await asyncio.sleep(0.1)
-            broken = await reading
-            octets = sum(reader.octets for reader in readers)
-            for reader in readers:
-                reader.close()
-            await here.until_empty()
-            notes = {
-                "readers": count, "broken": broken, "kib_each": (most - before) / count,
-                "kib_s_each": octets / 1024 / count / seconds,
-            }  # fmt: skip
-            results.append(Result(name, (most - before) / 1024, "MiB", 64.0, notes))
-    return results
+    return [await hold(settings, "slow readers", Reader, way, 4096) for way in WAYS]
+
+
+async def deaf_origins(settings: Settings) -> list[Result]:
+    """A hundred clients that send 32 MiB each, as fast as they can, to origins that read nothing."""
+    return [await hold(settings, "deaf origins", Sender, way, BODY) for way in WAYS]
+
+
+async def hold(
+    settings: Settings,
+    name: str,
+    kind: Callable[..., Reader | Sender],
+    way: tuple[str, bool, str, str, bool],
+    octets: int,
+) -> Result:
+    """The most that the gateway's memory gains while clients of this kind step on."""
+    what, through_tunnel, host, listener, inside_tls = way
+    async with stage(settings) as here:
+        await here.warm_up()
+        before = await here.resident_kib()
+        preamble = here.connect()[0] if through_tunnel else b""
+        tls = (here.subject.client_context(), host) if inside_tls else None
+        request = get(host, f"/octets/{LARGE}") if kind is Reader else post(host, "/deaf", BODY)
+        count, port = settings.count(100), getattr(here.subject, listener)
+        clients = await asyncio.gather(*(asyncio.to_thread(kind, port, preamble, tls, request) for _ in range(count)))
+        seconds = max(3.0, 10.0 * settings.scale)
+        stepping = asyncio.create_task(step_all(clients, seconds, octets, 0.5))
+        most = 0
+        while not stepping.done():
+            most = max(most, here.subject.resident_kib())
+            await asyncio.sleep(0.1)
+        notes = {
+            "clients": count, "failed_steps": await stepping, "kib_each": (most - before) / count,
+            "kib_s_each": sum(client.octets for client in clients) / 1024 / count / seconds,
+        }  # fmt: skip
+        for client in clients:
+            client.close()
+        return Result(f"{name}, {what}", (most - before) / 1024, "MiB", 64.0, notes)
+
+
+def post(host: str, path: str, length: int) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 # --- latency -----------------------------------------------------------------------------------------------------
@@ -258,10 +276,10 @@ async def lag_of_tiny_chunks(settings: Settings) -> list[Result]:
         await here.warm_up()
         for kib in (256, 3072):
             octets = kib * 1024
-            post = f"POST /echo HTTP/1.1\r\nHost: {PLAIN}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-            post += TINY * (octets // 5) + b"0\r\n\r\n"
+            body = f"POST /echo HTTP/1.1\r\nHost: {PLAIN}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+            body += TINY * (octets // 5) + b"0\r\n\r\n"
             for sender, request, end in (
-                ("a client", post, b""),
+                ("a client", body, b""),
                 ("an origin", get(PLAIN, f"/tiny/{octets}"), b"\r\n0\r\n\r\n"),
             ):
                 crowd = Crowd(here.subject.reverse)
@@ -345,6 +363,7 @@ MEASURES: dict[str, Measure] = {
     "clients": idle_clients,
     "tunnels": idle_tunnels,
     "readers": slow_readers,
+    "origins": deaf_origins,
     "saturated": lag_at_saturation,
     "reloads": lag_in_reloads,
     "chunks": lag_of_tiny_chunks,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 from benchmarks.soak.clients import get
-from benchmarks.trouble.crowd import Crowd, Reader, read_slowly
-from benchmarks.trouble.measures import LARGE, PLAIN, SECURE, Settings, Stage, stage
+from benchmarks.trouble.crowd import Crowd, Reader, Sender, step_all
+from benchmarks.trouble.measures import BODY, LARGE, PLAIN, SECURE, Settings, Stage, post, stage
 
 HERE = Settings(1.0, 1, None)
-READERS = 13  # by each of four ways
+EACH_WAY = 13
 MIB = 1024
 
 
@@ -29,26 +30,41 @@ async def test_slow_readers_of_large_bodies_do_not_fill_the_memory():
     async with stage(HERE) as here:
         await here.warm_up()
         before = await here.resident_kib()
-        readers = await asyncio.gather(*(asyncio.to_thread(reader, here, number) for number in range(4 * READERS)))
-        broken = await read_slowly(list(readers), 3.0, 65536, 0.2)
-        assert here.subject.resident_kib() - before < 4 * READERS * MIB
+        numbers = range(4 * EACH_WAY)
+        readers = await asyncio.gather(*(asyncio.to_thread(client, Reader, here, number) for number in numbers))
+        broken = await step_all(readers, 3.0, 65536, 0.2)
+        assert here.subject.resident_kib() - before < len(readers) * MIB
         assert broken == 0
         assert min(reader.octets for reader in readers) > 65536  # slow, and not stalled
-        for each in readers:
-            each.close()
+        for reader in readers:
+            reader.close()
         await here.until_empty()
 
 
-def reader(here: Stage, number: int) -> Reader:
+async def test_bodies_for_origins_that_do_not_read_do_not_fill_the_memory():
+    async with stage(HERE) as here:
+        await here.warm_up()
+        before = await here.resident_kib()
+        numbers = range(4 * EACH_WAY)
+        senders = await asyncio.gather(*(asyncio.to_thread(client, Sender, here, number) for number in numbers))
+        await step_all(senders, 3.0, BODY, 0.1)
+        assert here.subject.resident_kib() - before < len(senders) * MIB
+        for sender in senders:
+            sender.close()
+
+
+C = TypeVar("C", Reader, Sender)
+
+
+def client(kind: type[C], here: Stage, number: int) -> C:
     """By turns: plain, TLS to the origin, TLS with the client, a tunnel."""
     subject = here.subject
-    plain, secure = get(PLAIN, f"/octets/{LARGE}"), get(SECURE, f"/octets/{LARGE}")
+    host = SECURE if number % 4 == 1 else PLAIN
+    request = get(host, f"/octets/{LARGE}") if kind is Reader else post(host, "/deaf", BODY)
     match number % 4:
-        case 0:
-            return Reader(subject.reverse, b"", plain, None)
-        case 1:
-            return Reader(subject.reverse, b"", secure, None)
         case 2:
-            return Reader(subject.secure, b"", plain, (subject.client_context(), PLAIN))
+            return kind(subject.secure, b"", (subject.client_context(), host), request)
+        case 3:
+            return kind(subject.forward, here.connect()[0], None, request)
         case _:
-            return Reader(subject.forward, here.connect()[0], plain, None)
+            return kind(subject.reverse, b"", None, request)
