@@ -40,6 +40,8 @@ SILENT_S: Final = 60.0
 SHORT_LIFE_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
+#: Where nobody else serves.
+LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor:
@@ -144,7 +146,8 @@ class Supervisor:
             self._bury(handle)
             is_short = time.monotonic() - handle.started_at < SHORT_LIFE_S
             short_lives = short_lives + 1 if is_short else 0
-            pause_s = min(FIRST_PAUSE_S * 2 ** (short_lives - 2), LONGEST_PAUSE_S) if short_lives > 1 else 0.0
+            longest_s = LONGEST_PAUSE_S if self._serving() else LONGEST_PAUSE_ALONE_S
+            pause_s = min(FIRST_PAUSE_S * 2 ** (short_lives - 2), longest_s) if short_lives > 1 else 0.0
             what = f"again in {pause_s:g} s: it is number {short_lives} in a row" if pause_s else "at once"
             log.error("%s %s; it is replaced %s", handle, handle.how_it_ended(), what)
             handle = await self._replaced(handle, pause_s)

@@ -132,6 +132,23 @@ async def test_who_dies_again_and_again_is_replaced_more_and_more_slowly(
     ]
 
 
+async def test_where_nobody_else_serves_nobody_waits_long(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_ALONE_S", 0.01)
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    for _ in range(2):
+        await until(lambda: len(fleet._serving()) == 2)
+        for handle in fleet._serving():
+            os.kill(handle.pid, signal.SIGKILL)
+        await until(lambda: not fleet._serving())
+    await until(lambda: len(fleet._serving()) == 2)
+    told = [record.getMessage() for record in caplog.records if "number 2 in a row" in record.getMessage()]
+    assert "again in 0.01 s" in told[-1]
+
+
 async def test_what_a_worker_counted_stays_when_it_is_gone(fleet: Supervisor):
     port = free_port()
     await fleet.start()
