@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -22,6 +23,8 @@ from benchmarks.proxies import DEFAULT_PEERS, PEERS, EgressProxy, Proxy
 from benchmarks.workloads import WORKLOADS
 from benchmarks.world import World
 
+#: A load average from which on somebody else is at work.
+BUSY = 0.7
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -132,6 +135,9 @@ def _run(console: Console, plan: Plan) -> int:
     proxy_core, load_core = cores()
     if proxy_core is None:
         console.print("[yellow]This machine has one core: proxies and load share it, and the figures mean little.")
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        console.print(f"[yellow]Others use this machine (load average {load:.1f}): figures will be noisy.")
     pin(load_core)
     allow_descriptors()
     results: dict[str, list[Row]] = {}
@@ -178,7 +184,12 @@ def _run(console: Console, plan: Plan) -> int:
     if results:
         console.print(report.goals_table(judge_all(results)))
         versions = {proxy.name: proxy.version for proxy in running}
-        settings = {"rounds": plan.rounds, "seconds": plan.seconds, "seed": plan.seed}
+        settings = {
+            "rounds": plan.rounds,
+            "seconds": plan.seconds,
+            "seed": plan.seed,
+            "load average before": round(load, 2),
+        }
         path = report.write(plan.out, results, versions, settings)
         console.print(f"written to {path}, with .json and .svg beside it", soft_wrap=True)
     return 0 if len(results) == len(plan.workloads) else 1

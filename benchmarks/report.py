@@ -52,7 +52,12 @@ def write(
     """`DATE.json`, `DATE.svg` and `DATE.md` in the folder; returns the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now().astimezone()
-    machine = {"python": platform.python_version(), "kernel": platform.release(), "cores": os.cpu_count()}
+    machine = {
+        "cpu": _cpu(),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+    }
     verdicts = judge_all(results)
     document = {
         "time": now.isoformat(timespec="seconds"),
@@ -77,6 +82,16 @@ def write(
     ]
     path.write_text("\n".join(lines) + "\n", "utf-8")
     return path
+
+
+def _cpu() -> str:
+    """The model, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
 
 
 def _markdown(results: Mapping[str, Sequence[Row]], verdicts: Sequence[Verdict]) -> list[str]:

@@ -64,7 +64,7 @@ class World:
     def __init__(self, folder: Path, core: int | None) -> None:
         self.folder = folder
         self.plain_port, self.tls_port, self.events_port = free_ports(3)
-        self.token = secrets.token_urlsafe(24)
+        self.token = secrets.token_hex(16)
         self._core = core
         self._started: list[Child] = []
         ca_pem = _write_certificates(folder)

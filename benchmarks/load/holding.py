@@ -2,9 +2,9 @@
 
     python -m benchmarks.load.holding --port 3128 --authority h137.bench.example:8000 100 2000
 
-For each number one line, `{"open": 100}`, `{"open": 2100}`, when so many more tunnels stand; before it goes on, and
-before it closes them all, it waits for a line on standard input. So the caller can look at the proxy's memory. `--raw`
-leaves the CONNECT out, for plain TCP forwarding.
+Tunnels are opened 50 at a time. For each number one line, `{"open": 100}`, `{"open": 2100}`, when so many more stand,
+and none of the others was closed; before it goes on, and before it closes them all, it waits for a line on standard
+input. So the caller can look at the proxy's memory. `--raw` leaves the CONNECT out, for plain TCP forwarding.
 """
 
 from __future__ import annotations
@@ -15,12 +15,39 @@ import socket
 import sys
 
 ANSWER_S = 10.0
+AT_A_TIME = 50
 
 
 def open_tunnel(port: int, connect: bytes) -> socket.socket:
     """Raises OSError where there is no tunnel."""
-    tunnel = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S)
-    tunnel.sendall(connect)
+    return open_tunnels(port, connect, 1)[0]
+
+
+def open_tunnels(port: int, connect: bytes, count: int) -> list[socket.socket]:
+    """As many at a time. Raises OSError where one cannot be opened."""
+    tunnels = []
+    for _ in range(count):
+        tunnel = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S)
+        tunnel.sendall(connect)
+        tunnels.append(tunnel)
+    for tunnel in tunnels:
+        _await_answer(tunnel, connect)
+    return tunnels
+
+
+def is_open(tunnel: socket.socket) -> bool:
+    """Whether the proxy has neither closed nor said anything."""
+    tunnel.setblocking(False)
+    try:
+        tunnel.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _await_answer(tunnel: socket.socket, connect: bytes) -> None:
     answer = b""
     while connect and b"\r\n\r\n" not in answer:
         data = tunnel.recv(4096)
@@ -29,7 +56,6 @@ def open_tunnel(port: int, connect: bytes) -> socket.socket:
         answer += data
     if connect and not answer.startswith((b"HTTP/1.1 200", b"HTTP/1.0 200")):
         raise ConnectionRefusedError(f"refused: {answer[:80]!r}")
-    return tunnel
 
 
 def main() -> int:
@@ -43,10 +69,15 @@ def main() -> int:
     connect = b"" if options.raw else b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (authority, authority)
     held: list[socket.socket] = []
     for count in options.counts:
+        wanted = len(held) + count
         try:
-            held.extend(open_tunnel(options.port, connect) for _ in range(count))
+            while len(held) < wanted:
+                held += open_tunnels(options.port, connect, min(AT_A_TIME, wanted - len(held)))
         except OSError as error:
-            print(f"tunnel {len(held) + 1}: {error}", file=sys.stderr)
+            print(f"after {len(held)} tunnels: {error}", file=sys.stderr)
+            return 1
+        if not all(map(is_open, held)):
+            print(f"of {len(held)} tunnels, {sum(map(is_open, held))} are open", file=sys.stderr)
             return 1
         print(json.dumps({"open": len(held)}), flush=True)
         sys.stdin.readline()

@@ -35,7 +35,7 @@ class MitmProxy(Proxy):
             "--mode",
             f"reverse:https://upstream.bench.example:{world.events_port}@127.0.0.1:{self.ports['EVENTS_REVERSE']}",
             "--set", f"confdir={folder}", "--set", f"ssl_verify_upstream_trusted_ca={world.folder / 'ca.crt'}",
-            "--set", "http2=false", "--set", "body_size_limit=1m", "--set", "connection_strategy=lazy",
+            "--set", "http2=false", "--set", "body_size_limit=1m",
             "--set", rf"ignore_hosts=.*:{world.plain_port}",
         ]  # fmt: skip
 
@@ -57,7 +57,8 @@ class ProxyPy(Proxy):
         return [
             *_program("proxy.py", self.version, "proxy"), "--hostname", "127.0.0.1",
             "--port", str(self.ports["FORWARD"]), "--num-workers", "1", "--num-acceptors", "1", "--log-level", "ERROR",
-            "--backlog", "1024", "--data-dir", str(folder), "--plugins", "proxy_py_plugin.BenchPlugin",
+            "--timeout", "60", "--backlog", "1024", "--data-dir", str(folder),
+            "--plugins", "proxy_py_plugin.BenchPlugin",
         ]  # fmt: skip
 
     def environment(self, world: World) -> Mapping[str, str]:

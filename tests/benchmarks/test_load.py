@@ -24,6 +24,8 @@ class Handler(socketserver.BaseRequestHandler):
                 self.request.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
             elif line.startswith(b"CONNECT"):
                 self.request.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                if b"closed" in line:
+                    return
             else:
                 size = LARGE if b"/large" in line else 1024
                 self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
@@ -80,7 +82,13 @@ def test_tunnels_are_held_until_they_are_let_go(proxy):
 
 def test_a_tunnel_that_cannot_be_held_is_an_error(proxy):
     command = python_generator("holding", *address(proxy, "refused.example:80"), "5")
-    with Generator(command, "test") as holding, pytest.raises(LoadError, match="tunnel 1: refused"):
+    with Generator(command, "test") as holding, pytest.raises(LoadError, match="after 0 tunnels: refused"):
+        holding.answer()
+
+
+def test_tunnels_that_were_closed_meanwhile_are_an_error(proxy):
+    command = python_generator("holding", *address(proxy, "closed.example:80"), "5")
+    with Generator(command, "test") as holding, pytest.raises(LoadError, match=r"of 5 tunnels, \d are open"):
         holding.answer()
 
 
