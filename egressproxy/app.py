@@ -22,9 +22,7 @@ from egressproxy.loading.apart import Loading, LoadingFailed
 from egressproxy.loading.result import Loaded, Place, builtin, shown
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.workers.fleet import Configuration, Fleet, Refused
-from egressproxy.workers.supervisor import Supervisor
-from egressproxy.workers.worker import InProcess, rest_memory
+from egressproxy.workers.fleet import Configuration, Fleet, Refused, rest_memory
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminServer
@@ -260,8 +258,13 @@ class App:
 
 
 def _fleet(options: RunOptions, metrics: Metrics) -> Fleet:
+    """Imports what it takes: a supervisor serves nobody, and has no data plane."""
     if options.workers == 1:
+        from egressproxy.workers.worker import InProcess
+
         return InProcess(options.access_log, metrics)
+    from egressproxy.workers.supervisor import Supervisor
+
     return Supervisor(options.workers, options.access_log, options.log_level, metrics)
 
 

@@ -8,10 +8,8 @@ bound sockets are swapped in one go. Whatever fails before that leaves everythin
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
 import logging
-import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,44 +18,23 @@ from egressproxy.filters.steps import FilterStats
 from egressproxy.gateway.build import building
 from egressproxy.gateway.conductor import Conductor
 from egressproxy.gateway.connector import Network
-from egressproxy.gateway.listener import BoundPort, bind
+from egressproxy.gateway.listener import BoundPort
 from egressproxy.gateway.live import Snapshot
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.listening import bind, bind_error
 from egressproxy.transport.slices import in_slices
 from egressproxy.transport.timers import TimerWheel
 
-__all__ = ["BindError", "Gateway", "bind_error", "new_pseudonym"]
+__all__ = ["Gateway"]
 
 log = logging.getLogger(__name__)
 
-BIND_REMEDIES = {
-    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",
-    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
-    errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
-}
 #: How often a drain looks whether everybody has gone.
 DRAIN_POLL_S = 0.05
-
-
-class BindError(Exception):
-    """An address and port that the configuration asks for cannot be bound."""
-
-
-def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
-    why = error.strerror or type(error).__name__
-    remedy = BIND_REMEDIES.get(error.errno or 0, "")
-    return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}")
-
-
-def new_pseudonym() -> bytes:
-    """Unique per run: a name that two gateways in a row shared would look like a loop (RFC 9110 section 7.6.3).
-
-    The processes of one run share it: a request that comes back to another of them has gone in a circle all the same.
-    """
-    return b"egressproxy-" + secrets.token_hex(4).encode()
 
 
 class Gateway:

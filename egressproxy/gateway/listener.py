@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import select
 import socket
@@ -28,34 +27,15 @@ from egressproxy.transport.sockets import Socket, SocketTransport
 from egressproxy.transport.tls import TlsStream
 from egressproxy.transport.tls_contexts import server_name
 
-__all__ = ["BoundPort", "bind"]
+__all__ = ["BoundPort"]
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1024
 #: Connections taken in one turn at most.
 MAX_AT_ONCE = 64
 #: Without descriptors or memory: how long nothing is accepted, and how often it is said.
 PAUSE_S = 0.1
 SILENCE_S = 10.0
-
-
-def bind(address: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError."""
-    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.setblocking(False)
-        sock.bind((address, port))
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 class BoundPort:

@@ -25,6 +25,7 @@ from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.transport.turn import Turn
 from egressproxy.workers.channel import Channel
+from egressproxy.workers.fleet import rest_memory
 from egressproxy.workers.messages import (
     Begin,
     Begun,
@@ -45,7 +46,7 @@ from egressproxy.workers.messages import (
     decode,
     encode,
 )
-from egressproxy.workers.worker import REFUSALS, Worker, access_log_failed, rest_memory
+from egressproxy.workers.worker import REFUSALS, Worker, access_log_failed
 
 __all__ = ["main"]
 

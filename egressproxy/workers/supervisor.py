@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import Final
 
 from egressproxy.filters.tally import Tally
-from egressproxy.gateway.gateway import BindError, bind_error, new_pseudonym
-from egressproxy.gateway.listener import bind
+from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
+from egressproxy.transport.listening import BindError, bind, bind_error
 from egressproxy.transport.turn import memory_file
 from egressproxy.workers.fleet import Configuration, Refused
 from egressproxy.workers.handle import Handle, WorkerEnded

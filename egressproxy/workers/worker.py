@@ -14,18 +14,19 @@ from dataclasses import replace
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.tally import Tally
-from egressproxy.gateway.gateway import BindError, Gateway
-from egressproxy.gateway.listener import bind as bind_socket
+from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.loop_lag import LoopLag
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
+from egressproxy.transport.listening import BindError
+from egressproxy.transport.listening import bind as bind_socket
 from egressproxy.transport.slices import in_slices
 from egressproxy.workers.fleet import Configuration, Refused
 
-__all__ = ["REFUSALS", "InProcess", "Worker", "access_log_failed", "rest_memory"]
+__all__ = ["REFUSALS", "InProcess", "Worker", "access_log_failed"]
 
 #: What makes a configuration unusable although it was compiled. FilterBuildError is a ValueError.
 REFUSALS = (BindError, ssl.SSLError, ValueError, OSError)
@@ -123,10 +124,3 @@ class InProcess:
 
 def access_log_failed(target: str | None, error: OSError) -> str:
     return f"access log {target}: {error.strerror}"
-
-
-def rest_memory() -> None:
-    """After the start: what is there now stays, and need not be looked at by every collection."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

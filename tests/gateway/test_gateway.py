@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.gateway.gateway import BindError, Gateway
+from egressproxy.gateway.gateway import Gateway
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.listening import BindError
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.net import free_port

@@ -46,12 +46,13 @@ from egressproxy.filters.settings import FilterConfig
 from egressproxy.gateway.build import build
 from egressproxy.gateway.conductor import Conductor
 from egressproxy.gateway.connector import Network
-from egressproxy.gateway.listener import BoundPort, bind
+from egressproxy.gateway.listener import BoundPort
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.listening import bind
 from egressproxy.transport.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
 from tests.support.manifests import Manifest

@@ -1,0 +1,44 @@
+"""Listening sockets, and what is said where one cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+__all__ = ["BindError", "bind", "bind_error"]
+
+BACKLOG = 1024
+REMEDIES = {
+    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",
+    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
+    errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
+}
+
+
+class BindError(Exception):
+    """An address and port that the configuration asks for cannot be bound."""
+
+
+def bind(address: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setblocking(False)
+        sock.bind((address, port))
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
+    why = error.strerror or type(error).__name__
+    remedy = REMEDIES.get(error.errno or 0, "")
+    return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}")
