@@ -49,8 +49,9 @@ class IdleMemory(Workload):
         def middle(name: str) -> float:
             return statistics.median(each.extra[name] for each in rounds)
 
+        count = round(middle("processes"))
         return (
-            f"whole tree ({middle('processes'):.0f} processes): {middle('tree_resident_mb'):.0f} MB resident, "
+            f"whole tree ({count} process{'es' if count > 1 else ''}): {middle('tree_resident_mb'):.0f} MB resident, "
             f"{middle('tree_proportional_mb'):.0f} MB with shared pages counted once"
         )
 
