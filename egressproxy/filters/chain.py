@@ -104,6 +104,12 @@ class Chain:
     response_headers: Steps | None = None
     response_body: BodyPlan | None = None
     complete: tuple[Completion, ...] | None = None
+    #: Those of backend_response and response_headers that there are, in this order.
+    response_phases: tuple[Steps, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        phases = tuple(steps for steps in (self.backend_response, self.response_headers) if steps is not None)
+        object.__setattr__(self, "response_phases", phases)
 
 
 def compile_chain(specs: Iterable[ExtensionSpec], make: Callable[[ExtensionSpec], PlacedFilter]) -> Chain:

@@ -78,15 +78,48 @@ class Conductor:
 
     # --- the life of an exchange ---------------------------------------------------------------------------------
     async def serve(self, client: ClientConnection, head: RequestHead) -> None:
+        """Name, decide, filter, choose, exchange, answer."""
         listener = client.state.port.first
+        life = client.life
         x = self.new_exchange(client.client, listener)
         x.request = head
         x.method = head.method
         try:
             if head.method == b"CONNECT":
                 await serve_connect(self, x, client, head)
-            else:
-                await self.serve_request(x, client, head, listener)
+                return
+            listener = name_destination(x, client, head, listener)
+            if head.via or head.method == b"TRACE":
+                refuse_loops(head, self.pseudonym)
+            route = life.route = route_request(x, listener)
+            client.start_clock(route.request_s, route.idle_s)
+            if head.max_forwards >= 0 and self.is_last_hop(x, client, head):
+                return
+            steps = route.chain.request_headers
+            if steps is not None:
+                outcome = run(steps, x)
+                if outcome is not None and await self.is_answered(outcome, steps, x, client):
+                    return
+            client.body_limit = x.max_body_bytes
+            body = None
+            if route.buffers_request and head.body != 0:
+                body = await self.collect_body(x, client, head, route)
+            choice = life.choice = route.choose()
+            x.backend = choice.backend
+            x.series = choice.series
+            upstream = await self.reach_backend(x, client, choice, body)
+            if upstream is None:
+                return
+            if x.response.status == 407:
+                raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
+            for steps in choice.chain.response_phases:
+                outcome = run(steps, x)
+                if outcome is not None and await self.is_answered(outcome, steps, x, client):
+                    return
+            if x.response.status == 101:
+                await switch_protocols(self, x, client)
+            elif not self.begin_response(x, client, choice, upstream):
+                await self.relay_response(x, client, choice, upstream)
         except GatewayError as error:
             self.rescue(x, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
@@ -95,44 +128,13 @@ class Conductor:
         finally:
             self.complete(x, client)
 
-    async def serve_request(self, x: Exchange, client: ClientConnection, head: RequestHead, listener: Listener) -> None:
-        """Name, decide, filter, choose, exchange."""
-        listener = name_destination(x, client, head, listener)
-        refuse_loops(head, self.pseudonym)
-        route = client.life.route = route_request(x, listener)
-        client.start_clock(route.request_s, route.idle_s)
-        if head.max_forwards >= 0:
-            if head.max_forwards == 0:
-                self.answer(x, client, Answer(200, ((b"Allow", ALLOW),)))
-                return
-            head.max_forwards -= 1
-        steps = route.chain.request_headers
-        if steps is not None:
-            outcome = run(steps, x)
-            if outcome is not None and await self.is_answered(outcome, steps, x, client):
-                return
-        client.body_limit = x.max_body_bytes
-        body = None
-        if route.buffers_request and head.body != 0:
-            body = await self.collect_body(x, client, head, route)
-        choice = client.life.choice = route.choose()
-        x.backend = choice.backend
-        x.series = choice.series
-        upstream = await self.reach_backend(x, client, choice, body)
-        if upstream is None:
-            return
-        chain, response = choice.chain, x.response
-        if response.status == 407:
-            raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
-        for steps in (chain.backend_response, chain.response_headers):
-            if steps is not None:
-                outcome = run(steps, x)
-                if outcome is not None and await self.is_answered(outcome, steps, x, client):
-                    return
-        if response.status == 101:
-            await switch_protocols(self, x, client)
-        elif not self.begin_response(x, client, choice, upstream):
-            await self.relay_response(x, client, choice, upstream)
+    def is_last_hop(self, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:
+        """Count Max-Forwards down; where it is 0 already, the request ends here (RFC 9110 section 7.6.2)."""
+        if head.max_forwards == 0:
+            self.answer(x, client, Answer(200, ((b"Allow", ALLOW),)))
+            return True
+        head.max_forwards -= 1
+        return False
 
     async def reach_backend(
         self, x: Exchange, client: ClientConnection, choice: Choice, body: bytes | None
@@ -239,7 +241,13 @@ class Conductor:
         plan = choice.chain.response_body
         if plan is not None and response.body != 0 and not plan.keeps_length:
             response.body = CHUNKED
-        life.close = close = life.close or self.must_close(client, request)
+        close = life.close = (
+            life.close
+            or request.connection_close
+            or self.is_draining
+            or client.state.is_closed
+            or (client.has_ended and client.is_last)
+        )
         status = response.status
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
         http_1_0 = request.http_1_0
@@ -249,10 +257,11 @@ class Conductor:
         if upstream.has_ended:
             client.send(head)
         else:
-            body = upstream.whole_body() if plan is None else None
+            body = upstream.reader.take_whole_body() if plan is None else None
             if body is None:
                 client.send(head)
                 return False
+            upstream.has_ended = True
             client.send(head + body)
         if not client.is_request_read:
             life.close = True  # answered before the request was whole: nothing can follow
@@ -363,7 +372,9 @@ class Conductor:
         try:
             if not x.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
-                x.bytes_in = client.octets_in - (client.reader.buffered if x.request is not None else 0)
+                x.bytes_in = client.octets_in
+                if x.request is not None:
+                    x.bytes_in -= client.reader.buffered
                 x.bytes_out = client.octets_out
             self.account(x, client.life)
         finally:
@@ -373,7 +384,7 @@ class Conductor:
                 client.state.leave(client)
             else:
                 refused = client.tunnel_authority is None and has_stray_octets(x, client)
-                client.finish(close=close or self.is_draining or client.state.is_closed or refused)
+                client.finish(close=close or refused or self.is_draining or client.state.is_closed)
 
     def account(self, x: Exchange, life: Life) -> None:
         """Give back what the exchange holds, and say what it was."""
@@ -393,14 +404,7 @@ class Conductor:
 
     def must_close(self, client: ClientConnection, head: RequestHead | None) -> bool:
         """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
-        return (
-            head is None
-            or head.connection_close
-            or head.http_1_0
-            or self.is_draining
-            or client.state.is_closed
-            or client.is_last
-        )
+        return head is None or head.connection_close or self.is_draining or client.state.is_closed or client.is_last
 
     def __repr__(self) -> str:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
@@ -416,5 +420,7 @@ def may_retry(x: Exchange, upstream: UpstreamConnection, error: GatewayError) ->
 
 def has_stray_octets(x: Exchange, client: ClientConnection) -> bool:
     """Octets behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
-    wanted_tunnel = x.request is not None and (x.method == b"CONNECT" or bool(x.request.upgrade))
-    return wanted_tunnel and client.reader.buffered > 0
+    request = x.request
+    if request is None or not (request.upgrade or x.method == b"CONNECT"):
+        return False
+    return client.reader.buffered > 0

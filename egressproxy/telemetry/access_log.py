@@ -1,7 +1,7 @@
 """The access log: one JSON object a line for every exchange and tunnel, written without ever stopping the loop.
 
-`record` makes the line and puts it into a list; a batch goes to a thread of its own every 100 ms or at 64 KiB, and that
-thread alone touches the file. Where it cannot write (a pipe that nobody reads, a full disk), lines wait up to a bound,
+`record` makes the line and puts it into a list; a batch goes to a thread of its own every 100 ms or at 256 KiB, and
+that thread alone touches the file. Where it cannot write (a pipe that nobody reads, a full disk), lines wait up to a bound,
 then new ones are dropped and counted. Queries are never logged: keys travel in them.
 
 A line is formatted in one go, which costs a third of json.dumps. That is safe because a line of clean values has a
@@ -34,7 +34,7 @@ __all__ = ["AccessLog"]
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S: Final = 0.1
-BATCH_BYTES: Final = 64 * 1024
+BATCH_BYTES: Final = 256 * 1024  # waking the thread costs as much as a hundred lines
 #: What may wait for a slow reader: at 500 octets a line, about 16,000 lines.
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 #: More refusals than this in one second are a flood; the rest of that second is counted and not logged.

@@ -57,8 +57,8 @@ class Driver:
 
     def resume(self) -> None:
         """Something that may be waited for has happened."""
-        if self._coroutine is not None and not self._running and self._future is None:
-            self._step(self._coroutine.send, None)
+        if self.is_busy and not self._running and self._future is None:
+            self._step(self._coroutine.send, None)  # type: ignore[union-attr]
 
     def throw(self, error: BaseException) -> None:
         """End the wait with an error, whatever is waited for. A future that is awaited is cancelled."""

@@ -58,8 +58,9 @@ class Pool(Generic[C]):
 
     def take(self) -> C | None:
         """An idle connection, now busy; or None."""
-        while self.idle:
-            connection = self.idle.pop()
+        idle = self.idle
+        while idle:
+            connection = idle.pop()
             if not connection.is_leaving:
                 return connection
         return None

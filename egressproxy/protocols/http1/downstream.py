@@ -13,7 +13,7 @@ from typing import Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
 from egressproxy.model.message import RequestHead
-from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader
+from egressproxy.protocols.http1.codec import HeadLimits, RequestReader
 from egressproxy.transport.driver import Driver
 from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow, reset
 from egressproxy.transport.timers import NEVER, Deadline, TimerWheel
@@ -222,13 +222,9 @@ class DownstreamConnection(Flow):
             while not self.is_lost and not self.is_lingering:
                 if self.in_exchange:
                     if self.is_request_read or self.sink is None:
-                        if self.reader.buffered > HIGH_WATER:
-                            self.pause_reading()
-                        return
+                        break
                 elif self.is_write_blocked or self.driver.is_busy:
-                    if self.reader.buffered > HIGH_WATER:
-                        self.pause_reading()
-                    return
+                    break
                 event = self.reader.next()
                 if event is None:
                     if self.has_ended:
@@ -236,29 +232,29 @@ class DownstreamConnection(Flow):
                     elif not self.in_exchange and self.octets_in and self.reader.has_partial_head:
                         self._head_has_begun()
                     return
-                if type(event) is bytes:
+                if type(event) is RequestHead:
+                    self.in_exchange = True
+                    self.is_request_read = event.body == 0
+                    self.body_octets = 0
+                    self.body_limit = -1
+                    self.sends_chunked = False
+                    self.deadline.at = NEVER  # the exchange has a clock of its own
+                    self.handler.on_request(self, event)
+                elif type(event) is bytes:
                     self._body(event)
-                elif type(event) is EndOfMessage:
+                else:
                     self.is_request_read = True
                     sink, self.sink = self.sink, None
                     if sink is not None:
-                        sink.end_body(event.trailers.block if event.trailers is not None else b"")
+                        trailers = event.trailers  # type: ignore[union-attr]
+                        sink.end_body(trailers.block if trailers is not None else b"")
                     self.driver.resume()
-                else:
-                    self._begin(event)  # type: ignore[arg-type]
+            if self.reader.buffered > HIGH_WATER:
+                self.pause_reading()
         except GatewayError as error:
             self._refuse(error)
         finally:
             self._is_pumping = False
-
-    def _begin(self, head: RequestHead) -> None:
-        self.in_exchange = True
-        self.is_request_read = head.body == 0
-        self.body_octets = 0
-        self.body_limit = -1
-        self.sends_chunked = False
-        self.deadline.at = NEVER  # the exchange has a clock of its own
-        self.handler.on_request(self, head)
 
     def _body(self, data: bytes) -> None:
         self.body_octets += len(data)

@@ -122,7 +122,7 @@ class UpstreamConnection(Flow):
             and head is not None
             and not head.connection_close
             and not head.http_1_0
-            and not self.reader.has_surplus
+            and not self.reader.buffered
             and not self.is_write_blocked
             and not self._unflushed  # an answer that came before the request was sent answers something else
             and not self.transport.is_closing()
@@ -163,13 +163,6 @@ class UpstreamConnection(Flow):
         if head.body == 0 and (head.status >= 200 or head.status == 101):
             self.has_ended = True
         return head
-
-    def whole_body(self) -> bytes | None:
-        """The body, if all of it is here, and nothing behind it: the answer is over with that. Else None."""
-        body = self.reader.take_whole_body()
-        if body is not None:
-            self.has_ended = True
-        return body
 
     def send_response_body_to(self, sink: BodySink) -> None:
         """The body goes there from now on; what is buffered goes at once."""
