@@ -24,6 +24,7 @@ class Identity:
 
 
 ANONYMOUS = Identity()
+_OK = Reason.OK  # a member looked up on its class costs 60 ns more
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Exchange:
         self.started_wall = 0.0
         self.ended_at = 0.0
         self.status = 0  # as sent to the client; 0: nothing was sent
-        self.reason = Reason.OK
+        self.reason = _OK
         self.rule = "-"  # who denied
         self.detail = ""  # for the log only
         self.flags = ""  # Envoy's response flags
