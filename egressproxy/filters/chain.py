@@ -146,22 +146,24 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
 
     Raises what a filter refuses with (Rejected and every other GatewayError), GatewayFault(FILTER_FAILED) if one fails.
     """
-    for step in steps:
-        if step.mark:
-            x.note(step.mark, True)
-        step.stats.runs += 1
-        try:
+    try:
+        for step in steps:
+            if step.mark:
+                x.note(step.mark, True)
+            step.stats.runs += 1
             result = step.call(x)
-            if result is None:
-                continue
-            if isinstance(result, Answer):
-                return _answered(step, x, result)
-            if isinstance(result, Awaitable):
-                return start(_go_on(step, result, x), result)
-            raise TypeError
-        except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
-            settle(step, error, may_fail_open=step.fail_open)
-    return None
+            if result is not None:
+                break
+        else:
+            return None
+        if isinstance(result, Answer):
+            return _answered(step, x, result)
+        if isinstance(result, Awaitable):
+            return start(_go_on(step, result, x), result)
+        raise TypeError
+    except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+        settle(step, error, may_fail_open=step.fail_open)
+        return run(step.rest, x)
 
 
 def finish(completions: Sequence[Completion], x: Exchange) -> None:

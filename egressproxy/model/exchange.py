@@ -60,7 +60,6 @@ class Exchange:
         "denied",
         "detail",
         "ended_at",
-        "flags",
         "gateway",
         "identity",
         "is_tunnel",
@@ -116,7 +115,6 @@ class Exchange:
         self.reason = _OK
         self.rule = "-"  # who denied
         self.detail = ""  # for the log only
-        self.flags = ""  # Envoy's response flags
         self.denied = False
         self.would_deny: list[Reason] | None = None
         self.answered_by = ""  # filter that answered

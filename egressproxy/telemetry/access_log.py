@@ -196,7 +196,7 @@ class AccessLog:
         path = x.path.decode("latin-1")
         rest = (
             f'"client":"{x.client}","method":"{method}","authority":"{where}","path":"{path}","status":{x.status},'
-            f'"reason":"-","flags":"{x.flags or "-"}","upstream":"{x.upstream or "-"}","bytes_in":{x.bytes_in},'
+            f'"reason":"-","flags":"-","upstream":"{x.upstream or "-"}","bytes_in":{x.bytes_in},'
             f'"bytes_out":{x.bytes_out},"duration_ms":{(x.ended_at - x.started_at) * 1000:.3f},'
             f'"request_id":"{x.request_id or "-"}"}}\n'
         )
@@ -249,7 +249,7 @@ class AccessLog:
             "path": x.path.partition(b"?")[0].decode("latin-1")[:MAX_TEXT],
             "status": logged_status(x),
             "reason": x.reason.value,
-            "flags": x.flags or flags_for(x.reason) or "-",
+            "flags": flags_for(x.reason) or "-",
             "upstream": x.upstream or "-",
             "bytes_in": x.bytes_in,
             "bytes_out": x.bytes_out,

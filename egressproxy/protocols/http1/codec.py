@@ -29,7 +29,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength, Hop, RequestHead, ResponseHead
@@ -188,7 +187,7 @@ class _Reader:
         self._left -= size
         return piece
 
-    def _head_parts(self) -> tuple[Any, Any, Any, bytes, HopFields] | None:
+    def _head_parts(self) -> tuple[bytes, bytes, bytes, bytes, HopFields] | None:
         """The head in the buffer, checked and taken apart: the three parts of its start line, its field block without
         hop fields, and these. It is used up then. None if it is not finished or breaks a rule: look twice.
         """
@@ -197,29 +196,23 @@ class _Reader:
             if buffer.find(b"\r\n\r\n", max(self._scanned, at)) < 0:
                 return None
             self._buffer = buffer = bytes(buffer)
-        hop_fields: HopFields = ()
+        hop_fields: HopFields
         match = self._match(buffer, at)
         if match is not None and (
             # Each run of fields has the bound for itself; a line takes four octets, so that most need no count.
             (end := match.end()) - at <= self._fewest_octets
             or buffer.count(b"\n", at, end) <= self._limits.max_fields + 2
         ):
-            first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups()
-            if name is not None:
-                block += more
-                if name2 is None:
-                    hop_fields = ((name, value),)
-                elif name3 is None:
-                    block += more2
-                    hop_fields = ((name, value), (name2, value2))
-                else:
-                    block += more2 + more3
-                    hop_fields = ((name, value), (name2, value2), (name3, value3))
+            first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(
+                b""
+            )
+            block = block + more + more2 + more3
+            hop_fields = name, value, name2, value2, name3, value3
         else:
             match = self._match_any(buffer, at)
             if match is None:
                 return None
-            first, second, third, block = match.groups()
+            first, second, third, block = match.groups(b"")
             block, hop_fields = self._split(block)
             end = match.end()
         if end - at - 4 > self._limits.max_head_bytes:
@@ -364,7 +357,7 @@ class ResponseReader(_Reader):
     `connection_close`, and `has_surplus` is false.
     """
 
-    __slots__ = ("_eof", "_fault", "_interim", "_is_started", "_method")
+    __slots__ = ("_eof", "_fault", "_hop", "_hop_fields", "_interim", "_is_started", "_method", "_minor")
 
     def __init__(self, limits: HeadLimits) -> None:
         fields = limits.max_fields
@@ -372,6 +365,9 @@ class ResponseReader(_Reader):
         super().__init__(limits, plain, whole, response_head.split_hop_fields)
         self._state = _IDLE
         self._method = b""
+        self._hop = response_head.ResponseHop()  # what an upstream says of its hop it mostly says again
+        self._hop_fields: HopFields = ()
+        self._minor = b""
         self._interim = 0
         self._is_started = False  # something of this response has come
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
@@ -446,13 +442,21 @@ class ResponseReader(_Reader):
             self._refuse_or_wait()
             return None
         minor, code, phrase, block, hop_fields = parts
-        head, named = response_head.read_response_head(minor, code, phrase, block, hop_fields, self._method)
-        if head.is_interim:
+        if hop_fields != self._hop_fields or minor != self._minor:
+            self._hop = response_head.read_hop_fields(hop_fields, minor)
+            self._hop_fields = hop_fields
+            self._minor = minor
+        head = response_head.read_response_head(code, phrase, block, self._hop, self._method)
+        length = head.body
+        if length > 0:
+            self._left = length
+            self._state = _LENGTH
+        elif head.is_interim:
             self._interim += 1
             if self._interim > MAX_INTERIM:
                 raise Malformed(Reason.BAD_RESPONSE, f"more than {MAX_INTERIM} interim responses")
         else:
-            self._begin_body(head.body, named, _IDLE)
+            self._begin_body(length, self._hop.named, _IDLE)
         return head
 
     def _refuse_or_wait(self) -> None:

@@ -7,7 +7,7 @@ Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from egressproxy.errors import Reason
@@ -52,8 +52,9 @@ _COMMON_OPTIONS = {
     spelling: frozenset((spelling.lower(),)) for spelling in (b"keep-alive", b"Keep-Alive", b"close", b"Close")
 }
 
-#: Name and value of the fields that concern this hop or the framing, in order, as they came.
-HopFields = Sequence[tuple[bytes, bytes]]
+#: The fields that concern this hop or the framing, in order, as they came: name, value, name, value … A name of b"" is
+#: none.
+HopFields = tuple[bytes, ...]
 
 _VALUE_OCTETS = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 

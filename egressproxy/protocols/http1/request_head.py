@@ -109,7 +109,9 @@ def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
     are taken for the same; and the fields of this hop.
     """
     parts = _HOP.split(_TWINS.sub(b"", block))  # text, name, value, text, name, value, ... text
-    return b"".join(parts[::3]), list(zip(parts[1::3], parts[2::3], strict=True))
+    block = b"".join(parts[::3])
+    del parts[::3]
+    return block, tuple(parts)
 
 
 def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
@@ -117,7 +119,7 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     hop = Hop()
     host = length = coding = expect = None
     connection = upgrade = te = b""
-    for name, value in hop_fields:
+    for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
         name = name.lower()
         value = value.strip(b" \t")
         if name == b"host":

@@ -32,8 +32,10 @@ from egressproxy.protocols.http1.framing import (
 
 __all__ = [
     "STATUS_LINE",
+    "ResponseHop",
     "head_fault",
     "plain_response_pattern",
+    "read_hop_fields",
     "read_response_head",
     "response_pattern",
     "split_hop_fields",
@@ -58,8 +60,6 @@ _HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
 _KNOWN_OPTIONS = frozenset(b"close keep-alive upgrade te content-length transfer-encoding proxy-connection via".split())
 
-_NOTHING: frozenset[bytes] = frozenset()
-
 
 @lru_cache(maxsize=16)
 def response_pattern(max_fields: int) -> re.Pattern[bytes]:
@@ -76,73 +76,102 @@ def plain_response_pattern(max_fields: int) -> re.Pattern[bytes]:
 def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
     """The field block without the fields of this hop, and those fields."""
     parts = _HOP.split(block)  # text, name, value, text, name, value, ... text
-    return b"".join(parts[::3]), list(zip(parts[1::3], parts[2::3], strict=True))
+    block = b"".join(parts[::3])
+    del parts[::3]
+    return block, tuple(parts)
 
 
-def read_response_head(
-    minor: bytes, code: bytes, phrase: bytes | None, block: bytes, hop_fields: HopFields, method: bytes
-) -> tuple[ResponseHead, frozenset[bytes]]:
-    """The head from its parts, as a pattern matched them, answering this method; and the names that Connection listed.
+class ResponseHop:
+    """What a response's fields of this hop and of the framing said, read together. Never changed."""
 
-    Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304). Raises Malformed.
-    """
-    status = int(code)
-    head = ResponseHead(status, phrase or b"", Fields(block))
-    is_1_0 = minor == b"0"
-    length = coding = None
-    is_framing_repeated = False
+    __slots__ = (
+        "coding",
+        "connection_close",
+        "http_1_0",
+        "is_framing_repeated",
+        "length",
+        "named",
+        "upgrade",
+        "via",
+    )
+
+    def __init__(self) -> None:
+        self.coding: bytes | None = None  # Transfer-Encoding
+        self.connection_close = False
+        self.http_1_0 = False
+        self.is_framing_repeated = False
+        self.length: bytes | None = None  # Content-Length
+        self.named: frozenset[bytes] = frozenset()  # names (lower-case) that Connection listed beyond the usual ones
+        self.upgrade = b""
+        self.via = b""  # received Via values, joined by ", "
+
+
+def read_hop_fields(hop_fields: HopFields, minor: bytes) -> ResponseHop:
+    """What the fields of this hop say, in a response of this minor version of HTTP/1. Raises Malformed."""
+    hop = ResponseHop()
+    hop.http_1_0 = is_1_0 = minor == b"0"
+    hop.connection_close = is_1_0
     connection = upgrade = b""
-    for name, value in hop_fields:
+    for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
         name = name.lower()
         value = value.strip(b" \t")
         if name == b"content-length":
-            is_framing_repeated = is_framing_repeated or length is not None
-            length = value
+            hop.is_framing_repeated = hop.is_framing_repeated or hop.length is not None
+            hop.length = value
         elif name == b"transfer-encoding":
-            is_framing_repeated = is_framing_repeated or coding is not None
-            coding = value
+            hop.is_framing_repeated = hop.is_framing_repeated or hop.coding is not None
+            hop.coding = value
         elif name == b"connection":
             connection = connection + b"," + value if connection else value
         elif name == b"via":
-            head.via = head.via + b", " + value if head.via else value
+            hop.via = hop.via + b", " + value if hop.via else value
         elif name == b"upgrade":
             upgrade = upgrade + b", " + value if upgrade else value
-
-    named = _NOTHING
-    is_kept = not is_1_0
     if connection == b"keep-alive" or connection == b"Keep-Alive":  # the usual value, and no option to look for
-        is_kept = True
+        hop.connection_close = False
     elif connection:
         options = connection_options(connection)
         if b"close" in options:
-            is_kept = False
+            hop.connection_close = True
         elif is_1_0:
-            is_kept = b"keep-alive" in options
+            hop.connection_close = b"keep-alive" not in options
         if b"upgrade" in options and not is_1_0:
-            head.upgrade = upgrade
-        named = frozenset(options - _KNOWN_OPTIONS)
-        if named:
-            head.fields.block = without_fields(head.fields.block, named)
-    head.http_1_0 = is_1_0
+            hop.upgrade = upgrade
+        hop.named = frozenset(options - _KNOWN_OPTIONS)
+    return hop
 
+
+def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHop, method: bytes) -> ResponseHead:
+    """The head from its parts, answering this method. Raises Malformed.
+
+    Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304).
+    """
+    status = int(code)
+    if hop.named:
+        block = without_fields(block, hop.named)
+    head = ResponseHead(status, phrase, Fields(block))
+    head.http_1_0 = hop.http_1_0
+    head.connection_close = hop.connection_close
+    head.upgrade = hop.upgrade
+    head.via = hop.via
+    length, coding = hop.length, hop.coding
     if status < 200 or status == 204 or (method == b"CONNECT" and status < 300):
         pass  # no body, and what the framing fields say is void
-    elif is_framing_repeated:
+    elif hop.is_framing_repeated:
         raise Malformed(Reason.BAD_FRAMING, "a framing field is repeated")
     elif method == b"HEAD" or status == 304:
         if length is not None and coding is None:
             head.fields.block += b"\r\nContent-Length: %d" % read_content_length(length)
     elif coding is not None:
-        if length is not None or is_1_0:
+        if length is not None or hop.http_1_0:
             raise Malformed(Reason.BAD_FRAMING, "Transfer-Encoding beside Content-Length, or in HTTP/1.0")
         head.body = read_transfer_encoding(coding)
     elif length is not None:
         head.body = read_content_length(length)
     else:
         head.body = UNTIL_CLOSE
-        is_kept = False
-    head.connection_close = not is_kept
-    return head, named
+        head.connection_close = True
+    return head
 
 
 def head_fault(head: bytes, limits: HeadLimits) -> Malformed:
