@@ -31,11 +31,13 @@ MAX_ANSWER = 512 * 1024 * 1024
 #: What is kept of its standard error.
 MAX_WORDS = 64 * 1024
 _PIECE = 256 * 1024
-_PIPE = 1024 * 1024
 
 
 class LoadingFailed(Exception):
-    """The process that loads did not answer: not a fault of the configuration, as far as one can tell."""
+    """The process that loads did not answer: not a fault of the configuration, as far as one can tell.
+
+    The message repeats nothing of what it said: that may hold anything, and goes to the log alone.
+    """
 
 
 class Loading:
@@ -50,7 +52,6 @@ class Loading:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            pipesize=_PIPE,
             process_group=0,  # a signal from the terminal is its parent's
         )
 
@@ -62,41 +63,41 @@ class Loading:
         """Raises ConfigError with every problem, or LoadingFailed; one who waits no longer ends it."""
         loop = asyncio.get_running_loop()
         try:
-            data, words = await loop.run_in_executor(None, self._talk)
+            data = await loop.run_in_executor(None, self._talk)
         finally:
             self.end()
-        for line in words.decode(errors="replace").splitlines():
-            log.warning("while loading: %s", line)
         status = self._process.returncode
         if status:
-            raise LoadingFailed(f"the process that reads the configuration {_ending(status)}{_last(words)}")
+            raise LoadingFailed(f"the process that reads the configuration {_ending(status)}; the log has its words")
         try:
             return read_answer(data)
         except ValueError:
-            raise LoadingFailed(
-                "the process that reads the configuration gave no whole answer" + _last(words)
-            ) from None
+            raise LoadingFailed("the process that reads the configuration gave no whole answer") from None
 
     def end(self) -> None:
         """Nobody wants the result any more."""
         if self._process.returncode is None:
             self._process.kill()
 
-    def _talk(self) -> tuple[bytes, bytes]:
-        """Give it the request, take all that it says, and see its end, in a thread. Raises LoadingFailed."""
+    def _talk(self) -> bytes:
+        """Give it the request, take its answer, log its words and see its end, in a thread. Raises LoadingFailed."""
         deadline = time.monotonic() + LIMIT_S
+        answer, words = _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
         try:
-            said = self._exchange(deadline)
+            self._exchange(answer, words, deadline)
             self._process.wait(max(deadline - time.monotonic(), 0))
-            return said
         except (TimeoutError, subprocess.TimeoutExpired):
             raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s") from None
         finally:
             self._process.kill()
             self._process.wait()
+            for line in words.whole().decode(errors="replace").splitlines():
+                log.warning("while loading: %s", line)
+        return answer.whole()
 
-    def _exchange(self, deadline: float) -> tuple[bytes, bytes]:
-        process, answer, words = self._process, _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
+    def _exchange(self, answer: _Heap, words: _Heap, deadline: float) -> None:
+        """Until it has closed all of its pipes."""
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -118,7 +119,6 @@ class Loading:
                         selector.unregister(key.fileobj)
                 if answer.is_full:
                     raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
-        return answer.whole(), words.whole()
 
     def _say(self, stdin: int) -> bool:
         """Write on; whether that was all."""
@@ -170,8 +170,3 @@ def _ending(status: int) -> str:
         return f"was ended by {signal.Signals(-status).name}"
     except ValueError:
         return f"was ended by signal {-status}"
-
-
-def _last(words: bytes) -> str:
-    lines = words.decode(errors="replace").strip().splitlines()
-    return f": {lines[-1]}" if lines else ""
