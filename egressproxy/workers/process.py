@@ -56,7 +56,9 @@ log = logging.getLogger("egressproxy")
 IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Series in one part of a report: some milliseconds of the loop's time.
 SERIES_IN_PART: Final = 200
+#: Source: prctl(2), <linux/prctl.h>.
 PR_SET_PDEATHSIG: Final = 1
+PR_SET_NAME: Final = 15
 
 
 def main(descriptor: int) -> int:
@@ -65,8 +67,9 @@ def main(descriptor: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     supervisor = os.getppid()
-    # Whatever the loop is busy with: it goes when the supervisor goes.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_NAME, b"egress-worker", 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # whatever the loop is busy with, it goes when the supervisor goes
     if os.getppid() != supervisor:
         return 1
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

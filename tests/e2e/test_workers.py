@@ -38,6 +38,10 @@ def forward(port: int, dns: NameServer, allow: tuple[str, ...] = (HOST,), **more
     ]
 
 
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def two_workers(folder: Path, objects: list[m.Manifest] | None, *arguments: str) -> GatewayProcess:
     return GatewayProcess(folder, objects, arguments=["--workers", "2", *arguments])
 
@@ -227,6 +231,22 @@ def test_a_limit_of_requests_holds_for_all_workers_together(dns: NameServer, tmp
         gateway.wait_for_metric("egress_workers", 2)
         for sock in connected_to_both(stack, gateway, port):
             assert ask(sock, get(HOST, origin.port))[0] == 429, "a worker that is new knows what was spent"
+
+
+def test_a_request_that_comes_back_to_the_other_worker_is_a_loop_all_the_same(dns: NameServer, tmp_path: Path):
+    port = free_port()
+    with (
+        Origin() as origin,
+        two_workers(tmp_path / "gw", forward(port, dns)) as gateway,
+        ExitStack() as stack,
+    ):
+        kept = connected_to_both(stack, gateway, port)
+        kept[0].sendall(get(HOST, origin.port))
+        head, _ = read_message(kept[0])
+        via = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"via:"))
+        for sock in kept:
+            assert ask(sock, get(HOST, origin.port)[:-2] + via + b"\r\n\r\n")[0] == 508
+            sock.close()
 
 
 def test_what_a_killed_worker_held_of_a_limit_is_free_again(dns: NameServer, tmp_path: Path):
@@ -426,6 +446,7 @@ def test_an_access_log_that_cannot_be_opened_is_a_1_at_the_start(dns: NameServer
 def test_a_worker_is_small(dns: NameServer, tmp_path: Path):
     with two_workers(tmp_path / "gw", forward(free_port(), dns)) as gateway:
         for pid in workers(gateway):
+            assert comm(pid) == "egress-worker"
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             assert pages * os.sysconf("SC_PAGE_SIZE") < 45 * 2**20
             maps = Path(f"/proc/{pid}/maps").read_text()
