@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from egressproxy.app import App, RunOptions
 from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.problems import ConfigError
+from egressproxy.loading import apart
 from tests.support import manifests as m
 from tests.support.net import free_port
 
@@ -100,3 +102,33 @@ async def test_a_hangup_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
     app._asked_to_reload()
     assert caplog.messages[0].startswith("SIGHUP")
     assert app._reload.is_set()
+
+
+async def test_a_start_whose_configuration_nobody_could_read_says_so_and_is_a_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(apart, "_command", lambda: [sys.executable, "-c", "raise SystemExit(3)"])
+    assert await App(options(tmp_path, m.gateway(m.forward_listener(free_port())))).serve() == 1
+    assert "ended with status 3" in capsys.readouterr().err
+
+
+async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    app = App(options(tmp_path, m.gateway(m.forward_listener(free_port()))))
+    serving = asyncio.create_task(app.serve())
+    while app.why_not_ready():  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.01)
+    before = list(app.objects())
+    monkeypatch.setattr(apart, "_command", lambda: [sys.executable, "-c", "raise SystemExit(3)"])
+    app._asked_to_reload()
+    while not app.metrics.reloads.get("failure"):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert app.why_not_ready() == ""
+    ((gateway, generation, status),) = app.objects()
+    assert (gateway.name, generation) == (before[0][0].name, before[0][1])
+    assert status is not None
+    assert status["conditions"][-1]["type"] == "egressproxy.io/ReloadRejected"
+    assert "ended with status 3" in status["conditions"][-1]["message"]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await serving == 0
