@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
@@ -50,7 +50,7 @@ END_S: Final = 3.0
 #: Signals for which a process that has not begun must not end: it ignores them as soon as it can.
 HELD_BACK: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_A = TypeVar("_A")
+NO_SOCKETS: Final[Mapping[tuple[str, int], socket.socket]] = {}
 
 
 class WorkerEnded(Exception):
@@ -123,9 +123,7 @@ class Handle:
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
         """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded."""
-        for (address, port), sock in sockets.items():
-            self._channel.send(encode(Listen(address, port)), [sock.fileno()])
-        await self._ask(Swap(), (Serving,), SWAP_S)
+        await self._ask(Swap(), (Serving,), SWAP_S, sockets=sockets)
         self.configuration = configuration
 
     async def drain(self, timeout_s: float) -> int:
@@ -158,6 +156,11 @@ class Handle:
         self._channel.close()
         self._on_end()
 
+    def look(self) -> None:
+        """A process of its own making may hold its channel open beyond its end."""
+        if self._process.poll() is not None:
+            self.end()
+
     def kill(self) -> None:
         """At once, whatever it does."""
         self._process.kill()
@@ -176,7 +179,12 @@ class Handle:
 
     # --- what it answers -------------------------------------------------------------------------------------------
     async def _ask(
-        self, message: Message, wanted: tuple[type, ...], timeout_s: float, descriptors: Sequence[int] = ()
+        self,
+        message: Message,
+        wanted: tuple[type, ...],
+        timeout_s: float,
+        descriptors: Sequence[int] = (),
+        sockets: Mapping[tuple[str, int], socket.socket] = NO_SOCKETS,
     ) -> Message:
         """One question at a time. Raises WorkerEnded, if need be after ending it."""
         async with self._asking:
@@ -185,6 +193,8 @@ class Handle:
                 raise WorkerEnded(f"{self} {self.how_it_ended()}")
             answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
             self._wanted, self._answer = wanted, answer
+            for (address, port), sock in sockets.items():
+                self._channel.send(encode(Listen(address, port)), [sock.fileno()])
             self._channel.send(encode(message), descriptors)
             try:
                 return await asyncio.wait_for(answer, timeout_s)

@@ -180,6 +180,9 @@ class WorkerProcess:
         assert self._built is not None
         (asked, snapshot), self._built = self._built, None
         await self.worker.gateway.put_into_service(snapshot, asked.own)
+        for sock in self._sockets.values():  # a listener that went meanwhile
+            sock.close()
+        self._sockets.clear()
         self._send(Serving())
         if self._is_new:
             self._is_new = False

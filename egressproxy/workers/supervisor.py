@@ -271,6 +271,7 @@ class Supervisor:
             await asyncio.sleep(COLLECT_S)
             await self._collect()
             for handle in self._serving():
+                handle.look()
                 silent_s = time.monotonic() - handle.answered_at
                 if silent_s > SILENT_S:
                     log.error("%s has not answered for %.0f s; it is ended", handle, silent_s)
