@@ -369,22 +369,22 @@ class Conductor:
 
     def complete(self, x: Exchange, client: ClientConnection) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""
+        request, life = x.request, client.life
         try:
             if not x.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
-                x.bytes_in = client.octets_in
-                if x.request is not None:
-                    x.bytes_in -= client.reader.buffered
+                x.bytes_in = client.octets_in - (client.reader.buffered if request is not None else 0)
                 x.bytes_out = client.octets_out
-            self.account(x, client.life)
+            self.account(x, life)
         finally:
-            close = client.life.close
-            client.life.reset()  # what waits for its next request holds nothing of the last
+            close = life.close or self.is_draining or client.state.is_closed
+            life.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)
             else:
-                refused = client.tunnel_authority is None and has_stray_octets(x, client)
-                client.finish(close=close or refused or self.is_draining or client.state.is_closed)
+                if request is None or request.upgrade or x.is_tunnel:
+                    close = close or (client.tunnel_authority is None and has_stray_octets(x, client))
+                client.finish(close=close)
 
     def account(self, x: Exchange, life: Life) -> None:
         """Give back what the exchange holds, and say what it was."""

@@ -8,7 +8,7 @@ Sources: RFC 3986 section 3.2.2, RFC 1123 section 2.1, RFC 6761, RFC 9110 sectio
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
@@ -36,14 +36,22 @@ class AuthorityError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """`host` is lower-case ASCII without trailing dot, or the canonical text of an address (IPv6 without brackets)."""
+    """`host` is lower-case ASCII without trailing dot, or the canonical text of an address (IPv6 without brackets).
+
+    `text` is how it is written: `host:port`.
+    """
 
     host: str
     port: int
     address: IPAddress | None = None
+    text: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        text = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        object.__setattr__(self, "text", text)
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.text
 
     def host_field(self, default_port: int) -> bytes:
         """The value of a Host field: the port is left out where it is the scheme's default."""

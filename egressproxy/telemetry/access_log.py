@@ -185,14 +185,9 @@ class AccessLog:
         identity = x.identity
         key = x.kind, x.gateway, x.listener, x.route, x.backend, identity.namespace, identity.service_account
         place = self._places.get(key) or self._place(key)
-        method = _METHODS.get(x.method) or x.method.decode("latin-1")
+        method = _METHODS.get(x.method)
         authority = x.authority
-        if authority is None:
-            where = "-"
-        elif authority.address is None:
-            where = f"{authority.host}:{authority.port}"
-        else:
-            where = str(authority)
+        where = authority.text if authority is not None else "-"
         path = x.path.decode("latin-1")
         rest = (
             f'"client":"{x.client}","method":"{method}","authority":"{where}","path":"{path}","status":{x.status},'
@@ -205,7 +200,7 @@ class AccessLog:
             and "\\" not in rest
             and "?" not in path
             and path.isprintable()
-            and method.isprintable()
+            and method is not None
             and x.request_id.isprintable()
             and len(path) <= MAX_TEXT
         ):

@@ -147,10 +147,8 @@ class Series:
         self.duration_sum_s += duration
         self.bytes_in += x.bytes_in
         self.bytes_out += x.bytes_out
-        if x.denied:
-            _count(self.denied, x.reason.value)
-        elif x.reason is not _OK:
-            _count(self.failures, x.reason.value)
+        if x.reason is not _OK:
+            _count(self.denied if x.denied else self.failures, x.reason.value)
         if x.would_deny:
             for reason in x.would_deny:
                 _count(self.would_deny, reason.value)

@@ -128,6 +128,7 @@ class Flow(asyncio.Protocol):
         size = len(data)
         self.octets_out += size
         if not self._unflushed:
+            self._unflushed_octets = 0
             if self._poller is None:
                 self._poller = poller()
             self._poller.flush_later(self)
@@ -158,14 +159,11 @@ class Flow(asyncio.Protocol):
         pieces = self._unflushed
         if not pieces:
             return
-        octets = self._unflushed_octets
-        self._unflushed = []
-        self._unflushed_octets = 0
-        if self.transport.is_closing():
-            return
         if len(pieces) == 1:
-            self.transport.write(pieces[0])
-        elif octets <= COPY_LIMIT:
+            self.transport.write(pieces.pop())  # a transport that is closing takes nothing
+            return
+        self._unflushed = []
+        if self._unflushed_octets <= COPY_LIMIT:
             self.transport.write(b"".join(pieces))
         else:
             self.transport.writelines(pieces)
@@ -173,7 +171,6 @@ class Flow(asyncio.Protocol):
     def forget_unflushed(self) -> None:
         """What was sent in this turn goes nowhere: the connection is broken off."""
         self._unflushed = []
-        self._unflushed_octets = 0
 
     # --- the peer, for logs --------------------------------------------------------------------------------------
     def peer_name(self) -> str:

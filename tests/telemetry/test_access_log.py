@@ -96,7 +96,7 @@ def test_a_line_has_the_promised_keys_and_values(tmp_path: Path):
 
 def test_a_clean_line_takes_the_quick_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(AccessLog, "_values", lambda _log, _x: pytest.fail("the slow way"))
-    clean = [exchange(), exchange(authority=parse_authority(b"[2001:db8::1]:443"), method=b"PROPFIND")]
+    clean = [exchange(), exchange(authority=parse_authority(b"[2001:db8::1]:443"), method=b"PATCH")]
     lines = logged(tmp_path / "log", *clean)
     assert [line["authority"] for line in lines] == ["api.example.com:443", "[2001:db8::1]:443"]
 

@@ -115,6 +115,9 @@ class _Reader:
     def feed(self, data: bytes) -> None:
         """Take what came from the peer."""
         buffer = self._buffer
+        if not buffer:  # the usual case: a used-up segment is let go at once
+            self._buffer = data
+            return
         at = self._at
         if at == len(buffer):
             self._buffer = data

@@ -118,13 +118,13 @@ class UpstreamConnection(Flow):
             self.has_ended
             and self.has_sent_all
             and self.error is None
-            and not self.is_lost
             and head is not None
             and not head.connection_close
             and not head.http_1_0
             and not self.reader.buffered
             and not self.is_write_blocked
             and not self._unflushed  # an answer that came before the request was sent answers something else
+            and not self.is_lost
             and not self.transport.is_closing()
         )
 
