@@ -37,7 +37,7 @@ def main(only: str, samples: int, against: Path | None, out: Path | None) -> Non
     """What each stage of a request costs, in nanoseconds of CPU time a call: codec, routing, policy, filters,
     telemetry, pools, timers, the driver of coroutines, and a whole exchange in memory.
 
-    No sockets, no threads, one process; half a minute. Prices of different machines or days are not comparable; with
+    No sockets, one process; half a minute. Prices of different machines or days are not comparable; with
     --against let both runs come soon after each other.
 
     \b
