@@ -125,11 +125,12 @@ class Subject:
         *,
         workers: int = 1,
         descriptors: int = 0,
-        patience: str = "5s",
+        patience_s: int = 5,
     ) -> None:
         """`descriptors` limits how many it may open; 0 leaves it as it is.
 
-        `patience` is how long a connection or a tunnel may be idle, a body stall, and an answer take.
+        `patience_s` is how long a connection or a tunnel may be idle, and a body stall; an answer may take three times
+        as long.
         """
         self.folder = folder
         self.workers = workers
@@ -137,7 +138,7 @@ class Subject:
         self.lag = Lag()
         self._core = core
         self._descriptors = descriptors
-        self._patience = patience
+        self._patience_s = patience_s
         self._values: dict[str, str] = {}
         self._extra = ""
         self._child: _Gateway | None = None
@@ -161,7 +162,8 @@ class Subject:
         """With origins at these ports. Raises StartError."""
         certificate = b"".join(blob.bytes() for blob in self._leaf.cert_chain_pems).decode()
         self._values = {
-            "PATIENCE": self._patience,
+            "PATIENCE": f"{self._patience_s}s",
+            "ANSWER": f"{3 * self._patience_s}s",
             "FORWARD": str(self.forward),
             "REVERSE": str(self.reverse),
             "SECURE": str(self.secure),

@@ -81,7 +81,7 @@ class Stage:
 async def stage(settings: Settings, *, descriptors: int = 0) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="egressproxy-trouble-") as name:
         core = None if settings.workers > 1 else settings.core
-        subject = Subject(Path(name), core, workers=settings.workers, descriptors=descriptors, patience="120s")
+        subject = Subject(Path(name), core, workers=settings.workers, descriptors=descriptors, patience_s=120)
         names, origins = NameServer(), Origins(subject.server_context())
         await names.start()
         await origins.start()

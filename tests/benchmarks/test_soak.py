@@ -76,7 +76,7 @@ def test_a_percentile_of_delays_is_that_of_the_time():
 
 # --- the load ------------------------------------------------------------------------------------------------------
 async def test_every_scenario_ends_as_it_has_to_and_leaves_nothing(tmp_path: Path):
-    subject = Subject(tmp_path, None, patience="2s")
+    subject = Subject(tmp_path, None, patience_s=2)
     names, origins = NameServer(), Origins(subject.server_context())
     await names.start()
     await origins.start()
