@@ -103,8 +103,18 @@ class ChunkedDecoder:
         What is not consumed has to be given again, with more behind it. Raises Malformed, but only when the data before
         the fault has been returned (a flood of tiny chunks apart: see `_check_sizes`).
         """
-        pieces: list[bytes] = []
         size = len(buffer)
+        if self._part is _SIZE and type(buffer) is bytes:
+            line = _CHUNK_LINE.match(buffer, at)
+            if line is not None and line.end() - at <= MAX_CHUNK_LINE:
+                start = line.end()
+                length = int(line.group(1), 16)
+                end = start + length
+                if length and end + 2 == size and not line.group(2) and buffer.endswith(b"\r\n"):
+                    # one whole chunk and nothing else: an event of a stream
+                    self._total += length
+                    return buffer[start:end], size
+        pieces: list[bytes] = []
         while at < size:
             part = self._part
             if part is _DATA:
