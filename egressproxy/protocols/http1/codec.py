@@ -81,6 +81,7 @@ class _Reader:
         "_limits",
         "_match",
         "_match_any",
+        "_most_octets",
         "_scanned",
         "_split",
         "_state",
@@ -98,6 +99,7 @@ class _Reader:
         """`plain` reads nearly all heads; `whole`, and `split` for its field block, the others."""
         self._limits = limits
         self._fewest_octets = 4 * limits.max_fields
+        self._most_octets = limits.max_head_bytes + 4
         self._match = plain.match
         self._match_any = whole.match
         self._split = split
@@ -199,33 +201,35 @@ class _Reader:
             if buffer.find(b"\r\n\r\n", max(self._scanned, at)) < 0:
                 return None
             self._buffer = buffer = bytes(buffer)
-        hop_fields: HopFields
         match = self._match(buffer, at)
-        if match is not None and (
-            # Each run of fields has the bound for itself; a line takes four octets, so that most need no count.
-            (end := match.end()) - at <= self._fewest_octets
-            or buffer.count(b"\n", at, end) <= self._limits.max_fields + 2
-        ):
-            first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(
-                b""
-            )
-            block = block + more + more2 + more3
-            hop_fields = name, value, name2, value2, name3, value3
-        else:
-            match = self._match_any(buffer, at)
-            if match is None:
-                return None
-            first, second, third, block = match.groups(b"")
-            block, hop_fields = self._split(block)
-            end = match.end()
-        if end - at - 4 > self._limits.max_head_bytes:
+        if match is None:
+            return self._head_parts_by_two(buffer, at)
+        end = match.end()
+        # Each run of fields has the bound for itself. A line takes four octets, so that short heads need no count.
+        if end - at > self._fewest_octets and buffer.count(b"\n", at, end) > self._limits.max_fields + 2:
+            return self._head_parts_by_two(buffer, at)
+        first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(b"")
+        self._used_up(buffer, at, end)
+        return first, second, third, block + more + more2 + more3, (name, value, name2, value2, name3, value3)
+
+    def _head_parts_by_two(self, buffer: bytes, at: int) -> tuple[bytes, bytes, bytes, bytes, HopFields] | None:
+        """The same for what the quick expression does not know: it is checked first, and taken apart then."""
+        match = self._match_any(buffer, at)
+        if match is None:
+            return None
+        first, second, third, block = match.groups(b"")
+        self._used_up(buffer, at, match.end())
+        return first, second, third, *self._split(block)
+
+    def _used_up(self, buffer: bytes, at: int, end: int) -> None:
+        """A head stands between these offsets. Raises Malformed if it is over its limit."""
+        if end - at > self._most_octets:
             self._look_for_end()
         if end == len(buffer):
             self._buffer = b""
             self._at = self._scanned = 0
         else:
             self._at = self._scanned = end
-        return first, second, third, block, hop_fields
 
     def _look_for_end(self) -> int:
         """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""
@@ -279,7 +283,16 @@ class RequestReader(_Reader):
         """
         try:
             if self._state is _HEAD:
-                return self._next_head()
+                buffer = self._buffer
+                if self._at == len(buffer):
+                    return None
+                if buffer[self._at] == 0x0D:
+                    self._skip_empty_lines()
+                parts = self._head_parts()
+                if parts is None:
+                    self._refuse_or_wait()
+                    return None
+                return self._head(*parts)
             if self._state is not _BROKEN:
                 return self._next_of_body(_HEAD)
         except Malformed as fault:
@@ -287,17 +300,7 @@ class RequestReader(_Reader):
             self._state = _BROKEN
         raise self._error()
 
-    def _next_head(self) -> RequestHead | None:
-        buffer, at = self._buffer, self._at
-        if at == len(buffer):
-            return None
-        if buffer[at] == 0x0D:
-            self._skip_empty_lines()
-        parts = self._head_parts()
-        if parts is None:
-            self._refuse_or_wait()
-            return None
-        method, target, minor, block, hop_fields = parts
+    def _head(self, method: bytes, target: bytes, minor: bytes, block: bytes, hop_fields: HopFields) -> RequestHead:
         if hop_fields != self._hop_fields or minor != self._minor:
             self._hop = request_head.read_hop_fields(hop_fields, minor)
             self._hop_fields = hop_fields
@@ -437,7 +440,7 @@ class ResponseReader(_Reader):
         return bytes(buffer[at:])
 
     def _next_head(self) -> ResponseHead | None:
-        if self._at == len(self._buffer):
+        if not self._buffer:
             return None
         self._is_started = True
         parts = self._head_parts()

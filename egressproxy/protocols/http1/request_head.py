@@ -176,7 +176,14 @@ def read_request_head(method: bytes, target: bytes, block: bytes, hop: Hop, limi
     if method == b"CONNECT":
         _read_connect(head)
     elif target[0] != 0x2F:  # "/": origin-form, path and target are the same
-        _read_other_form(head)
+        slash = target.find(b"/", 7)
+        if slash > 0 and target[:7] == b"http://" and target[7:slash] == hop.host:
+            # the usual spelling of absolute-form, and the host that Host named
+            head.form = _ABSOLUTE_FORM
+            head.scheme = b"http"
+            head.path = target[slash:]
+        else:
+            _read_other_form(head)
     if hop.named:
         head.fields.block = without_fields(block, hop.named)
     if hop.expects_continue:
@@ -275,13 +282,6 @@ def _read_connect(head: RequestHead) -> None:
 def _read_other_form(head: RequestHead) -> None:
     """RFC 9112 sections 3.2.2 and 3.2.4. In absolute-form the received Host counts for nothing."""
     target = head.target
-    slash = target.find(b"/", 7)
-    if slash > 0 and target.startswith(b"http://") and target[7:slash] == head.host:
-        # the usual spelling, and the host that Host named
-        head.form = _ABSOLUTE_FORM
-        head.scheme = b"http"
-        head.path = target[slash:]
-        return
     if target == b"*":
         if head.method != b"OPTIONS":
             raise Malformed(Reason.BAD_TARGET, "the target * belongs to OPTIONS")
