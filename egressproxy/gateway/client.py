@@ -8,7 +8,6 @@ from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
 from egressproxy.model.authority import Authority
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
-from egressproxy.protocols.tunnel.relay import Tunnel
 from egressproxy.transport.timers import NEVER, TimerWheel
 
 __all__ = ["ANSWER_S", "ClientConnection"]
@@ -28,7 +27,6 @@ class ClientConnection(DownstreamConnection):
         "seen_octets",
         "server_name",
         "state",
-        "tunnel",
         "tunnel_authority",
     )
 
@@ -42,7 +40,6 @@ class ClientConnection(DownstreamConnection):
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
         self.seen_octets = 0
-        self.tunnel: Tunnel | None = None
         self.tunnel_authority: Authority | None = None
 
     @property

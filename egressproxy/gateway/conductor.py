@@ -84,9 +84,10 @@ class Conductor:
         x = self.new_exchange(client.client, listener)
         x.request = head
         x.method = head.method
+        is_handed_over = False
         try:
             if head.method == b"CONNECT":
-                await serve_connect(self, x, client, head)
+                is_handed_over = await serve_connect(self, x, client, head)
                 return
             listener = name_destination(x, client, head, listener)
             if head.via or head.method == b"TRACE":
@@ -126,7 +127,8 @@ class Conductor:
             log.error("internal error in exchange %s", x.request_id, exc_info=error)
             self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
         finally:
-            self.complete(x, client)
+            if not is_handed_over:
+                self.complete(x, client)
 
     def is_last_hop(self, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:
         """Count Max-Forwards down; where it is 0 already, the request ends here (RFC 9110 section 7.6.2)."""

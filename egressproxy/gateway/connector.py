@@ -19,6 +19,7 @@ from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendTlsSpec, ConnectionSpec, Destination, Endpoint
+from egressproxy.transport.flow import peer_name
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import TimerWheel
 from egressproxy.transport.tls import TlsStream, tls_fault
@@ -28,7 +29,7 @@ from egressproxy.upstream.dialer import Dialer, abandon
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["Connector", "Network", "Target"]
+__all__ = ["Connector", "Network", "Place", "Target"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
@@ -40,15 +41,24 @@ DEFAULT_TLS = BackendTlsSpec()
 LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
 
 
-class Target:
-    """One destination of a connector: what is dialled, how, and the connections to it."""
+class Place:
+    """What is dialled, and how."""
 
-    __slots__ = ("host", "host_field", "pool", "port", "tls")
+    __slots__ = ("host", "port", "tls")
 
-    def __init__(self, host: str, port: int, tls: BackendTlsSpec | None, pool: Pool[UpstreamConnection]) -> None:
+    def __init__(self, host: str, port: int, tls: BackendTlsSpec | None = None) -> None:
         self.host = host
         self.port = port
         self.tls = tls
+
+
+class Target(Place):
+    """One destination of a connector, and the connections to it."""
+
+    __slots__ = ("host_field", "pool")
+
+    def __init__(self, host: str, port: int, tls: BackendTlsSpec | None, pool: Pool[UpstreamConnection]) -> None:
+        super().__init__(host, port, tls)
         self.pool = pool
         self.host_field = Authority(host, port).host_field(443 if tls is not None else 80)
 
@@ -148,19 +158,19 @@ class Connector:
             return self, target
         return self.parent.way(x, self.parent.target(x))
 
-    def tunnel_target(self, x: Exchange) -> Target:
+    def tunnel_target(self, x: Exchange) -> Place:
         """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them, and no pool behind it."""
         backend = self.spec.backend
         if backend.destination is Destination.FQDN:
-            return Target(backend.hostname, backend.port, None, Pool(self.name))
+            return Place(backend.hostname, backend.port)
         if backend.destination is Destination.DYNAMIC:
             if x.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
             if self.parent is not None:
                 self._judge_for_parent(x.authority)
-            return Target(x.authority.host, x.authority.port, None, Pool(self.name))
+            return Place(x.authority.host, x.authority.port)
         endpoint = self._next_endpoint()
-        return Target(str(endpoint.address), endpoint.port, None, Pool(self.name))
+        return Place(str(endpoint.address), endpoint.port)
 
     def host_field(self, x: Exchange, target: Target) -> bytes:
         """The Host value for this backend, unless the route rewrote it (resources.md, Backend)."""
@@ -259,6 +269,14 @@ class Connector:
         protocol: asyncio.Protocol,
     ) -> asyncio.Transport:
         """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
+        parked = await self.park(x, target, connect)
+        if target.tls is None:
+            parked.hand_over(protocol)
+            return parked.transport
+        return await self._handshake(parked, target.tls, target.host, protocol)
+
+    async def park(self, x: Exchange, target: Place, connect: tuple[HeaderStep, ...] | None) -> Parked:
+        """Dial (through a parent, where configured): the connection without any TLS, and what has come on it."""
         if self.parent is not None:
             parked = await self._open_through_parent(x, target, connect)
         else:
@@ -271,19 +289,16 @@ class Connector:
                 raise
             finally:
                 del dial  # its error's traceback holds this frame: no cycle
-            x.upstream = str(Authority(str(endpoint[0]), endpoint[1]))
+            x.upstream = peer_name(parked.transport)
             self._refuse_loop(x, parked.transport, endpoint)
         if parked.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=Retry.SAFE)
-        if target.tls is None:
-            parked.hand_over(protocol)
-            return parked.transport
-        return await self._handshake(parked, target.tls, target.host, protocol)
+        return parked
 
     async def _endpoints(
         self,
         x: Exchange,
-        target: Target,
+        target: Place,
         connect: tuple[HeaderStep, ...] | None,
     ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
@@ -311,7 +326,7 @@ class Connector:
                 raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
         return [(address, target.port) for address in addresses]
 
-    async def _open_through_parent(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> Parked:
+    async def _open_through_parent(self, x: Exchange, target: Place, connect: tuple[HeaderStep, ...] | None) -> Parked:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6)."""
         assert self.parent is not None
         parent_target = self.parent.target(x)
@@ -368,10 +383,10 @@ class Connector:
 
         Raises Denied. (Which addresses the machine has is known to the kernel alone, and changes.)
         """
-        local = transport.get_extra_info("sockname")
-        if not local or local[0] != str(endpoint[0]):
+        if not any(port == endpoint[1] and own.is_unspecified for own, port in self.network.own_listeners):
             return
-        if any(own.is_unspecified and port == endpoint[1] for own, port in self.network.own_listeners):
+        local = transport.get_extra_info("sockname")
+        if local and local[0] == str(endpoint[0]):
             transport.abort()
             host = x.authority.host if x.authority is not None else self.name
             raise Denied(Reason.ADDRESS_DENIED, f"{host} leads back to a listener of this gateway")

@@ -57,7 +57,8 @@ class BoundPort:
     def start(self) -> None:
         """Accept connections. Other processes may share the socket: each connection wakes one of them."""
         self._sock.setblocking(False)
-        poller().watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self)
+        self._poller = poller()
+        self._poller.watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self)
         self._is_accepting = True
 
     def stop_accepting(self) -> None:
@@ -68,7 +69,7 @@ class BoundPort:
             self._pause = None
         if self._is_accepting:
             self._is_accepting = False
-            poller().leave(self._sock.fileno())
+            self._poller.leave(self._sock.fileno())
         self._sock.close()
 
     def ready(self, _fd: int, _events: int) -> None:
@@ -76,7 +77,6 @@ class BoundPort:
 
         Asking for one that is not there costs as much as taking one, so a single one is taken without asking again.
         """
-        ours = poller()
         for _ in range(self._at_once):
             try:
                 fd, peer = self._accept_one()
@@ -88,8 +88,11 @@ class BoundPort:
                 return
             sock = Socket(self._family, socket.SOCK_STREAM, 0, fd)
             sock.setblocking(False)
-            SocketTransport(ours, sock, self._accept(), peer).start()
+            SocketTransport(self._poller, sock, self._accept(), peer).start()
         self._at_once = min(self._at_once * 2, MAX_AT_ONCE)
+
+    def failed(self, error: Exception) -> None:
+        """One connection could not be taken; the next may be."""
 
     def _cannot_accept(self, error: OSError) -> None:
         """No descriptor or no memory is left: the connections wait where they are, and so do we for a moment."""
@@ -99,7 +102,7 @@ class BoundPort:
         if now >= self._silent_until:
             self._silent_until = now + SILENCE_S
             log.error("no connection can be accepted on %s: %s", self.state.port, error.strerror)
-        poller().leave(self._sock.fileno())
+        self._poller.leave(self._sock.fileno())
         self._is_accepting = False
         self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._go_on)
 

@@ -63,5 +63,15 @@ class ListenerState:
         else:
             del self.per_client[address]
 
+    def replace(self, connection: Connection, other: Connection) -> None:
+        """The connection goes on as this one."""
+        address = self.connections.pop(connection, None)
+        if address is not None:
+            self.connections[other] = address
+
+    def give_tunnel_back(self) -> None:
+        """The place of a tunnel that `take_tunnel_slot` took."""
+        self.tunnels -= 1
+
     def __repr__(self) -> str:
         return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"

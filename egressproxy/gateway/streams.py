@@ -16,13 +16,12 @@ from egressproxy.gateway.answers import is_denial
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
-from egressproxy.gateway.tunnels import dial, relay, take_tunnel_slot
+from egressproxy.gateway.tunnels import dial, hand_over, relay, take_tunnel_slot
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
-from egressproxy.protocols.tunnel.relay import Tunnel
 from egressproxy.spec.gateway import ListenerProtocol
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.driver import Driver, pause
@@ -57,7 +56,6 @@ class StreamConnection(Flow):
         "reader",
         "request_headers_s",
         "state",
-        "tunnel",
     )
 
     def __init__(self, conductor: Conductor, metrics: Metrics, state: ListenerState) -> None:
@@ -77,7 +75,6 @@ class StreamConnection(Flow):
         self.client = "-"
         self.has_ended = False
         self.is_lost = False
-        self.tunnel: Tunnel | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -145,8 +142,9 @@ async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
     x.is_tunnel = True
     x.kind = "tunnel"
     x.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
+    is_handed_over = False
     try:
-        await tunnel_stream(conductor, x, client)
+        is_handed_over = await tunnel_stream(conductor, x, client)
     except GatewayError as error:
         x.reason, x.rule, x.detail = error.reason, error.rule, error.detail
         x.denied = is_denial(error)
@@ -157,13 +155,15 @@ async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
         x.reason, x.detail = Reason.INTERNAL, type(error).__name__
         client.transport.abort()
     finally:
-        x.bytes_in = x.bytes_in or client.octets_in
-        conductor.account(x, client.life)
-        client.life.reset()
-        client.gone()
+        if not is_handed_over:
+            x.bytes_in = x.bytes_in or client.octets_in
+            conductor.account(x, client.life)
+            client.life.reset()
+            client.gone()
 
 
-async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnection) -> None:
+async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnection) -> bool:
+    """True if the exchange was handed over to the tunnel, which completes it."""
     life = client.life
     while client.reader is not None and client.hello is None:
         if client.error is not None:
@@ -197,13 +197,18 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
     if listener.terminate is None:
         upstream = await dial(x, choice)
         x.status = 200
-        await relay(conductor, x, client, upstream, client.take_held(), b"", None, route.tunnel_idle_s)
-        return
+        held = client.take_held()
+        if hand_over(conductor, x, client, upstream, held, None, route.tunnel_idle_s):
+            client.deadline.close()
+            return True
+        await relay(conductor, x, client, upstream, held, b"", None, route.tunnel_idle_s)
+        return False
     inner = await terminate(client, listener)
     upstream = await dial(x, choice, terminated=True)
     x.status = 200
     await relay(conductor, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.is_lost = True
+    return False
 
 
 def name_stream(x: Exchange, client: StreamConnection) -> Listener:
@@ -229,7 +234,7 @@ def name_stream(x: Exchange, client: StreamConnection) -> Listener:
 class _Inner(Flow):
     """The plaintext side of a terminated stream, until the tunnel takes it."""
 
-    __slots__ = ("driver", "has_ended", "held", "is_lost", "request_headers_s", "tunnel")
+    __slots__ = ("driver", "has_ended", "held", "is_lost", "request_headers_s")
 
     def __init__(self, driver: Driver) -> None:
         super().__init__()
@@ -238,7 +243,6 @@ class _Inner(Flow):
         self.has_ended = False
         self.is_lost = False
         self.request_headers_s = 0.0
-        self.tunnel: Tunnel | None = None
 
     def data_received(self, data: bytes) -> None:
         self.held.append(data)

@@ -6,10 +6,12 @@ Source: RFC 9110 section 9.3.6; security.md; clients.md (a CONNECT to port 80 is
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.gateway.admission import HTTP_PORT, default_route, enforce, read_authority, refuse_loops
+from egressproxy.gateway.answers import is_denial
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Choice, Listener, Route
@@ -18,16 +20,21 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
 from egressproxy.protocols.tunnel.guard import SniGuard
-from egressproxy.protocols.tunnel.relay import Tunnel
+from egressproxy.protocols.tunnel.relay import TransportTunnel
+from egressproxy.protocols.tunnel.sockets import SocketTunnel
 from egressproxy.spec.policy import Mode, SniCheck
 from egressproxy.transport.driver import Driver
 from egressproxy.transport.parked import Parked
+from egressproxy.transport.sockets import SocketTransport
 
 if TYPE_CHECKING:
     from egressproxy.gateway.client import ClientConnection
     from egressproxy.gateway.conductor import Conductor
 
-__all__ = ["dial", "relay", "serve_connect", "switch_protocols", "take_tunnel_slot"]
+__all__ = ["dial", "hand_over", "relay", "serve_connect", "switch_protocols", "take_tunnel_slot"]
+
+
+log = logging.getLogger(__name__)
 
 
 class TunnelClient(Protocol):
@@ -35,7 +42,6 @@ class TunnelClient(Protocol):
 
     driver: Driver
     transport: asyncio.Transport
-    tunnel: Tunnel | None
     octets_in: int
     octets_out: int
     request_headers_s: float
@@ -43,8 +49,22 @@ class TunnelClient(Protocol):
     is_lost: bool
 
 
-async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnection, head: RequestHead) -> None:
-    """A CONNECT: decide, dial, answer 200, relay. A tunnel to port 80 is read as HTTP instead."""
+class PlainClient(TunnelClient, Protocol):
+    """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
+
+    life: Life
+    state: ListenerState
+
+    def abort(self) -> None: ...
+
+    def close_if_idle(self) -> None: ...
+
+
+async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:
+    """A CONNECT: decide, dial, answer 200, relay. A tunnel to port 80 is read as HTTP instead.
+
+    True if the exchange has been handed over to the tunnel, which completes it; what holds it now has to let go.
+    """
     listener, life = client.listener, client.life
     x.is_tunnel = True
     x.kind = "tunnel"
@@ -55,13 +75,13 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     route = route_tunnel(x, listener, authority)
     if route is None:
         speak_http_inside(x, client, authority)
-        return
+        return False
     life.route = route
     x.route = route.name
     x.series = route.series
     client.start_clock(route.request_s, route.idle_s)
     if route.chain.request_headers is not None and await conductor.answered_by(route.chain.request_headers, x, client):
-        return
+        return False
     choice = life.choice = route.choose()
     x.backend = choice.backend
     x.series = choice.series
@@ -73,9 +93,11 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     through_parent = choice.connector is not None and choice.connector.parent is not None
     client.send(TUNNEL_ESTABLISHED)
     x.status = 200
-    await relay(
-        conductor, x, client, upstream, client.detach(), b"", guard, route.tunnel_idle_s, through_parent=through_parent
-    )
+    rest = client.detach()
+    if hand_over(conductor, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
+        return True
+    await relay(conductor, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=through_parent)
+    return False
 
 
 def route_tunnel(x: Exchange, listener: Listener, authority: Authority) -> Route | None:
@@ -106,10 +128,12 @@ async def dial(x: Exchange, choice: Choice, *, terminated: bool = False) -> Park
     connector = choice.connector
     assert connector is not None
     x.attempts += 1
-    parked = Parked()
     try:
-        target = connector.target(x) if terminated else connector.tunnel_target(x)
-        await connector.open(x, target, choice.chain.connect, parked)
+        if terminated:
+            parked = Parked()
+            await connector.open(x, connector.target(x), choice.chain.connect, parked)
+        else:
+            parked = await connector.park(x, connector.tunnel_target(x), choice.chain.connect)
     except GatewayError as error:
         choice.series.attempt(error.reason.value)
         raise
@@ -117,21 +141,85 @@ async def dial(x: Exchange, choice: Choice, *, terminated: bool = False) -> Park
     return parked
 
 
+def hand_over(
+    conductor: Conductor, x: Exchange, client: PlainClient, upstream: Parked, rest: bytes, guard: SniGuard | None,
+    idle_s: float, *, through_parent: bool = False,
+) -> bool:  # fmt: skip
+    """Let a SocketTunnel have both sockets, where both are plain, and the exchange with them: the caller has nothing
+    more to do with either, and nothing of the client's connection is kept. False, and nothing is changed, otherwise.
+    """
+    one, other = client.transport, upstream.transport
+    if not isinstance(one, SocketTransport) or not isinstance(other, SocketTransport):
+        return False
+    if one.is_closing() or other.is_closing():
+        return False
+    x.bytes_in, x.bytes_out = client.octets_in - len(rest), client.octets_out
+    x.series.tunnels_active += 1
+    tunnel = ServedTunnel(
+        conductor, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
+    )
+    client.state.replace(client, tunnel)
+    if x.notes is None:
+        x.request = None  # type: ignore[assignment]    # no filter asks for it any more
+    try:
+        tunnel.start(one, rest, upstream, client_has_ended=client.has_ended)
+    except Exception as error:
+        log.error("internal error in tunnel %s", x.request_id, exc_info=error)
+        tunnel.cut(Reason.INTERNAL)
+    return True
+
+
+def holds_upstream(guard: SniGuard | None, *, through_parent: bool) -> bool:
+    """Whether the upstream is not heard before a ClientHello that a TLSRoute asks for; a parent answers for itself."""
+    return guard is not None and guard.must_be_tls and not guard.only_reports and not through_parent
+
+
+class ServedTunnel(SocketTunnel):
+    """A tunnel between two plain sockets, with what is needed to account for it in the end."""
+
+    __slots__ = ("conductor", "exchange", "life", "state", "tls_guard")
+
+    def __init__(
+        self, conductor: Conductor, x: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
+        holds_upstream: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            conductor.wheel, idle_s=idle_s, guard=guard, guard_s=client.request_headers_s, holds_upstream=holds_upstream
+        )
+        self.conductor = conductor
+        self.exchange = x
+        self.life = client.life
+        self.state = client.state
+        self.tls_guard = guard if guard is not None and guard.only_reports else None  # asked in the end
+
+    def close_if_idle(self) -> None:
+        """A tunnel is being served for as long as it is open."""
+
+    def over(self) -> None:
+        x, error, guard = self.exchange, self.error, self.tls_guard
+        self.state.leave(self)
+        x.series.tunnels_active -= 1
+        x.bytes_in += self.octets_in
+        x.bytes_out += self.octets_out
+        x.reason = self.reason
+        if error is not None:
+            x.rule, x.detail, x.denied = error.rule, error.detail, is_denial(error)
+        if guard is not None and guard.would_deny is not None:
+            x.would_deny = [*(x.would_deny or ()), guard.would_deny]
+        self.conductor.account(x, self.life)
+
+
 async def relay(
     conductor: Conductor, x: Exchange, client: TunnelClient, upstream: Parked, client_rest: bytes, upstream_rest: bytes,
     guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> None:  # fmt: skip
-    """Octets both ways until both ends are gone. Raises Denied where the guard refuses.
-
-    What the upstream says before the ClientHello that a TLSRoute asks for is held back; a parent answers for itself.
-    """
+    """Octets both ways until both ends are gone. Raises Denied where the guard refuses."""
     series = x.series
-    tunnel = Tunnel(
+    tunnel = TransportTunnel(
         client.driver, conductor.wheel, idle_s=idle_s, guard=guard, guard_s=client.request_headers_s,
-        holds_upstream=guard is not None and guard.must_be_tls and not guard.only_reports and not through_parent,
+        holds_upstream=holds_upstream(guard, through_parent=through_parent),
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out
-    client.tunnel = tunnel
     series.tunnels_active += 1
     try:
         try:
@@ -145,7 +233,6 @@ async def relay(
         if guard is not None and guard.would_deny is not None:
             x.would_deny = [*(x.would_deny or ()), guard.would_deny]
         series.tunnels_active -= 1
-        client.tunnel = None
         client.is_lost = True
         x.bytes_in = head_in + tunnel.octets_in
         x.bytes_out = head_out + tunnel.octets_out
@@ -178,8 +265,4 @@ def take_tunnel_slot(state: ListenerState, life: Life, listener: Listener) -> No
         message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
         raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
     state.tunnels += 1
-
-    def give_back() -> None:
-        state.tunnels -= 1
-
-    life.on_complete = give_back
+    life.on_complete = state.give_tunnel_back

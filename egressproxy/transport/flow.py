@@ -10,12 +10,10 @@ wake the peer, for each piece (measured: W1 77 against 60 us).
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from egressproxy.transport.poller import Poller, poller
+from egressproxy.transport.sockets import break_off
 
 __all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "peer_name", "reset"]
 
@@ -31,8 +29,7 @@ def reset(transport: asyncio.Transport) -> None:
     """
     sock = None if transport.is_closing() else transport.get_extra_info("socket")
     if sock is not None:
-        with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        break_off(sock)
     transport.abort()
 
 

@@ -14,13 +14,13 @@ __all__ = ["Parked"]
 class Parked(asyncio.Protocol):
     """Holds a transport for a moment."""
 
-    __slots__ = ("_data", "_end", "_loss", "is_lost", "transport")
+    __slots__ = ("_loss", "data", "has_ended", "is_lost", "transport")
 
     transport: asyncio.Transport
 
     def __init__(self) -> None:
-        self._data: list[bytes] = []
-        self._end = False
+        self.data: list[bytes] = []
+        self.has_ended = False
         self.is_lost = False
         self._loss: Exception | None = None
 
@@ -28,11 +28,11 @@ class Parked(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._data.append(data)
+        self.data.append(data)
         self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        self._end = True
+        self.has_ended = True
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -45,12 +45,12 @@ class Parked(asyncio.Protocol):
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         receiver = cast(asyncio.Protocol, protocol)
-        data, self._data = self._data, []
+        data, self.data = self.data, []
         if data and not transport.is_closing():
             transport.resume_reading()  # before the protocol gets anything: it may want to pause again
         for piece in data:
             receiver.data_received(piece)
         if self.is_lost:
             receiver.connection_lost(self._loss)
-        elif self._end and not receiver.eof_received():
+        elif self.has_ended and not receiver.eof_received():
             transport.close()

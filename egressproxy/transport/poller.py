@@ -38,6 +38,9 @@ class Handler(Protocol):
     def ready(self, fd: int, events: int) -> None:
         """Something has happened; it may turn out to be nothing."""
 
+    def failed(self, error: Exception) -> None:
+        """`ready` has raised this, and it was reported."""
+
 
 class Flushes(Protocol):
     """Whoever has something to send at the end of the turn."""
@@ -120,6 +123,7 @@ class Poller:
                         handler.ready(fd, event)
                     except Exception as error:
                         _report("a socket's handler failed", error)
+                        handler.failed(error)
             self._end_turn()
 
     def _end_turn(self) -> None:

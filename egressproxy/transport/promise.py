@@ -18,13 +18,12 @@ T = TypeVar("T")
 class Promise(Generic[T]):
     """The part of asyncio.Future that waiting needs."""
 
-    __slots__ = ("_asyncio_future_blocking", "_callbacks", "_error", "_is_cancelled", "_is_done", "_loop", "_result")
+    __slots__ = ("_asyncio_future_blocking", "_callbacks", "_error", "_is_cancelled", "_is_done", "_result")
 
     _result: T
 
     def __init__(self) -> None:
         self._asyncio_future_blocking = False  # asyncio's protocol between whatever is awaited and who awaits it
-        self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[Any], object]] = []
         self._error: Exception | None = None
         self._is_done = False
@@ -74,7 +73,7 @@ class Promise(Generic[T]):
         return before - len(self._callbacks)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
+        return asyncio.get_running_loop()
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._is_done:

@@ -13,6 +13,7 @@ import asyncio
 import os
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 from egressproxy.transport.poller import ENDED, READABLE, WRITABLE, Poller
 
-__all__ = ["NOT_WATCHED", "Detached", "Socket", "SocketTransport"]
+__all__ = ["END_FOLLOWS", "NOT_WATCHED", "Detached", "Socket", "SocketTransport", "break_off"]
 
 #: The socket itself, without the Python class around it, whose calls take longer.
 Socket = socket.SocketType
@@ -36,10 +37,17 @@ MAX_PIECES = 64
 NOT_WATCHED = -1
 _READABLE_OR_ENDED = READABLE | ENDED
 _WRITABLE_OR_ENDED = WRITABLE | ENDED
-_END_FOLLOWS = select.EPOLLRDHUP | ENDED
+#: What says in an event that nothing comes behind what is there.
+END_FOLLOWS = select.EPOLLRDHUP | ENDED
 
 #: Stands for the protocol once the connection is gone.
 _GONE = asyncio.Protocol()
+
+
+def break_off(sock: Socket) -> None:
+    """Its close will be TCP's RST in place of its FIN, which would make what was sent look whole."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Detached(NamedTuple):
@@ -55,7 +63,7 @@ class SocketTransport(asyncio.Transport):
 
     __slots__ = (
         "_error", "_fd", "_has_eof", "_high", "_is_closing", "_is_ending", "_is_reading", "_is_write_paused", "_low",
-        "_peer", "_poller", "_protocol", "_queue", "_queued", "_socket", "_wants_eof", "_watched",
+        "_peer", "_protocol", "_queue", "_queued", "_socket", "_wants_eof", "_watched", "poller",
     )  # fmt: skip
 
     def __init__(
@@ -69,7 +77,7 @@ class SocketTransport(asyncio.Transport):
         """A socket that does not block. `peer`: its other end's address, if known; `watched`: what it is on the poller
         for already. Nothing happens before `start`.
         """
-        self._poller = poller
+        self.poller = poller
         self._socket: Socket | None = sock
         self._fd = sock.fileno()
         self._protocol: Any = protocol
@@ -93,7 +101,7 @@ class SocketTransport(asyncio.Transport):
         if self._is_ending:
             return
         if self._watched != NOT_WATCHED:
-            self._poller.hand_over(self._fd, self)
+            self.poller.hand_over(self._fd, self)
         self._watch()
 
     # --- events ----------------------------------------------------------------------------------------------------
@@ -118,8 +126,11 @@ class SocketTransport(asyncio.Transport):
                 return
             self._protocol.data_received(data)
             # Once more only where the end is known to be behind it: anything else would be an error to catch.
-            if not events & _END_FOLLOWS or len(data) == READ_OCTETS or not self._is_reading:
+            if not events & END_FOLLOWS or len(data) == READ_OCTETS or not self._is_reading:
                 return
+
+    def failed(self, error: Exception) -> None:
+        self._break(error)
 
     def _end_of_input(self) -> None:
         self._is_reading = False
@@ -150,9 +161,9 @@ class SocketTransport(asyncio.Transport):
             return
         try:
             if self._watched == NOT_WATCHED:
-                self._poller.watch(self._fd, wanted, self)
+                self.poller.watch(self._fd, wanted, self)
             else:
-                self._poller.change(self._fd, wanted)
+                self.poller.change(self._fd, wanted)
             self._watched = wanted
         except OSError as error:  # out of memory, or of what fs.epoll.max_user_watches allows
             self._break(error)
@@ -160,7 +171,7 @@ class SocketTransport(asyncio.Transport):
     def _unwatch(self) -> None:
         if self._watched != NOT_WATCHED:
             self._watched = NOT_WATCHED
-            self._poller.leave(self._fd)
+            self.poller.leave(self._fd)
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
@@ -319,8 +330,8 @@ class SocketTransport(asyncio.Transport):
         self._is_reading = False
         self._queue = None
         self._queued = 0
-        self._poller.forget(self._fd)
-        self._poller.end_later(self._end)
+        self.poller.forget(self._fd)
+        self.poller.end_later(self._end)
 
     def _end(self) -> None:
         """At the end of the turn: the last word to the protocol."""

@@ -12,43 +12,48 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["NEVER", "TICK_S", "Deadline", "TimerWheel", "Wheel"]
+__all__ = ["NEVER", "TICK_S", "Deadline", "Timer", "TimerWheel", "Wheel"]
 
 TICK_S = 0.1
 NEVER = float("inf")
 
 
 class Wheel(Protocol):
-    """What a Deadline needs; `now` is monotonic seconds, refreshed at every tick."""
+    """What a Timer needs; `now` is monotonic seconds, refreshed at every tick."""
 
     now: float
 
-    def insert(self, deadline: Deadline) -> None: ...
+    def insert(self, timer: Timer) -> None: ...
+
+    def remove(self, timer: Timer) -> None: ...
 
 
-class Deadline:
-    """One moment in the future, at which `callback()` is called once unless it was moved or cleared."""
+class Timer:
+    """One moment in the future, at which `passed()` is called once unless it was moved or cleared."""
 
-    __slots__ = ("at", "callback", "looked_at", "slot", "wheel")
+    __slots__ = ("at", "slot", "wheel")
 
-    def __init__(self, wheel: Wheel, callback: Callable[[], None]) -> None:
+    def __init__(self, wheel: Wheel) -> None:
         self.wheel = wheel
-        self.callback: Callable[[], None] | None = callback
         self.at = NEVER
-        self.slot = -1  # the tick at which the wheel will look at this deadline; -1: at none
-        self.looked_at = NEVER  # when that is, at the latest: a move to any later time needs nothing
+        self.slot = -1  # the tick at which the wheel will look at this timer; -1: at none
+
+    def passed(self) -> None:
+        """The moment is over."""
+        raise NotImplementedError
 
     def set(self, at: float) -> None:
         """Fire at this monotonic time (seconds), instead of any earlier one."""
         self.at = at
-        if at < self.looked_at:
+        if self.slot < 0 or int(at / TICK_S) + 1 < self.slot:  # a move within its slot needs no second entry
             self.wheel.insert(self)
 
     def after(self, seconds: float) -> None:
         """Fire so many seconds from now; 0 means never."""
-        self.at = at = self.wheel.now + seconds if seconds > 0 else NEVER
-        if at < self.looked_at:
-            self.wheel.insert(self)
+        if seconds > 0:
+            self.set(self.wheel.now + seconds)
+        else:
+            self.at = NEVER
 
     def clear(self) -> None:
         self.at = NEVER
@@ -56,10 +61,30 @@ class Deadline:
     def close(self) -> None:
         """Clear for good: the owner is gone, and must not be kept alive by the wheel."""
         self.at = NEVER
-        self.callback = None
+        if self.slot >= 0:
+            self.wheel.remove(self)
 
     def __repr__(self) -> str:
-        return "Deadline(never)" if self.at == NEVER else f"Deadline(in {self.at - self.wheel.now:.1f} s)"
+        when = "never" if self.at == NEVER else f"in {self.at - self.wheel.now:.1f} s"
+        return f"{type(self).__name__}({when})"
+
+
+class Deadline(Timer):
+    """A timer that calls `callback()`."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, wheel: Wheel, callback: Callable[[], None]) -> None:
+        super().__init__(wheel)
+        self.callback: Callable[[], None] | None = callback
+
+    def passed(self) -> None:
+        if self.callback is not None:
+            self.callback()
+
+    def close(self) -> None:
+        super().close()
+        self.callback = None
 
 
 class TimerWheel:
@@ -67,7 +92,7 @@ class TimerWheel:
 
     def __init__(self) -> None:
         self.now = time.monotonic()
-        self._slots: dict[int, list[Deadline]] = {}
+        self._slots: dict[int, set[Timer]] = {}
         self._looked = int(self.now / TICK_S)
         self._handle: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,13 +107,23 @@ class TimerWheel:
             self._handle = None
         self._loop = None
 
-    def insert(self, deadline: Deadline) -> None:
-        slot = max(int(deadline.at / TICK_S) + 1, self._looked + 1)
-        if slot == deadline.slot:
-            return
-        deadline.slot = slot
-        deadline.looked_at = (slot - 1) * TICK_S  # what falls into this slot, or behind it, waits for it
-        self._slots.setdefault(slot, []).append(deadline)
+    def insert(self, timer: Timer) -> None:
+        slot = max(int(timer.at / TICK_S) + 1, self._looked + 1)
+        if timer.slot >= 0:
+            self.remove(timer)
+        timer.slot = slot
+        found = self._slots.get(slot)
+        if found is None:
+            self._slots[slot] = {timer}
+        else:
+            found.add(timer)
+
+    def remove(self, timer: Timer) -> None:
+        """Forget it: the wheel holds nothing of it any more."""
+        found = self._slots.get(timer.slot)
+        if found is not None:
+            found.discard(timer)
+        timer.slot = -1
 
     def advance(self, now: float) -> None:
         """Fire everything that is due at `now`. A callback's exception reaches the loop's handler alone."""
@@ -100,26 +135,24 @@ class TimerWheel:
             due = [slot for slot in range(self._looked + 1, current + 1) if slot in self._slots]
         self._looked = current
         for slot in due:
-            for deadline in self._slots.pop(slot):
-                if deadline.slot == slot:  # else it was moved to an earlier slot
-                    self._look(deadline, now)
+            for timer in self._slots.pop(slot):
+                if timer.slot == slot:  # else another of this tick has closed or moved it
+                    self._look(timer, now)
 
-    def _look(self, deadline: Deadline, now: float) -> None:
-        deadline.slot = -1
-        deadline.looked_at = NEVER
-        if deadline.at == NEVER:
+    def _look(self, timer: Timer, now: float) -> None:
+        timer.slot = -1
+        if timer.at == NEVER:
             return
-        if deadline.at > now:
-            self.insert(deadline)
+        if timer.at > now:
+            self.insert(timer)
             return
-        deadline.at = NEVER
-        if deadline.callback is not None:
-            try:
-                deadline.callback()
-            except Exception as error:
-                if self._loop is None:
-                    raise
-                self._loop.call_exception_handler({"message": "a deadline's callback failed", "exception": error})
+        timer.at = NEVER
+        try:
+            timer.passed()
+        except Exception as error:
+            if self._loop is None:
+                raise
+            self._loop.call_exception_handler({"message": "a deadline's callback failed", "exception": error})
 
     def _tick(self) -> None:
         if self._loop is None:

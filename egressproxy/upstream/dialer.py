@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
-from egressproxy.transport.poller import WRITABLE, poller
+from egressproxy.transport.poller import WRITABLE, Poller, poller
 from egressproxy.transport.promise import Promise
 from egressproxy.transport.sockets import Socket, SocketTransport
 
@@ -35,10 +35,11 @@ _Target = tuple[IPAddress, int]
 class Dialer:
     """Opens connections. Knows those that it is about to open."""
 
-    __slots__ = ("_limited", "_stagger_s")
+    __slots__ = ("_limited", "_poller", "_stagger_s")
 
     def __init__(self, stagger_s: float = STAGGER_S) -> None:
         self._stagger_s = stagger_s
+        self._poller: Poller | None = None
         self._limited: dict[Dial[Any], float] = {}  # each with the monotonic time of its end
 
     def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> Dial[P]:
@@ -48,7 +49,9 @@ class Dialer:
         CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to retry. Its messages hold no address,
         `detail` does. Whoever stops waiting for it calls `abandon`.
         """
-        dial = Dial(self, endpoints, protocol_factory, self._stagger_s)
+        if self._poller is None:
+            self._poller = poller()
+        dial = Dial(self, self._poller, endpoints, protocol_factory, self._stagger_s)
         dial.try_next()
         if timeout_s > 0 and not dial.done():
             if not self._limited:
@@ -80,13 +83,29 @@ def abandon(dial: Dial[P]) -> None:
 class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
     """One dial: the attempts under way, and those that failed."""
 
-    __slots__ = ("_dialer", "_factory", "_failures", "_next", "_stagger", "_stagger_s", "_targets", "_trying")
+    __slots__ = (
+        "_dialer",
+        "_factory",
+        "_failures",
+        "_next",
+        "_poller",
+        "_stagger",
+        "_stagger_s",
+        "_targets",
+        "_trying",
+    )
 
     def __init__(
-        self, dialer: Dialer, targets: Sequence[_Target], factory: Callable[[], P], stagger_s: float
+        self,
+        dialer: Dialer,
+        poller: Poller,
+        targets: Sequence[_Target],
+        factory: Callable[[], P],
+        stagger_s: float,
     ) -> None:  # fmt: skip
         super().__init__()
         self._dialer = dialer
+        self._poller = poller
         self._targets = targets
         self._factory = factory
         self._stagger_s = stagger_s
@@ -109,7 +128,7 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
                 self._failures.append((target, error))
                 continue
             if self._next < len(self._targets):
-                self._stagger = self._loop.call_later(self._stagger_s, self.try_next)
+                self._stagger = asyncio.get_running_loop().call_later(self._stagger_s, self.try_next)
             return
         if not self._trying and not self._is_done:
             self.set_exception(_fault(self._failures))
@@ -124,7 +143,7 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
             code = sock.connect_ex((str(address), port))
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))
-            poller().watch(sock.fileno(), WRITABLE, self)
+            self._poller.watch(sock.fileno(), WRITABLE, self)
         except BaseException:
             sock.close()
             raise
@@ -135,19 +154,23 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         sock, target = self._trying.pop(fd)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            _close(sock)
+            self._close(sock)
             self._failures.append((target, OSError(code, os.strerror(code))))
             self.try_next()
             return
         try:
             protocol = self._factory()
-            transport = SocketTransport(poller(), sock, protocol, (str(target[0]), target[1]), WRITABLE)
+            transport = SocketTransport(self._poller, sock, protocol, (str(target[0]), target[1]), WRITABLE)
             transport.start()
         except Exception as error:
-            _close(sock)
+            self._close(sock)
             self.set_exception(_fault([(target, OSError(0, f"{type(error).__name__}: {error}"))]))
             return
         self.set_result((transport, protocol, target))
+
+    def failed(self, error: Exception) -> None:
+        if not self._is_done:
+            self.cancel()
 
     def too_late(self) -> None:
         """The time for all attempts is over."""
@@ -163,13 +186,12 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
             self._stagger = None
         trying, self._trying = self._trying, {}
         for sock, _ in trying.values():
-            _close(sock)
+            self._close(sock)
         super()._settle()
 
-
-def _close(sock: Socket) -> None:
-    poller().forget(sock.fileno())
-    poller().end_later(sock.close)
+    def _close(self, sock: Socket) -> None:
+        self._poller.forget(sock.fileno())
+        self._poller.end_later(sock.close)
 
 
 def _fault(failures: Sequence[tuple[_Target, OSError]]) -> UpstreamFault:

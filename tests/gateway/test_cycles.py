@@ -12,14 +12,27 @@ from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.life import Life
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.tunnel.relay import Tunnel, TunnelEnd
+from egressproxy.protocols.tunnel.relay import TransportEnd
+from egressproxy.protocols.tunnel.sockets import SocketEnd
+from egressproxy.protocols.tunnel.tunnel import Tunnel
+from egressproxy.transport.sockets import SocketTransport
 from egressproxy.transport.tls import TlsStream
 from tests.gateway.kit import ESTABLISHED, TlsClient, certificate, connect, exchange, forward, https
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
 from tests.support.pki import Pki
 
-KINDS = (ClientConnection, UpstreamConnection, Tunnel, TunnelEnd, TlsStream, Life, Exchange)
+KINDS = (
+    ClientConnection,
+    UpstreamConnection,
+    Tunnel,
+    TransportEnd,
+    SocketEnd,
+    SocketTransport,
+    TlsStream,
+    Life,
+    Exchange,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,14 @@ class Watcher:
     def __init__(self, act: Callable[[int], None] = lambda _fd: None) -> None:
         self.seen: list[int] = []
         self.act = act
+        self.error: Exception | None = None
 
     def ready(self, fd: int, events: int) -> None:
         self.seen.append(events)
         self.act(fd)
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
 
 
 class Flushing:
@@ -115,6 +119,7 @@ async def test_a_failing_handler_is_reported_and_the_others_are_served():
     four.send(b"x")
     await settle(lambda: bool(bad.seen and good.seen))
     assert failures == ["no"]
+    assert isinstance(bad.error, ValueError)
     for sock in (one, two, three, four):
         sock.close()
 

@@ -19,48 +19,54 @@ class SniGuard:
     With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report).
     """
 
-    __slots__ = ("authority", "held", "must_be_tls", "only_reports", "reader", "would_deny")
+    __slots__ = ("_held", "_reader", "authority", "must_be_tls", "only_reports", "would_deny")
 
     def __init__(self, authority: Authority, *, must_be_tls: bool, only_reports: bool = False) -> None:
         self.authority = authority
         self.only_reports = only_reports
         self.would_deny: Reason | None = None
         self.must_be_tls = must_be_tls
-        self.reader = ClientHelloReader()
-        self.held: list[bytes] = []
+        self._reader: ClientHelloReader | None = None  # many tunnels wait for their first octets
+        self._held = b""
+
+    @property
+    def has_held(self) -> bool:
+        return bool(self._held)
 
     def feed(self, data: bytes) -> bytes | None:
         """The octets that may go on now (everything held so far), or None while undecided. Raises Denied."""
-        self.held.append(data)
+        self._held = self._held + data if self._held else data
         try:
             return self._judge(data)
         except Denied as denied:
             if not self.only_reports:
                 raise
             self.would_deny = denied.reason
-            return b"".join(self.held)
+            return self._held
 
     def give_up(self) -> bytes:
         """No whole ClientHello comes, and we only report: the octets that were held, which may go on now."""
         if self.must_be_tls:
             self.would_deny = Reason.NOT_TLS
-        return b"".join(self.held)
+        return self._held
 
     def _judge(self, data: bytes) -> bytes | None:
+        if self._reader is None:
+            self._reader = ClientHelloReader()
         try:
-            hello = self.reader.feed(data)
+            hello = self._reader.feed(data)
         except NotTls:
             if self.must_be_tls:
                 message = f"the tunnel to {self.authority} has to carry TLS"
                 raise Denied(Reason.NOT_TLS, message) from None
-            return b"".join(self.held)
+            return self._held
         except BadClientHello as error:
             message = f"malformed ClientHello in the tunnel to {self.authority}"
             raise Denied(Reason.SNI_MISMATCH, message, detail=str(error)) from None
         if hello is None:
             return None
         self._check(hello)
-        return b"".join(self.held)
+        return self._held
 
     def _check(self, hello: ClientHello) -> None:
         expected = None if self.authority.address is not None else self.authority.host

@@ -1,0 +1,207 @@
+"""Tunnel: what every tunnel keeps to, however its octets are moved: the guard of the first of them, limits in time, and
+the order in which two sides end.
+
+Source: RFC 9110 section 9.3.6: when one side closes, what it sent is still delivered, then the other is closed.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
+
+from egressproxy.errors import Denied, GatewayError, Reason
+from egressproxy.protocols.tunnel.guard import SniGuard
+from egressproxy.transport.timers import Timer, Wheel
+
+__all__ = ["REST_S", "Tunnel", "TunnelEnd"]
+
+#: How long an end that is left over may take nothing of what is still to be sent to it.
+REST_S = 10.0
+
+#: When a tunnel is looked at for the first time, and what the kernel then waits before and between its probes.
+KEEPALIVE_S, KEEPALIVE_PROBE_S = 60, 15
+
+
+class TunnelEnd(Protocol):
+    """One side of a tunnel."""
+
+    has_ended: bool  # it sends no more
+    is_lost: bool
+
+    def send(self, data: bytes) -> None:
+        """These octets go to this side, whatever it takes at once."""
+
+    def finish_writing(self) -> None:
+        """The other side's end follows what was sent."""
+
+    def hold(self) -> None:
+        """Read nothing more."""
+
+    def resume_reading(self) -> None: ...
+
+    def option(self, level: int, name: int, value: int) -> None:
+        """Set an option of its socket. Raises OSError."""
+
+
+E = TypeVar("E", bound=TunnelEnd)
+
+
+class Tunnel(Timer, Generic[E]):
+    """`reason` is OK, or why the tunnel was cut; `error` what the guard refused with.
+
+    It is its own timer, since thousands of tunnels may wait for nothing else.
+    """
+
+    __slots__ = (
+        "client", "early", "error", "guard", "holds_upstream", "idle_s", "is_kept_alive", "is_over", "last_activity",
+        "reason", "unsent", "upstream",
+    )  # fmt: skip
+
+    client: E
+    upstream: E
+
+    def __init__(
+        self, wheel: Wheel, *, idle_s: float, guard: SniGuard | None, guard_s: float, holds_upstream: bool
+    ) -> None:
+        """The ends are set before anything else happens. `holds_upstream`: while there is a guard, the upstream is not
+        heard; `guard_s` is how long it may take where there has to be a ClientHello.
+        """
+        super().__init__(wheel)
+        self.idle_s = idle_s
+        self.guard = guard
+        self.holds_upstream = holds_upstream
+        self.last_activity = wheel.now
+        self.reason = Reason.OK
+        self.error: GatewayError | None = None
+        self.is_over = False
+        self.is_kept_alive = False
+        self.unsent = 0  # when an end is left over: what it had left to take when we last looked
+        self.early = b""  # what the upstream said before a ClientHello that has to come first
+        look_s = min(idle_s, KEEPALIVE_S) if idle_s > 0 else KEEPALIVE_S
+        self.after(guard_s if guard is not None and guard.must_be_tls else look_s)
+
+    # --- how its octets are moved --------------------------------------------------------------------------------
+    def both_ended(self) -> None:
+        """Nobody says more: close both sides when everything is sent."""
+        raise NotImplementedError
+
+    def octets_left(self) -> int | None:
+        """What the end that is left over has still to take; None while there is none."""
+        raise NotImplementedError
+
+    def cut(self, reason: Reason) -> None:
+        """End it now."""
+        raise NotImplementedError
+
+    # --- the guard -------------------------------------------------------------------------------------------------
+    def admit(self, end: E, data: bytes) -> bytes:
+        """Octets of one side while there is a guard: what may go on."""
+        guard = self.guard
+        if guard is None:
+            return data
+        if end is not self.client:
+            if not self.holds_upstream:
+                return data
+            self.early += data
+            end.hold()
+            return b""
+        try:
+            passed = guard.feed(data)
+        except Denied as error:
+            self.error = error
+            self.cut(error.reason)
+            return b""
+        if passed is None:
+            return b""
+        self._dismiss_guard()
+        return passed
+
+    def _dismiss_guard(self) -> None:
+        """From now on octets go both ways; first what was held back."""
+        self.guard = None
+        early, self.early = self.early, b""
+        if early:
+            self.client.send(early)
+        self.upstream.resume_reading()
+        self.after(min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S)
+        if self.upstream.has_ended:
+            self.client.finish_writing()
+
+    def _report_no_hello(self, guard: SniGuard) -> None:
+        """Mode Report: a hello that does not come is noted, and the tunnel goes on."""
+        held = guard.give_up()
+        self._dismiss_guard()
+        if held:
+            self.upstream.send(held)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+    def half_ended(self, end: E) -> None:
+        """One side sends no more."""
+        is_client = end is self.client
+        guard = self.guard
+        if guard is not None and is_client:
+            if not guard.must_be_tls and not guard.has_held:
+                self.guard = guard = None  # it says nothing at all, so nothing is left to look at
+            elif guard.only_reports:
+                self._report_no_hello(guard)
+            else:
+                self.cut(Reason.NOT_TLS if guard.must_be_tls else Reason.OK)
+                return
+        if self.guard is not None and self.holds_upstream:
+            return  # what the upstream said is held back: its end follows that
+        other = self.upstream if is_client else self.client
+        if other.has_ended:
+            self.both_ended()
+        else:
+            other.finish_writing()
+
+    # --- time --------------------------------------------------------------------------------------------------------
+    def passed(self) -> None:
+        """It is time to look: for a hello, for the rest, for activity."""
+        guard = self.guard
+        if guard is not None and guard.must_be_tls:
+            if guard.only_reports:
+                self._report_no_hello(guard)
+            else:
+                self.error = Denied(Reason.NOT_TLS, f"no ClientHello came in the tunnel to {guard.authority}")
+                self.cut(Reason.NOT_TLS)
+            return
+        left = self.octets_left()
+        if left is not None:
+            self._wait_for_rest(left)
+        elif 0 < self.idle_s <= self.wheel.now - self.last_activity:
+            self.cut(Reason.CLIENT_TIMEOUT)
+        else:
+            self._keep_alive()
+            if self.idle_s > 0:
+                self.set(self.last_activity + self.idle_s)
+
+    def rest_begins(self) -> None:
+        """One side is gone; the other may still take what that one said, for as long as it takes something."""
+        self.unsent = self.octets_left() or 0
+        self.after(REST_S)
+
+    def _wait_for_rest(self, left: int) -> None:
+        if 0 < left < self.unsent:
+            self.unsent = left
+            self.after(REST_S)
+        else:
+            self.cut(self.reason)
+
+    def _keep_alive(self) -> None:
+        """A tunnel that has lived for a minute: from now on the kernel finds out when a peer has vanished.
+
+        Not at its start: six system calls are a tenth of what a short tunnel costs.
+        """
+        if self.is_kept_alive:
+            return
+        self.is_kept_alive = True
+        for end in (self.client, self.upstream):
+            with suppress(OSError):
+                end.option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                end.option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+                end.option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_S)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'over' if self.is_over else 'open'})"

@@ -1,0 +1,284 @@
+"""Two real sockets joined: every octet in order, whoever is slow, and every way to end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import struct
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from egressproxy.errors import Reason
+from egressproxy.model.authority import Authority
+from egressproxy.protocols.tunnel.guard import SniGuard
+from egressproxy.protocols.tunnel.sockets import SocketTunnel
+from egressproxy.transport.parked import Parked
+from egressproxy.transport.poller import poller
+from egressproxy.transport.sockets import SocketTransport
+from egressproxy.transport.timers import TimerWheel
+
+
+class Joined(SocketTunnel):
+    """A tunnel that keeps how it ended."""
+
+    __slots__ = ("__weakref__", "result")
+
+    def over(self) -> None:
+        self.result.append((self.octets_in, self.octets_out, self.reason))
+
+
+class Peer:
+    """The far end of one side, which does not block."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.got = b""
+        self.has_eof = False
+        self.error: OSError | None = None
+
+    def reads(self) -> None:
+        try:
+            while data := self.sock.recv(1 << 20):
+                self.got += data
+            self.has_eof = True
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.error = error
+
+    def resets(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+
+class World:
+    def __init__(self, *, guard: SniGuard | None = None, idle_s: float = 0.0, rest: bytes = b"") -> None:
+        self.wheel = TimerWheel()
+        self.client, one = self._pair()
+        self.origin, other = self._pair()
+        client = SocketTransport(poller(), one, asyncio.Protocol())
+        client.start()
+        parked = Parked()
+        SocketTransport(poller(), other, parked).start()
+        self.result: list[tuple[int, int, Reason]] = []
+        self.tunnel = Joined(self.wheel, idle_s=idle_s, guard=guard, guard_s=10.0, holds_upstream=False)
+        self.tunnel.result = self.result
+        self.tunnel.start(client, rest, parked, client_has_ended=False)
+
+    def _pair(self) -> tuple[Peer, socket.SocketType]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            far = socket.create_connection(server.getsockname())
+            fd, _ = server._accept()  # type: ignore[attr-defined]
+        far.setblocking(False)
+        near = socket.SocketType(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+        near.setblocking(False)
+        return Peer(far), near
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.001)
+                self.client.reads()
+                self.origin.reads()
+
+    def close(self) -> None:
+        self.client.sock.close()
+        self.origin.sock.close()
+
+
+async def test_octets_go_both_ways_and_are_counted():
+    world = World(rest=b"early ")
+    world.client.sock.send(b"question")
+    await world.until(lambda: world.origin.got == b"early question")
+    world.origin.sock.send(b"answer")
+    await world.until(lambda: world.client.got == b"answer")
+    world.client.sock.shutdown(socket.SHUT_WR)
+    await world.until(lambda: world.origin.has_eof)
+    world.origin.sock.send(b" and more")
+    world.origin.sock.close()
+    await world.until(lambda: world.client.has_eof)
+    assert world.client.got == b"answer and more"
+    assert world.result == [(14, 15, Reason.OK)]
+    world.close()
+
+
+@pytest.mark.parametrize("to", ["client", "origin"])
+async def test_a_slow_reader_stops_the_other_side_and_loses_nothing(to: str):
+    world = World()
+    slow, quick = (world.client, world.origin) if to == "client" else (world.origin, world.client)
+    sent = bytes(range(256)) * 65536
+    rest = memoryview(sent)
+    stalled = 0
+    while stalled < 20:  # until the kernel and the tunnel take nothing more
+        try:
+            rest = rest[quick.sock.send(rest) :]
+            stalled = 0
+        except BlockingIOError:
+            stalled += 1
+            await asyncio.sleep(0.001)
+    assert rest, "16 MiB are in flight"
+    kept = world.tunnel.client.pending if to == "client" else world.tunnel.upstream.pending
+    assert kept is not None
+    assert len(kept) <= 256 * 1024
+    while rest:
+        await asyncio.sleep(0)
+        slow.reads()
+        with suppress(BlockingIOError):
+            rest = rest[quick.sock.send(rest) :]
+    quick.sock.shutdown(socket.SHUT_WR)
+    await world.until(lambda: slow.has_eof)
+    assert slow.got == sent
+    slow.sock.close()
+    await world.until(lambda: world.result)
+    assert sum(world.result[0][:2]) == len(sent)
+    world.close()
+
+
+@pytest.mark.parametrize("who", ["client", "origin"])
+async def test_a_reset_is_a_reset_for_the_other_side(who: str):
+    world = World()
+    one, other = (world.client, world.origin) if who == "client" else (world.origin, world.client)
+    one.resets()
+    await world.until(lambda: other.error is not None)
+    assert isinstance(other.error, ConnectionResetError)
+    assert [reason for _, _, reason in world.result] == [Reason.OK]
+    world.close()
+
+
+async def test_a_reset_behind_an_end_is_noticed():
+    world = World()
+    world.client.sock.shutdown(socket.SHUT_WR)
+    await world.until(lambda: world.origin.has_eof)
+    world.client.resets()
+    await world.until(lambda: world.result)
+    with pytest.raises(ConnectionError):
+        world.origin.sock.send(b"x")
+    world.close()
+
+
+async def test_what_is_still_to_be_sent_is_waited_for_as_long_as_it_moves():
+    world = World()
+    world.tunnel.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    world.origin.sock.setblocking(True)
+    await asyncio.get_running_loop().run_in_executor(None, world.origin.sock.sendall, b"x" * 100_000)
+    world.origin.sock.shutdown(socket.SHUT_WR)
+    world.client.sock.shutdown(socket.SHUT_WR)
+    await asyncio.sleep(0.02)
+    world.origin.sock.setblocking(False)
+    await world.until(lambda: world.client.has_eof)
+    assert len(world.client.got) == 100_000
+    assert world.result == [(0, 100_000, Reason.OK)]
+    world.close()
+
+
+async def test_one_that_takes_nothing_of_the_rest_is_cut():
+    world = World()
+    sender = asyncio.get_running_loop().run_in_executor(None, _fills, world.origin.sock)
+    await sender
+    await asyncio.sleep(0.05)
+    world.client.sock.shutdown(socket.SHUT_WR)
+    world.origin.sock.shutdown(socket.SHUT_WR)
+    await asyncio.sleep(0.05)
+    if not world.tunnel.upstream.has_ended:  # its end is behind what nobody takes: then only activity is left to ask
+        world.tunnel.abort()
+    for _ in range(300):
+        world.wheel.advance(world.wheel.now + 0.1)
+    await asyncio.sleep(0.01)
+    assert len(world.result) == 1
+    world.close()
+
+
+def _fills(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    with suppress(BlockingIOError):
+        for _ in range(1000):
+            sock.send(b"x" * 65536)
+
+
+async def test_silence_ends_it_after_its_idle_time_and_octets_put_that_off():
+    world = World(idle_s=30.0)
+    for _ in range(200):
+        world.wheel.advance(world.wheel.now + 0.1)
+    world.client.sock.send(b".")
+    await world.until(lambda: world.origin.got == b".")
+    for _ in range(200):
+        world.wheel.advance(world.wheel.now + 0.1)
+    await asyncio.sleep(0.01)
+    assert not world.result
+    for _ in range(120):
+        world.wheel.advance(world.wheel.now + 0.1)
+    await world.until(lambda: world.result)
+    assert world.result[0][2] is Reason.CLIENT_TIMEOUT
+    world.close()
+
+
+async def test_the_kernel_watches_over_a_tunnel_that_has_lived_for_a_minute():
+    world = World()
+    sock = world.tunnel.upstream.sock
+    assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    for _ in range(610):
+        world.wheel.advance(world.wheel.now + 0.1)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    world.tunnel.abort()
+    await world.until(lambda: world.result)
+    world.close()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 50, 1000])
+async def test_nothing_passes_before_the_guard_has_agreed(cut: int):
+    guard = SniGuard(Authority("a.example", 443), must_be_tls=False)
+    world = World(guard=guard)
+    hello = _hello("b.example")
+    for at in range(0, len(hello), cut):
+        world.client.sock.send(hello[at : at + cut])
+        await asyncio.sleep(0.002)
+        world.origin.reads()
+        assert world.origin.got == b""
+        if world.result:
+            break
+    await world.until(lambda: (world.result and world.client.has_eof) or world.client.error)
+    assert world.result[0][2] is Reason.SNI_MISMATCH
+    assert world.origin.got == b""
+    world.close()
+
+
+def _hello(name: str) -> bytes:
+    import ssl
+
+    out = ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), out, server_hostname=name)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return out.read()
+
+
+async def test_abort_is_a_reset_for_the_client():
+    world = World()
+    world.tunnel.abort()
+    world.tunnel.abort()
+    await world.until(lambda: world.client.error is not None and world.origin.has_eof)
+    assert isinstance(world.client.error, ConnectionResetError)
+    assert len(world.result) == 1
+    world.close()
+
+
+async def test_nothing_is_left_of_a_tunnel_that_has_ended():
+    world = World(idle_s=60.0)
+    gc.collect()
+    gc.disable()
+    try:
+        left = weakref.ref(world.tunnel)
+        world.client.sock.close()
+        world.origin.sock.close()
+        del world.tunnel
+        async with asyncio.timeout(5):
+            while not world.result:  # noqa: ASYNC110   what is waited for is the kernel's
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert left() is None
+    finally:
+        gc.enable()
