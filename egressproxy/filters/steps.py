@@ -83,7 +83,10 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
         step.stats.rejected += 1
         if error.rule == "-":
             error.rule = step.source
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: no cycle
     step.stats.failed += 1
     timed_out = isinstance(error, DeadlinePassed)
     if timed_out:

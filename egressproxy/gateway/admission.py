@@ -118,7 +118,10 @@ def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
     if denied is None:
         return
     if mode is not Mode.REPORT:
-        raise denied
+        try:
+            raise denied
+        finally:
+            del denied  # its traceback holds this frame: no cycle
     x.would_deny = [*(x.would_deny or ()), denied.reason]
 
 

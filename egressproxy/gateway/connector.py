@@ -202,10 +202,11 @@ class Connector:
                 break  # the right to open one, counted already
             if not given.is_lost:
                 return given
+        connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         try:
-            connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
             await self.open(x, target, connect, connection)
         except BaseException:
+            connection.deadline.close()  # it holds the connection, which nobody else will end
             pool.lost()
             raise
         connection.on_lost = pool.lost

@@ -198,4 +198,6 @@ class TlsFront(TlsStream):
         if error is None:
             self._client.server_name = server_name(self.get_extra_info("ssl_object"))
         else:
+            self._client.deadline.close()  # it is never told of a connection, nor of its end
+            self._client.driver.on_idle = None
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)

@@ -317,7 +317,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     def _fail(self, error: Exception) -> None:
         """Give up: send the alert that OpenSSL wrote, if the peer takes it at once."""
         self._state = _CLOSED
-        self._error = error
+        self._error = error.with_traceback(None)  # its frames hold us: no cycle
         is_free = self._transport.get_write_buffer_size() == 0
         self._flush()
         if is_free:

@@ -209,9 +209,18 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._query = query
         self._wire = wire
         self._answered = answered
+        self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.DatagramTransport, transport).sendto(self._wire)
+        self._transport = cast(asyncio.DatagramTransport, transport)
+        if self._answered.done():  # whoever asked has gone meanwhile; uvloop would leave the socket open for good
+            self.close()
+        else:
+            self._transport.sendto(self._wire)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         if data[:2] != self._wire[:2] or self._answered.done():
@@ -240,14 +249,13 @@ async def _over_udp(server: Server, query: dns.message.Message) -> dns.message.M
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[dns.message.Message] = loop.create_future()
     wire = query.to_wire()
-    transport, _ = await loop.create_datagram_endpoint(
-        lambda: _Datagrams(server, query, wire, answered), remote_addr=(server.host, server.port)
-    )
+    protocol = _Datagrams(server, query, wire, answered)
     try:
+        await loop.create_datagram_endpoint(lambda: protocol, remote_addr=(server.host, server.port))
         return await answered
     finally:
         answered.cancel()
-        transport.close()
+        protocol.close()
 
 
 async def _over_stream(server: Server, query: dns.message.Message) -> dns.message.Message:

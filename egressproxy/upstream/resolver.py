@@ -195,6 +195,7 @@ class Resolver:
                 entry = self._entry(await self._find(host))
             except DnsFailure as error:
                 entry = self._failed(host, _Failure(error.reason, str(error)))
+                error.__traceback__ = None  # frames that hold it: no cycle
             except Exception as error:  # a fault of ours must not leave anyone waiting
                 entry = self._failed(host, _Failure(Reason.DNS_ERROR, f"{type(error).__name__}: {error}"))
         finally:
@@ -205,6 +206,8 @@ class Resolver:
                 if entry.backoff_s:
                     self._stats("stale")
                 self._settle(waiter, host, entry.addresses, entry.failure)
+        lookup.waiters.clear()
+        lookup.task = None
         self._remember(host, entry)
 
     def _end_of(self, domain: str) -> None:

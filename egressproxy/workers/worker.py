@@ -61,6 +61,7 @@ class Worker:
 
     async def prepare(self, octets: bytes, generation: int) -> Snapshot:
         """Build a configuration (see `fleet.Configuration`) beside what is in service. Raises one of REFUSALS."""
+        gc.collect()  # what is garbage now would be frozen with the rest, for good
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
             spec = replace(await in_slices(unpacking(octets)), generation=generation)

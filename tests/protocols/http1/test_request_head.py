@@ -380,7 +380,8 @@ def test_connect_is_refused_where_host_names_another_host() -> None:
     "target",
     [
         b"a.example", b"a.example:", b"a.example:0", b"a.example:99999999999", b"a.example:-1", b"a.example:4_43",
-        b"a.example:0x1bb", b"a.example:443:443", b"a.example:https", b":443", b"http://a.example:443", b"http://a.example/x", b"*", b"/a",
+        b"a.example:0x1bb", b"a.example:443:443", b"a.example:https", b":443", b"http://a.example:443", b"*", b"/a",
+        b"http://a.example/x",
         b"a.example:443/", b"user@a.example:443", b"[::1", b"[a.example]:443", b"[fe80::1%25lo]:443",
         b"*.a.example:443", b"%31%32%37.0.0.1:443", b"127.0.0.1\\@a.example:443", b"a.example#@b:443",
     ],

@@ -1,0 +1,67 @@
+"""What has failed is freed at once, too: a reload freezes what there is, and would keep its garbage for good."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from egressproxy.errors import GatewayError
+from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.life import Life
+from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.transport.tls import TlsStream
+from tests.gateway.kit import GET, certificate, connect, forward, https, reverse
+from tests.support import manifests as m
+from tests.support.conversation import Conversation, conversation
+from tests.support.pki import Pki
+
+KINDS = (ClientConnection, UpstreamConnection, TlsStream, Life, Exchange, GatewayError)
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def left_of(talk: Conversation) -> Counter[str]:
+    """What is still there of these kinds when everybody has left."""
+    talk.client.leaves()
+    talk.until(lambda: not talk.ports[0].state.connections)
+    talk.act(lambda: None)
+    return Counter(type(found).__name__ for found in gc.get_objects() if isinstance(found, KINDS))
+
+
+@pytest.mark.parametrize("request_", [GET.replace(b"a.example", b"b.example"), connect("b.example:443")])
+def test_nothing_is_left_of_a_denial(request_: bytes):
+    talk = conversation(forward(), wire="sockets")
+    talk.client >> request_
+    talk.until(lambda: bool(talk.records))
+    assert talk.records[0]["status"] == 403
+    assert left_of(talk) == Counter()
+    talk.close()
+
+
+def test_nothing_is_left_of_a_body_that_a_limit_refused():
+    talk = conversation(reverse(limits={"maxBodyBytes": 10}), wire="sockets")
+    talk.client >> b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 11\r\n\r\n"
+    talk.until(lambda: bool(talk.records))
+    assert talk.records[0]["status"] == 413
+    assert left_of(talk) == Counter()
+    talk.close()
+
+
+def test_nothing_is_left_of_a_handshake_that_failed():
+    pki = Pki()
+    talk = conversation([https(""), m.policy(), certificate(pki, "a.example")], wire="sockets")
+    talk.counts_octets = False
+    talk.client >> b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    talk.until(lambda: not talk.ports[0].state.connections)
+    assert left_of(talk) == Counter()
+    talk.close()
