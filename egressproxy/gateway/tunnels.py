@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.filters.chain import run
 from egressproxy.gateway.admission import HTTP_PORT, default_route, enforce, read_authority, refuse_loops
 from egressproxy.gateway.answers import is_denial
 from egressproxy.gateway.life import Life
@@ -71,7 +72,8 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     if not listener.is_forward or client.tunnel_authority is not None:
         raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "CONNECT is served by forward-proxy listeners alone", status=405)
     authority = x.authority = read_authority(head.target, None)
-    refuse_loops(head, conductor.pseudonym)
+    if head.via:
+        refuse_loops(head, conductor.pseudonym)
     route = route_tunnel(x, listener, authority)
     if route is None:
         speak_http_inside(x, client, authority)
@@ -80,8 +82,11 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     x.route = route.name
     x.series = route.series
     client.start_clock(route.request_s, route.idle_s)
-    if route.chain.request_headers is not None and await conductor.answered_by(route.chain.request_headers, x, client):
-        return False
+    steps = route.chain.request_headers
+    if steps is not None:
+        outcome = run(steps, x)
+        if outcome is not None and await conductor.is_answered(outcome, steps, x, client):
+            return False
     choice = life.choice = route.choose()
     x.backend = choice.backend
     x.series = choice.series
@@ -183,9 +188,7 @@ class ServedTunnel(SocketTunnel):
         self, conductor: Conductor, x: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
         holds_upstream: bool,
     ) -> None:  # fmt: skip
-        super().__init__(
-            conductor.wheel, idle_s=idle_s, guard=guard, guard_s=client.request_headers_s, holds_upstream=holds_upstream
-        )
+        super().__init__(conductor.wheel, idle_s, guard, client.request_headers_s, holds_upstream=holds_upstream)
         self.conductor = conductor
         self.exchange = x
         self.life = client.life
@@ -216,7 +219,7 @@ async def relay(
     """Octets both ways until both ends are gone. Raises Denied where the guard refuses."""
     series = x.series
     tunnel = TransportTunnel(
-        client.driver, conductor.wheel, idle_s=idle_s, guard=guard, guard_s=client.request_headers_s,
+        client.driver, conductor.wheel, idle_s, guard, client.request_headers_s,
         holds_upstream=holds_upstream(guard, through_parent=through_parent),
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out

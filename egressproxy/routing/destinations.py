@@ -16,20 +16,28 @@ from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, 
 
 __all__ = ["DestinationPolicy"]
 
+#: Destinations whose permission is kept, for they are asked for again; a policy never changes.
+MAX_KNOWN = 1024
+
 
 class DestinationPolicy:
-    """Compiled `destinations`. Lookups cost a few dictionary probes, however many entries there are."""
+    """Compiled `destinations`. Lookups cost a few dictionary probes, however many entries there are, and one for a
+    destination that was allowed before.
+    """
 
-    __slots__ = ("_allow", "_deny", "_sources", "denies")
+    __slots__ = ("_allow", "_allowed", "_deny", "_sources", "denies")
 
     def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
         self._deny = _Entries(spec.deny)
         self.denies = bool(spec.deny)  # else there is nothing to ask `denial` for
         self._sources = tuple(sources)
+        self._allowed: dict[tuple[str, int], SniCheck] = {}  # what was asked for and may be reached
 
     def denial(self, authority: Authority) -> Denied | None:
         """The refusal if a `deny` entry matches: holds for routes too."""
+        if not self.denies:
+            return None
         rule = self._deny.find(authority)
         if rule is None:
             return None
@@ -40,6 +48,8 @@ class DestinationPolicy:
 
     def refusal(self, authority: Authority) -> Denied | None:
         """The refusal of a destination that no route matched; None if it is allowed."""
+        if (authority.host, authority.port) in self._allowed:
+            return None
         denied = self.denial(authority)
         if denied is not None:
             return denied
@@ -54,10 +64,17 @@ class DestinationPolicy:
         for group in self._allow:
             if group.find(authority) is None:
                 return self._not_allowed(authority, group.policy or (self._sources[0] if self._sources else "-"))
+        if len(self._allowed) >= MAX_KNOWN:
+            self._allowed.clear()
+        self._allowed[authority.host, authority.port] = self._sni_check(authority)
         return None
 
     def sni_check(self, authority: Authority) -> SniCheck:
         """What the entry that allows this destination says about SNI; ANY only if every level says so."""
+        known = self._allowed.get((authority.host, authority.port))
+        return known if known is not None else self._sni_check(authority)
+
+    def _sni_check(self, authority: Authority) -> SniCheck:
         rules = [group.find(authority) for group in self._allow]
         if rules and all(rule is not None and rule.sni is SniCheck.ANY for rule in rules):
             return SniCheck.ANY

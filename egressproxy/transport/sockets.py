@@ -17,11 +17,11 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from egressproxy.transport.poller import ENDED, READABLE, WRITABLE, Poller
 
-__all__ = ["END_FOLLOWS", "NOT_WATCHED", "Detached", "Socket", "SocketTransport", "break_off"]
+__all__ = ["END_FOLLOWS", "NOT_WATCHED", "Socket", "SocketTransport", "break_off"]
 
 #: The socket itself, without the Python class around it, whose calls take longer.
 Socket = socket.SocketType
@@ -48,14 +48,6 @@ def break_off(sock: Socket) -> None:
     """Its close will be TCP's RST in place of its FIN, which would make what was sent look whole."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-class Detached(NamedTuple):
-    """A socket that was given away: it is watched for `watched` still, and `unsent` comes before anything else."""
-
-    sock: Socket
-    unsent: bytes
-    watched: int
 
 
 class SocketTransport(asyncio.Transport):
@@ -345,8 +337,10 @@ class SocketTransport(asyncio.Transport):
         finally:
             sock.close()
 
-    def detach(self) -> Detached:
-        """Give the socket away. This transport is closing from now on, and its protocol hears nothing more of it."""
+    def detach(self) -> tuple[Socket, bytes | None, int]:
+        """Give the socket away, with what it did not take yet, and what it is still watched for. This transport is
+        closing from now on, and its protocol hears nothing more of it.
+        """
         sock, queue, watched = self._socket, self._queue, self._watched
         assert sock is not None
         assert not self._is_closing
@@ -355,7 +349,7 @@ class SocketTransport(asyncio.Transport):
         self._socket = self._queue = None
         self._queued = 0
         self._protocol = _GONE
-        return Detached(sock, b"".join(queue) if queue is not None else b"", watched)
+        return sock, b"".join(queue) if queue is not None else None, watched
 
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:

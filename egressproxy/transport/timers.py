@@ -50,10 +50,12 @@ class Timer:
 
     def after(self, seconds: float) -> None:
         """Fire so many seconds from now; 0 means never."""
-        if seconds > 0:
-            self.set(self.wheel.now + seconds)
-        else:
+        if seconds <= 0:
             self.at = NEVER
+            return
+        at = self.at = self.wheel.now + seconds
+        if self.slot < 0 or int(at / TICK_S) + 1 < self.slot:
+            self.wheel.insert(self)
 
     def clear(self) -> None:
         self.at = NEVER

@@ -110,7 +110,7 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self._factory = factory
         self._stagger_s = stagger_s
         self._next = 0
-        self._trying: dict[int, tuple[Socket, _Target]] = {}  # by descriptor
+        self._trying: dict[int, tuple[Socket, _Target, tuple[str, int]]] = {}  # by descriptor
         self._failures: list[tuple[_Target, OSError]] = []
         self._stagger: asyncio.TimerHandle | None = None
 
@@ -139,19 +139,20 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         sock = Socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # The text of an address, which is not looked up; never a name.
-            code = sock.connect_ex((str(address), port))
+            place = str(address), port  # the text of an address, which is not looked up; never a name
+            code = sock.connect_ex(place)
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))
-            self._poller.watch(sock.fileno(), WRITABLE, self)
+            fd = sock.fileno()
+            self._poller.watch(fd, WRITABLE, self)
         except BaseException:
             sock.close()
             raise
-        self._trying[sock.fileno()] = sock, target
+        self._trying[fd] = sock, target, place
 
     def ready(self, fd: int, _events: int) -> None:
         """An attempt has succeeded or failed."""
-        sock, target = self._trying.pop(fd)
+        sock, target, place = self._trying.pop(fd)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self._close(sock)
@@ -160,7 +161,7 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
             return
         try:
             protocol = self._factory()
-            transport = SocketTransport(self._poller, sock, protocol, (str(target[0]), target[1]), WRITABLE)
+            transport = SocketTransport(self._poller, sock, protocol, place, WRITABLE)
             transport.start()
         except Exception as error:
             self._close(sock)
@@ -176,7 +177,7 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         """The time for all attempts is over."""
         if self._is_done:
             return
-        silent = [(target, TimeoutError("no answer in time")) for _, target in self._trying.values()]
+        silent = [(target, TimeoutError("no answer in time")) for _, target, _ in self._trying.values()]
         self.set_exception(_fault([*self._failures, *silent]))
 
     def _settle(self) -> None:
@@ -184,9 +185,10 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         if self._stagger is not None:
             self._stagger.cancel()
             self._stagger = None
-        trying, self._trying = self._trying, {}
-        for sock, _ in trying.values():
-            self._close(sock)
+        if self._trying:
+            for sock, _, _ in self._trying.values():
+                self._close(sock)
+            self._trying.clear()
         super()._settle()
 
     def _close(self, sock: Socket) -> None:

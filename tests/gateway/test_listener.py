@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
+
 import pytest
 
 from egressproxy.gateway.listener_state import origin_of
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, TlsClient, certificate, exchange, forward, https
 from tests.support import manifests as m
-from tests.support.conversation import Conversation
+from tests.support.conversation import Conversation, conversation
 from tests.support.pki import Pki
 
 
@@ -54,6 +58,47 @@ def test_an_ipv6_network_of_64_bits_counts_as_one_client(converse: Start, addres
 )
 def test_one_host_has_an_address_or_an_ipv6_network(client: str, origin: str):
     assert origin_of(client) == origin
+
+
+@pytest.mark.parametrize(("code", "reason"), [(errno.EMFILE, "no_descriptor"), (errno.ENOMEM, "no_memory")])
+def test_without_descriptors_or_memory_clients_wait_and_it_is_said_once(
+    code: int, reason: str, caplog: pytest.LogCaptureFixture
+):
+    talk = conversation(forward(), wire="sockets")
+    talk.counts_octets = False
+    talk.expects_failures = True
+    (bound,) = talk.ports
+    real, failures = bound._accept_one, [OSError(code, os.strerror(code)) for _ in range(3)]
+
+    def accept_one() -> object:
+        if failures:
+            raise failures.pop()
+        return real()
+
+    bound._accept_one = accept_one
+    talk.client = talk.connect()
+    exchange(talk)
+    assert not failures
+    assert talk.metrics.connections_rejected == {reason: 3}
+    assert len([record for record in caplog.records if "no connection can be accepted" in record.message]) == 1
+    talk.close()
+
+
+def test_a_listener_that_waits_for_descriptors_may_be_closed():
+    talk = conversation(forward(), wire="sockets")
+    talk.counts_octets = False
+    talk.expects_failures = True
+    (bound,) = talk.ports
+
+    def accept_one() -> object:
+        raise OSError(errno.ENFILE, "too many")
+
+    bound._accept_one = accept_one
+    with socket.create_connection(("127.0.0.1", bound._sock.getsockname()[1])):
+        talk.until(lambda: bool(talk.metrics.connections_rejected))
+        talk.act(bound.stop_accepting)
+        talk.settle()
+    talk.close()
 
 
 # --- TLS with clients ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import parse_authority
-from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
 from egressproxy.spec.policy import DestinationRule, DestinationsSpec, SniCheck
 
 
@@ -106,3 +106,16 @@ def test_sni_is_checked_unless_every_level_says_otherwise():
     assert check((free,), (free,)) is SniCheck.ANY
     assert check((free,), (strict,)) is SniCheck.MATCH
     assert check() is SniCheck.MATCH
+
+
+def test_what_was_allowed_is_known_again_by_host_and_port_and_what_was_refused_is_not():
+    entry = rule("*.a.test", ports=(443,), sni=SniCheck.ANY)
+    policy = DestinationPolicy(DestinationsSpec(allow=((entry,),)))
+    for _ in range(3):
+        for host in range(MAX_KNOWN + 10):
+            allowed = parse_authority(b"h%d.a.test:443" % host, None)
+            assert policy.refusal(allowed) is None
+            assert policy.sni_check(allowed) is SniCheck.ANY
+        assert policy.refusal(parse_authority(b"h1.a.test:80", None)) is not None
+        assert policy.refusal(parse_authority(b"a.test:443", None)) is not None
+        assert len(policy._allowed) <= MAX_KNOWN

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from egressproxy.model.authority import AuthorityError, parse_host
 
-__all__ = ["BadClientHello", "ClientHello", "ClientHelloReader", "NotTls"]
+__all__ = ["BadClientHello", "ClientHello", "ClientHelloReader", "NotTls", "may_start_tls"]
 
 #: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
 MAX_BYTES = 40_960
@@ -80,7 +80,7 @@ class ClientHelloReader:
     def _take_record(self) -> bool:
         """Move the next whole record's octets to the message; False if it is not here yet."""
         head = self.data[self._at : self._at + _RECORD_HEAD]
-        if self._at == 0 and not _may_start_tls(head):
+        if self._at == 0 and not may_start_tls(head):
             raise NotTls("not a TLS record")
         if len(head) > 1 and (head[0] != _HANDSHAKE or head[1] != 3):
             raise BadClientHello("not a TLS handshake record")
@@ -117,7 +117,7 @@ class ClientHelloReader:
         return f"ClientHelloReader({len(self.data)} octets)"
 
 
-def _may_start_tls(head: bytes | bytearray) -> bool:
+def may_start_tls(head: bytes | bytearray) -> bool:
     """Whether some TLS server would go on reading after a connection's first octets (one or more are enough)."""
     return not head or (head[0] in _CONTENT_TYPES and (len(head) == 1 or head[1] < _MAX_MAJOR))
 

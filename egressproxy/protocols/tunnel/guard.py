@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority
-from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls, may_start_tls
 
 __all__ = ["SniGuard"]
 
@@ -35,6 +35,8 @@ class SniGuard:
 
     def feed(self, data: bytes) -> bytes | None:
         """The octets that may go on now (everything held so far), or None while undecided. Raises Denied."""
+        if self._reader is None and not self.must_be_tls and not may_start_tls(data):
+            return data
         self._held = self._held + data if self._held else data
         try:
             return self._judge(data)

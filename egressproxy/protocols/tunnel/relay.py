@@ -27,10 +27,10 @@ class TransportTunnel(Tunnel["TransportEnd"]):
     __slots__ = ("driver",)
 
     def __init__(
-        self, driver: Driver, wheel: TimerWheel, *, idle_s: float, guard: SniGuard | None, guard_s: float,
+        self, driver: Driver, wheel: TimerWheel, idle_s: float, guard: SniGuard | None, guard_s: float, *,
         holds_upstream: bool,
     ) -> None:  # fmt: skip
-        super().__init__(wheel, idle_s=idle_s, guard=guard, guard_s=guard_s, holds_upstream=holds_upstream)
+        super().__init__(wheel, idle_s, guard, guard_s, holds_upstream=holds_upstream)
         self.driver = driver
         self.client = TransportEnd(self)
         self.upstream = TransportEnd(self)

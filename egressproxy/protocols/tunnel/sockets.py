@@ -10,12 +10,10 @@ import socket
 from contextlib import suppress
 
 from egressproxy.errors import Reason
-from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.tunnel import Tunnel
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.poller import ENDED, READABLE, WRITABLE, Poller
-from egressproxy.transport.sockets import END_FOLLOWS, NOT_WATCHED, Socket, SocketTransport, break_off
-from egressproxy.transport.timers import Wheel
+from egressproxy.transport.sockets import END_FOLLOWS, NOT_WATCHED, SocketTransport, break_off
 
 __all__ = ["SocketEnd", "SocketTunnel"]
 
@@ -32,11 +30,6 @@ class SocketTunnel(Tunnel["SocketEnd"]):
     __slots__ = ("poller",)
 
     poller: Poller
-
-    def __init__(
-        self, wheel: Wheel, *, idle_s: float, guard: SniGuard | None, guard_s: float, holds_upstream: bool
-    ) -> None:
-        super().__init__(wheel, idle_s=idle_s, guard=guard, guard_s=guard_s, holds_upstream=holds_upstream)
 
     def over(self) -> None:
         """The tunnel has ended; `octets_in`, `octets_out`, `reason` and `error` say how."""
@@ -77,8 +70,9 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             self.upstream.received(b"".join(upstream.data))
         if upstream.has_ended and not self.is_over:
             self.upstream.ended()
-        self.client.watch()
-        self.upstream.watch()
+        for end in (self.client, self.upstream):
+            if end.watched != READABLE:
+                end.watch()
 
     # --- called by the ends ------------------------------------------------------------------------------------------
     def both_ended(self) -> None:
@@ -152,11 +146,9 @@ class SocketEnd:
     is_lost = False
 
     def __init__(self, tunnel: SocketTunnel, transport: SocketTransport) -> None:
-        detached = transport.detach()
         self.tunnel = tunnel
-        self.sock: Socket = detached.sock
-        self.pending: bytes | memoryview | None = detached.unsent or None
-        self.watched = detached.watched
+        self.pending: bytes | memoryview | None
+        self.sock, self.pending, self.watched = transport.detach()
         self.octets_in = 0
         self.has_ended = False
         self.is_held = False
@@ -273,8 +265,9 @@ class SocketEnd:
         self.is_held = True
 
     def resume_reading(self) -> None:
-        self.is_held = False
-        self.watch()
+        if self.is_held:
+            self.is_held = False
+            self.watch()
 
     def watch(self) -> None:
         """Watch for what is wanted at this moment."""

@@ -62,7 +62,7 @@ class Tunnel(Timer, Generic[E]):
     upstream: E
 
     def __init__(
-        self, wheel: Wheel, *, idle_s: float, guard: SniGuard | None, guard_s: float, holds_upstream: bool
+        self, wheel: Wheel, idle_s: float, guard: SniGuard | None, guard_s: float, *, holds_upstream: bool
     ) -> None:
         """The ends are set before anything else happens. `holds_upstream`: while there is a guard, the upstream is not
         heard; `guard_s` is how long it may take where there has to be a ClientHello.

@@ -65,7 +65,7 @@ class World:
         parked = Parked()
         SocketTransport(poller(), other, parked).start()
         self.result: list[tuple[int, int, Reason]] = []
-        self.tunnel = Joined(self.wheel, idle_s=idle_s, guard=guard, guard_s=10.0, holds_upstream=False)
+        self.tunnel = Joined(self.wheel, idle_s, guard, 10.0, holds_upstream=False)
         self.tunnel.result = self.result
         self.tunnel.start(client, rest, parked, client_has_ended=False)
 
