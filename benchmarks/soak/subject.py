@@ -33,7 +33,7 @@ OTHER_ROUTES = 200
 _GAUGES = re.compile(
     r"^(egress_downstream_connections|egress_tunnels_active|egress_upstream_connections|egress_requests_total"
     r"|egress_config_generation|egress_config_last_reload_success|egress_access_log_dropped_total"
-    r"|egress_event_loop_lag_seconds|egress_request_failures_total)(?:\{([^}]*)\})? ([0-9.e+-]+)$",
+    r"|egress_request_failures_total)(?:\{([^}]*)\})? ([0-9.e+-]+)$",
     re.MULTILINE,
 )
 _REASON = re.compile(r'reason="([^"]*)"')

@@ -19,7 +19,13 @@ from egressproxy.telemetry.process_figures import ProcessFigures
 __all__ = ["Exposition"]
 
 _LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account")
-_BOUND_TEXTS: Final = (*(str(bound) for bound in BUCKETS_S), "+Inf")
+
+
+def _bound_texts(bounds: Iterable[float]) -> tuple[str, ...]:
+    return (*map(str, bounds), "+Inf")
+
+
+_DURATION_TEXTS: Final = _bound_texts(BUCKETS_S)
 
 
 class Exposition:
@@ -88,7 +94,7 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
         ):
             for word, count in sorted(dict(by_word).items()):
                 family.add_metric((*labels, word), count)
-        durations.add_metric(labels, _cumulative(tuple(series.buckets)), series.duration_sum_s)
+        durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.buckets)), series.duration_sum_s)
         octets.add_metric((*labels, "in"), series.bytes_in)
         octets.add_metric((*labels, "out"), series.bytes_out)
         tunnels.add_metric(labels, series.tunnels_active)
@@ -124,6 +130,9 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     for name, reading in counts.readings.items():
         family = CounterMetricFamily if reading.kind is Kind.COUNTER else GaugeMetricFamily
         yield family(name, reading.description, reading.value)
+    for name, histogram in counts.histograms.items():
+        buckets = _cumulative(_bound_texts(histogram.bounds), histogram.buckets)
+        yield HistogramMetricFamily(name, histogram.description, buckets, histogram.sum_s)
 
 
 def _workers(workers: Iterable[ProcessFigures]) -> Iterator[Metric]:
@@ -144,10 +153,10 @@ def _counter(name: str, description: str, label: str, values: dict[str, int]) ->
     return family
 
 
-def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
+def _cumulative(bounds: tuple[str, ...], buckets: tuple[int, ...]) -> list[tuple[str, float]]:
     total = 0
     made: list[tuple[str, float]] = []
-    for bound, count in zip(_BOUND_TEXTS, buckets, strict=True):
+    for bound, count in zip(bounds, buckets, strict=True):
         total += count
         made.append((bound, total))
     return made

@@ -1,46 +1,52 @@
-"""How late the event loop is: a timer asks twice a second, and the worst answer since the last scrape is the gauge."""
+"""How late the event loop is. The timer wheel's tick is the probe, so that an idle process does not wake up for it."""
 
 from __future__ import annotations
 
-import asyncio
-import time
+from bisect import bisect_left
 from typing import Final
 
-__all__ = ["LoopLag"]
+from egressproxy.transport.timers import TICK_S
 
-INTERVAL_S: Final = 0.5
+__all__ = ["LAG_BUCKETS_S", "LoopLag"]
+
+#: Upper bounds of the histogram. A tick's time is exact to a millisecond, which is how the loop counts.
+LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 
 
 class LoopLag:
-    """`start` on the loop to watch; `take` gives the longest delay in seconds since it was last asked."""
+    """`tick` is for `TimerWheel.watch`; the rest is for a scrape."""
 
-    __slots__ = ("_due", "_loop", "_timer", "_worst_s")
+    __slots__ = ("_buckets", "_sum_s", "_worst_s")
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
+        self._buckets = [0] * (len(LAG_BUCKETS_S) + 1)
+        self._sum_s = 0.0
         self._worst_s = 0.0
 
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._arm()
+    def tick(self, late_s: float, took_s: float) -> None:
+        """One tick, and those that had to be left out because of it: each would have come so much later than its time.
 
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        With them, the share of ticks that were late is the share of the time in which the loop was. What the tick
+        itself took (many deadlines at once) counts for the worst alone: all probes would wait for it, few clients do.
+        """
+        self._worst_s = max(self._worst_s, late_s + took_s)
+        if late_s > LAG_BUCKETS_S[-1]:  # the process was stopped, perhaps for hours
+            beyond = int((late_s - LAG_BUCKETS_S[-1]) / TICK_S)
+            self._buckets[-1] += beyond
+            self._sum_s += beyond * (late_s - TICK_S * (beyond - 1) / 2)
+            late_s -= beyond * TICK_S
+        while True:
+            self._buckets[bisect_left(LAG_BUCKETS_S, late_s)] += 1
+            self._sum_s += max(late_s, 0.0)
+            late_s -= TICK_S
+            if late_s <= 0:
+                return
 
-    def take(self) -> float:
+    def counted(self) -> tuple[tuple[int, ...], float]:
+        """The ticks in each bucket, the last of which has no bound, and the sum of their delays in seconds."""
+        return tuple(self._buckets), self._sum_s
+
+    def take_worst(self) -> float:
+        """The longest delay in seconds since this was last asked."""
         worst, self._worst_s = self._worst_s, 0.0
         return worst
-
-    def _arm(self) -> None:
-        assert self._loop is not None
-        # The clock, not loop.time(): uvloop's stands still during one turn of the loop.
-        self._due = time.monotonic() + INTERVAL_S
-        self._timer = self._loop.call_later(INTERVAL_S, self._tick)
-
-    def _tick(self) -> None:
-        self._worst_s = max(self._worst_s, time.monotonic() - self._due)
-        self._arm()

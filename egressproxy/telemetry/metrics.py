@@ -26,6 +26,8 @@ __all__ = [
     "DownstreamSource",
     "FilterCounts",
     "FilterSource",
+    "Histogram",
+    "HistogramSource",
     "Metrics",
     "Reading",
     "Series",
@@ -94,6 +96,8 @@ UpstreamSource = Callable[[], Iterable[tuple[str, int, int]]]
 #: Yields (gateway, listener, open connections).
 DownstreamSource = Callable[[], Iterable[tuple[str, str, int]]]
 FilterSource = Callable[[], Iterable[FilterCounts]]
+#: Gives the count of each bucket, one more than there are bounds, and the sum in seconds.
+HistogramSource = Callable[[], tuple[tuple[int, ...], float]]
 
 
 def logged_status(x: Exchange) -> int:
@@ -195,6 +199,21 @@ class Reading:
     value: float
 
 
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often something took how long. `buckets` has one more than there are upper `bounds`; a counter, all of it."""
+
+    description: str
+    bounds: tuple[float, ...]
+    buckets: tuple[int, ...]
+    sum_s: float
+
+    def plus(self, other: Histogram) -> Histogram:
+        """With what another process counted under the same bounds."""
+        buckets = tuple(mine + others for mine, others in zip(self.buckets, other.buckets, strict=True))
+        return replace(self, buckets=buckets, sum_s=self.sum_s + other.sum_s)
+
+
 @dataclass(slots=True)
 class Counts:
     """Everything that was counted up to now, by one process or, added up, by several. Can be sent in a pickle.
@@ -210,6 +229,7 @@ class Counts:
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     readings: dict[str, Reading] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def add(self, other: Counts) -> None:
         for labels, series in other.series.items():
@@ -229,6 +249,9 @@ class Counts:
                 both = (before.value, reading.value)
                 reading = replace(reading, value=max(both) if reading.kind is Kind.PEAK else sum(both))
             self.readings[name] = reading
+        for name, histogram in other.histograms.items():
+            known = self.histograms.get(name)
+            self.histograms[name] = histogram if known is None else known.plus(histogram)
 
     def keep_peaks(self, earlier: Counts) -> None:
         """The highest values of what was counted earlier, and not shown yet, still count."""
@@ -273,6 +296,7 @@ class Metrics:
         self._downstream_sources: list[DownstreamSource] = []
         self._filter_sources: list[FilterSource] = []
         self._readings: list[tuple[str, Kind, str, Callable[[], float]]] = []
+        self._histograms: list[tuple[str, str, tuple[float, ...], HistogramSource]] = []
         self.add_gauge(
             "egress_config_generation", "Configurations put into service, from 1.", lambda: self.config_generation
         )
@@ -352,6 +376,10 @@ class Metrics:
         """A gauge that `read` starts anew: the highest value since the last time."""
         self._readings.append((name, Kind.PEAK, description, read))
 
+    def add_histogram(self, name: str, description: str, bounds: tuple[float, ...], read: HistogramSource) -> None:
+        """`bounds` are upper bounds in seconds, rising."""
+        self._histograms.append((name, description, bounds, read))
+
     # reading
 
     def gather(self) -> Counts:
@@ -377,11 +405,16 @@ class Metrics:
             downstream,
             filters,
             dict(_read_all([self._read_readings])),
+            dict(_read_all([self._read_histograms])),
         )
 
     def _read_readings(self) -> Iterator[tuple[str, Reading]]:
         for name, kind, description, read in self._readings:
             yield name, Reading(kind, description, read())
+
+    def _read_histograms(self) -> Iterator[tuple[str, Histogram]]:
+        for name, description, bounds, read in self._histograms:
+            yield name, Histogram(description, bounds, *read())
 
 
 def _filter_results(counts: FilterCounts) -> Iterator[tuple[str, int]]:

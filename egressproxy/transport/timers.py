@@ -90,10 +90,15 @@ class Deadline(Timer):
 
 
 class TimerWheel:
-    """The wheel. `start()` once on the loop; `advance(now)` is the pure heart of it, for tests."""
+    """The wheel. `start()` once on the loop; `advance(now)` is the pure heart of it, for tests.
+
+    `watch` is told, at the end of every tick, how many seconds late it began and how many it took.
+    """
 
     def __init__(self) -> None:
         self.now = time.monotonic()
+        self.watch: Callable[[float, float], None] | None = None
+        self._due = self.now
         self._slots: dict[int, set[Timer]] = {}
         self._looked = int(self.now / TICK_S)
         self._handle: asyncio.TimerHandle | None = None
@@ -101,6 +106,7 @@ class TimerWheel:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._due = time.monotonic()
         self._tick()
 
     def stop(self) -> None:
@@ -159,5 +165,10 @@ class TimerWheel:
     def _tick(self) -> None:
         if self._loop is None:
             return
+        # The clock, not loop.time(): uvloop's stands still during one turn of the loop.
+        now = time.monotonic()
+        late_s, self._due = now - self._due, now + TICK_S
         self._handle = self._loop.call_later(TICK_S, self._tick)
-        self.advance(time.monotonic())
+        self.advance(now)
+        if self.watch is not None:
+            self.watch(late_s, time.monotonic() - now)

@@ -18,7 +18,7 @@ from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.access_log import AccessLog
-from egressproxy.telemetry.loop_lag import LoopLag
+from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 from egressproxy.transport.listening import BindError
@@ -47,8 +47,8 @@ class Worker:
         self.access_log = AccessLog(access_log, turn=turn)
         self.metrics = metrics
         self.gateway = Gateway(Catalog(tally=tally), self.metrics, self.access_log, pseudonym, bind)
-        self._lag = LoopLag()
-        self._lag.start()
+        lag = LoopLag()
+        self.gateway.wheel.watch = lag.tick
         self.metrics.add_counter(
             "egress_access_log_dropped_total", "Access log lines that could not be written.",
             lambda: self.access_log.dropped,
@@ -57,7 +57,13 @@ class Worker:
             "egress_access_log_suppressed_total", "Access log lines of denials that were left out in a flood.",
             lambda: self.access_log.suppressed,
         )  # fmt: skip
-        self.metrics.add_peak("egress_event_loop_lag_seconds", "Longest delay since the last scrape.", self._lag.take)
+        self.metrics.add_histogram(
+            "egress_event_loop_lag_seconds", "How late the event loop was, ten times a second.",
+            LAG_BUCKETS_S, lag.counted,
+        )  # fmt: skip
+        self.metrics.add_peak(
+            "egress_event_loop_lag_max_seconds", "Longest delay since the last scrape.", lag.take_worst
+        )
 
     async def prepare(self, octets: bytes, generation: int) -> Snapshot:
         """Build a configuration (see `fleet.Configuration`) beside what is in service. Raises one of REFUSALS."""
@@ -71,7 +77,6 @@ class Worker:
             gc.enable()
 
     def close(self) -> None:
-        self._lag.stop()
         self.access_log.close()
 
 

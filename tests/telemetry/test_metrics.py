@@ -211,9 +211,9 @@ def test_a_source_that_raises_takes_nothing_else_away(caplog: pytest.LogCaptureF
 def test_numbers_that_others_keep_are_shown_under_their_names():
     metrics = Metrics("1")
     metrics.add_counter("egress_access_log_dropped", "Lines lost.", lambda: 4)
-    metrics.add_gauge("egress_event_loop_lag_seconds", "Lag.", lambda: 0.25)
+    metrics.add_gauge("egress_event_loop_lag_max_seconds", "Lag.", lambda: 0.25)
     assert value(metrics, "egress_access_log_dropped_total") == 4
-    assert value(metrics, "egress_event_loop_lag_seconds") == 0.25
+    assert value(metrics, "egress_event_loop_lag_max_seconds") == 0.25
 
 
 def test_the_process_and_the_build_are_shown():
@@ -266,7 +266,7 @@ def counted(lag_s: float, dropped: int, tunnels: int) -> Counts:
     metrics.count_dns("hit")
     metrics.add_upstream_source(lambda: [("b", 2, 1)])
     metrics.add_downstream_source(lambda: [("g", "l", 3)])
-    metrics.add_peak("egress_event_loop_lag_seconds", "Lag.", lambda: lag_s)
+    metrics.add_peak("egress_event_loop_lag_max_seconds", "Lag.", lambda: lag_s)
     metrics.add_counter("egress_access_log_dropped", "Lines lost.", lambda: dropped)
     return metrics.gather()
 
@@ -296,7 +296,7 @@ def test_what_several_processes_counted_is_added_up():
     assert found["egress_downstream_connections"] == 6
     assert found["egress_tunnels_active"] == 5
     assert found["egress_access_log_dropped_total"] == 3
-    assert found["egress_event_loop_lag_seconds"] == 0.3, "the worst, not the sum"
+    assert found["egress_event_loop_lag_max_seconds"] == 0.3, "the worst, not the sum"
 
 
 def test_adding_changes_nothing_of_what_is_added():
@@ -316,7 +316,7 @@ def test_of_a_process_that_has_ended_the_counters_stay():
     gone = {name for name in before if found.get(name, 0) != before[name]}
     assert gone == {
         "egress_tunnels_active", "egress_upstream_connections", "egress_downstream_connections",
-        "egress_event_loop_lag_seconds", "egress_config_generation", "egress_config_last_reload_success",
+        "egress_event_loop_lag_max_seconds", "egress_config_generation", "egress_config_last_reload_success",
         "egress_config_last_reload_timestamp_seconds",
     } - {name for name in before if not before[name]}  # fmt: skip
 
@@ -324,7 +324,7 @@ def test_of_a_process_that_has_ended_the_counters_stay():
 def test_a_peak_lasts_until_it_was_shown():
     later = counted(0.1, 1, 1)
     later.keep_peaks(counted(0.3, 1, 1))
-    assert later.readings["egress_event_loop_lag_seconds"].value == 0.3
+    assert later.readings["egress_event_loop_lag_max_seconds"].value == 0.3
     later.forget_peaks()
-    assert later.readings["egress_event_loop_lag_seconds"].value == 0.0
+    assert later.readings["egress_event_loop_lag_max_seconds"].value == 0.0
     assert later.readings["egress_access_log_dropped"].value == 1

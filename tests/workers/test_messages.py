@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.telemetry.metrics import Counts, Kind, Metrics, Reading
+from egressproxy.telemetry.metrics import Counts, Histogram, Kind, Metrics, Reading
 from egressproxy.workers.messages import Begin, Begun, Build, Counted, Drain, Listen, NotBuilt, decode, encode
 
 
@@ -31,11 +31,13 @@ def test_counts_come_back():
     metrics.series("g", "r", "b").attempt("ok")
     metrics.count_dns("hit")
     metrics.add_peak("lag", "Lag.", lambda: 0.25)
+    metrics.add_histogram("lags", "Lag.", (0.1, 1.0), lambda: ((3, 2, 1), 4.5))
     found = decode(encode(Counted(3, metrics.gather(), True)))
     assert isinstance(found.part, Counts)
     assert found.part.series["g", "r", "b", "-", "-"].attempts == {"ok": 1}
     assert found.part.dns_lookups == {"hit": 1}
     assert found.part.readings["lag"] == Reading(Kind.PEAK, "Lag.", 0.25)
+    assert found.part.histograms["lags"] == Histogram("Lag.", (0.1, 1.0), (3, 2, 1), 4.5)
 
 
 @pytest.mark.parametrize("value", [Path("/"), print, subclass := type("Own", (), {})])

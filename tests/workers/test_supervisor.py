@@ -17,7 +17,7 @@ from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
 from egressproxy.spec.packing import pack
 from egressproxy.spec.policy import ExtensionSpec
 from egressproxy.spec.route import WeightedBackend
-from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.workers import supervisor as module
 from egressproxy.workers.fleet import Configuration, Refused
 from egressproxy.workers.supervisor import Supervisor
@@ -171,7 +171,24 @@ async def test_what_a_worker_counted_stays_when_it_is_gone(fleet: Supervisor):
     counts = await fleet.counts()
     assert counts.readings["egress_workers"].value == 2
     assert counts.readings["egress_worker_restarts"].value == 2
-    assert counts.readings["egress_event_loop_lag_seconds"].value >= 0
+    assert counts.readings["egress_event_loop_lag_max_seconds"].value >= 0
+
+
+async def test_the_lag_of_all_workers_is_added_up(fleet: Supervisor):
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+
+    def ticks(counts: Counts) -> int:
+        return sum(counts.histograms["egress_event_loop_lag_seconds"].buckets)
+
+    async with asyncio.timeout(10):
+        while True:
+            total = ticks(await fleet.counts())
+            each = [ticks(handle.counts) for handle in fleet._serving()]
+            if len(each) == 2 and all(each):
+                break
+            await asyncio.sleep(0.05)
+    assert total == sum(each)
 
 
 async def test_a_place_that_cannot_be_bound_leaves_nothing_bound(fleet: Supervisor):
