@@ -65,8 +65,8 @@ class HeaderPolicy(Filter):
     def __init__(self, context: FilterContext) -> None:
         config = context.config
         assert isinstance(config, HeaderPolicyConfig)
-        self._request = _Editor(config.request)
-        self._response = _Editor(config.response)
+        self._request = _Edits(config.request)
+        self._response = _Edits(config.response)
         phases = set()
         if context.phase in _REQUEST_PHASES:
             if self._request:
@@ -83,8 +83,11 @@ class HeaderPolicy(Filter):
         self.runs_in = frozenset(phases)
 
     def request_headers(self, x: Exchange) -> None:
-        fields = x.request.fields
-        fields.block = self._request.edited(fields.block)
+        fields, edits = x.request.fields, self._request
+        block = fields.block
+        if edits.cut is not None:
+            block = edits.cut.sub(b"", block)
+        fields.block = block + edits.block
 
     def backend_request(self, x: Exchange) -> None:
         self.request_headers(x)
@@ -93,25 +96,25 @@ class HeaderPolicy(Filter):
         self.response_headers(x)
 
     def response_headers(self, x: Exchange) -> None:
-        fields = x.response.fields
-        fields.block = self._response.edited(fields.block)
+        fields, edits = x.response.fields, self._response
+        block = fields.block
+        if edits.cut is not None:
+            block = edits.cut.sub(b"", block)
+        fields.block = block + edits.block
 
 
-class _Editor:
-    """Edits, compiled. False where there is nothing to do."""
+class _Edits:
+    """Edits, compiled: the pattern of the lines to remove (None: no line), and the lines to append."""
 
-    __slots__ = ("_block", "_cut")
+    __slots__ = ("block", "cut")
 
     def __init__(self, edits: HeaderEdits) -> None:
         names = frozenset(name.lower().encode() for name in (*(v.name for v in edits.set), *edits.remove))
-        self._cut: re.Pattern[bytes] | None = cutter(names) if names else None
-        self._block = Fields.of((v.name.encode(), v.value.encode()) for v in (*edits.set, *edits.add)).block
+        self.cut: re.Pattern[bytes] | None = cutter(names) if names else None
+        self.block = Fields.of((v.name.encode(), v.value.encode()) for v in (*edits.set, *edits.add)).block
 
     def __bool__(self) -> bool:
-        return self._cut is not None or bool(self._block)
-
-    def edited(self, block: bytes) -> bytes:
-        return (self._cut.sub(b"", block) if self._cut is not None else block) + self._block
+        return self.cut is not None or bool(self.block)
 
 
 HEADER_POLICY = FilterType(

@@ -124,14 +124,16 @@ class Flow(asyncio.Protocol):
         """Send at the end of this turn of the loop, together with whatever else is sent until then."""
         size = len(data)
         self.octets_out += size
-        if not self._unflushed:
-            self._unflushed_octets = 0
+        pieces = self._unflushed
+        if pieces:
+            size += self._unflushed_octets
+        else:
             if self._poller is None:
                 self._poller = poller()
             self._poller.flush_later(self)
-        self._unflushed.append(data)
-        self._unflushed_octets += size
-        if self._unflushed_octets > COPY_LIMIT:
+        pieces.append(data)
+        self._unflushed_octets = size
+        if size > COPY_LIMIT:
             self.flush()  # so that back-pressure is felt within a turn, too
 
     def send_body(self, data: bytes) -> None:

@@ -31,12 +31,13 @@ class Wheel(Protocol):
 class Timer:
     """One moment in the future, at which `passed()` is called once unless it was moved or cleared."""
 
-    __slots__ = ("at", "slot", "wheel")
+    __slots__ = ("at", "looked_at", "slot", "wheel")
 
     def __init__(self, wheel: Wheel) -> None:
         self.wheel = wheel
         self.at = NEVER
         self.slot = -1  # the tick at which the wheel will look at this timer; -1: at none
+        self.looked_at = NEVER  # when that tick begins: a move to any later time needs nothing more
 
     def passed(self) -> None:
         """The moment is over."""
@@ -45,16 +46,13 @@ class Timer:
     def set(self, at: float) -> None:
         """Fire at this monotonic time (seconds), instead of any earlier one."""
         self.at = at
-        if self.slot < 0 or int(at / TICK_S) + 1 < self.slot:  # a move within its slot needs no second entry
+        if at < self.looked_at:
             self.wheel.insert(self)
 
     def after(self, seconds: float) -> None:
         """Fire so many seconds from now; 0 means never."""
-        if seconds <= 0:
-            self.at = NEVER
-            return
-        at = self.at = self.wheel.now + seconds
-        if self.slot < 0 or int(at / TICK_S) + 1 < self.slot:
+        self.at = at = self.wheel.now + seconds if seconds > 0 else NEVER
+        if at < self.looked_at:
             self.wheel.insert(self)
 
     def clear(self) -> None:
@@ -120,6 +118,7 @@ class TimerWheel:
         if timer.slot >= 0:
             self.remove(timer)
         timer.slot = slot
+        timer.looked_at = (slot - 1) * TICK_S
         found = self._slots.get(slot)
         if found is None:
             self._slots[slot] = {timer}
@@ -132,6 +131,7 @@ class TimerWheel:
         if found is not None:
             found.discard(timer)
         timer.slot = -1
+        timer.looked_at = NEVER
 
     def advance(self, now: float) -> None:
         """Fire everything that is due at `now`. A callback's exception reaches the loop's handler alone."""
@@ -149,6 +149,7 @@ class TimerWheel:
 
     def _look(self, timer: Timer, now: float) -> None:
         timer.slot = -1
+        timer.looked_at = NEVER
         if timer.at == NEVER:
             return
         if timer.at > now:

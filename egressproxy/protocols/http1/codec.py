@@ -209,7 +209,11 @@ class _Reader:
         if end - at > self._fewest_octets and buffer.count(b"\n", at, end) > self._limits.max_fields + 2:
             return self._head_parts_by_two(buffer, at)
         first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(b"")
-        self._used_up(buffer, at, end)
+        if end == len(buffer) and end - at <= self._most_octets:
+            self._buffer = b""
+            self._at = self._scanned = 0
+        else:
+            self._used_up(buffer, at, end)
         return first, second, third, block + more + more2 + more3, (name, value, name2, value2, name3, value3)
 
     def _head_parts_by_two(self, buffer: bytes, at: int) -> tuple[bytes, bytes, bytes, bytes, HopFields] | None:

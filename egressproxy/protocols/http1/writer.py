@@ -28,6 +28,8 @@ __all__ = [
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TUNNEL_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+#: Methods that anticipate content: where there is none, its length is said to be 0 (RFC 9110 section 8.6).
+_WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
 #: "HTTP/1.1 404 " by status.
 _STATUS_STARTS = tuple(b"HTTP/1.1 %d " % status for status in range(1000))
 PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
@@ -56,7 +58,7 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
     method = head.method
     if head.body == CHUNKED:
         tail += b"\r\nTransfer-Encoding: chunked"
-    elif head.body > 0 or method == b"POST" or method == b"PUT" or method == b"PATCH":
+    elif head.body or method in _WITH_CONTENT:
         tail += b"\r\nContent-Length: %d" % head.body
     if head.upgrade:
         tail += b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
