@@ -82,7 +82,7 @@ def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
 
 
 class ResponseHop:
-    """What a response's fields of this hop and of the framing said, read together. Never changed."""
+    """What a response's fields of this hop and of the framing said, read together. Shared by heads."""
 
     __slots__ = (
         "coding",
@@ -91,6 +91,7 @@ class ResponseHop:
         "is_framing_repeated",
         "length",
         "named",
+        "octets",
         "upgrade",
         "via",
     )
@@ -101,6 +102,7 @@ class ResponseHop:
         self.http_1_0 = False
         self.is_framing_repeated = False
         self.length: bytes | None = None  # Content-Length
+        self.octets = -1  # what it says, once somebody has asked
         self.named: frozenset[bytes] = frozenset()  # names (lower-case) that Connection listed beyond the usual ones
         self.upgrade = b""
         self.via = b""  # received Via values, joined by ", "
@@ -155,7 +157,7 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
     head.upgrade = hop.upgrade
     head.via = hop.via
     length, coding = hop.length, hop.coding
-    if status < 200 or status == 204 or (method == b"CONNECT" and status < 300):
+    if status < 200 or status == 204 or (status < 300 and method == b"CONNECT"):
         pass  # no body, and what the framing fields say is void
     elif hop.is_framing_repeated:
         raise Malformed(Reason.BAD_FRAMING, "a framing field is repeated")
@@ -167,7 +169,9 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
             raise Malformed(Reason.BAD_FRAMING, "Transfer-Encoding beside Content-Length, or in HTTP/1.0")
         head.body = read_transfer_encoding(coding)
     elif length is not None:
-        head.body = read_content_length(length)
+        if hop.octets < 0:
+            hop.octets = read_content_length(length)
+        head.body = hop.octets
     else:
         head.body = UNTIL_CLOSE
         head.connection_close = True

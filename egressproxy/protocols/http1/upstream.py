@@ -112,7 +112,7 @@ class UpstreamConnection(Flow):
 
     @property
     def is_reusable(self) -> bool:
-        """After an exchange: whether another may follow on this connection."""
+        """After an exchange: whether another may follow on this connection, unless it is leaving."""
         head = self.head
         return (
             self.has_ended
@@ -124,8 +124,6 @@ class UpstreamConnection(Flow):
             and not self.reader.buffered
             and not self.is_write_blocked
             and not self._unflushed  # an answer that came before the request was sent answers something else
-            and not self.is_lost
-            and not self.transport.is_closing()
         )
 
     def begin(self, driver: Driver, method: bytes, *, is_chunked: bool, has_body: bool) -> None:
