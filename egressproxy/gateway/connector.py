@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_address
+from types import MappingProxyType
 
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
@@ -29,7 +30,7 @@ from egressproxy.upstream.dialer import Dialer, abandon
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["Connector", "Network", "Place", "Target"]
+__all__ = ["NO_PORTS", "Connector", "Network", "Place", "Target"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
@@ -38,6 +39,7 @@ MAX_TARGETS = 1024
 #: How many are freed at one time.
 FREED_TARGETS = 64
 DEFAULT_TLS = BackendTlsSpec()
+NO_PORTS: Mapping[str, Collection[int]] = MappingProxyType({})
 LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
 
 
@@ -102,7 +104,11 @@ class Network:
 
 
 class Connector:
-    """Gives connections to a backend. One per ConnectionSpec."""
+    """Gives connections to a backend. One per ConnectionSpec.
+
+    `served_ports`: by hostname of an Fqdn backend, the ports under which a client of a forward proxy may name it. All
+    connectors without one share an empty one, and all routes to one connector have its own.
+    """
 
     def __init__(self, spec: ConnectionSpec, network: Network) -> None:
         self.spec = spec
@@ -120,8 +126,10 @@ class Connector:
         backend = spec.backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
         self._fixed: Target | None = None
+        self.served_ports = NO_PORTS
         if backend.destination is Destination.FQDN:
             self._fixed = self._target(backend.hostname, backend.port, backend.tls)
+            self.served_ports = {backend.hostname: (backend.port, 80) if backend.tls else (backend.port,)}
 
     # --- where to ----------------------------------------------------------------------------------------------
     def target(self, x: Exchange) -> Target:

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.chain import Chain
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.connector import Connector
+from egressproxy.gateway.connector import NO_PORTS, Connector
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostTable
 from egressproxy.routing.table import HttpTable
-from egressproxy.spec.backend import ConnectionSpec, Destination
+from egressproxy.spec.backend import ConnectionSpec
 from egressproxy.spec.gateway import ListenerSpec
 from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.telemetry.metrics import Series
@@ -134,14 +134,16 @@ class Route:
         return f"Route({self.name}, {len(self.choices)} choices)"
 
 
-def served_ports(choices: Sequence[Choice]) -> dict[str, set[int]]:
+def served_ports(choices: Sequence[Choice]) -> Mapping[str, Collection[int]]:
     """By hostname of an Fqdn backend: the ports under which a client may name it."""
+    each = [choice.connector.served_ports for choice in choices if choice.connector is not None]
+    if len(each) <= 1:
+        return each[0] if each else NO_PORTS
     ports: dict[str, set[int]] = {}
-    for choice in choices:
-        backend = choice.connector.spec.backend if choice.connector is not None else None
-        if backend is not None and backend.destination is Destination.FQDN:
-            ports.setdefault(backend.hostname, set()).update((backend.port, 80) if backend.tls else (backend.port,))
-    return ports
+    for served in each:
+        for host, numbers in served.items():
+            ports.setdefault(host, set()).update(numbers)
+    return ports or NO_PORTS
 
 
 class Listener:

@@ -70,6 +70,11 @@ _OK: Final = Reason.OK
 #: gateway, route, backend, namespace, service account.
 Labels = tuple[str, str, str, str, str]
 
+#: What every series counts in before there was anything: shared, and so never written to.
+_NO_STATUS: Final[dict[int, int]] = {}
+_NO_WORD: Final[dict[str, int]] = {}
+_NO_BUCKETS: Final = [0] * (len(BUCKETS_S) + 1)
+
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 
@@ -108,7 +113,8 @@ def logged_status(x: Exchange) -> int:
 class Series:
     """The counters of one label set. The conductor calls `observe` exactly once per exchange or tunnel, at its end.
 
-    `tunnels_active` is raised and lowered by the conductor; `attempts` by `attempt`.
+    `tunnels_active` is raised and lowered by the conductor; `attempts` by `attempt`. Of thousands of routes most are
+    never asked for: what a series counts in is made when there is something to count.
     """
 
     __slots__ = (
@@ -125,49 +131,52 @@ class Series:
         "would_deny",
     )
 
-    def __init__(
-        self, gateway: str, route: str, backend: str, namespace: str = "-", service_account: str = "-"
-    ) -> None:
-        self.labels = (gateway, route, backend, namespace, service_account)
-        self.requests: dict[int, int] = {}
-        self.buckets = [0] * (len(BUCKETS_S) + 1)
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
+        self.requests = _NO_STATUS
+        self.buckets = _NO_BUCKETS
         self.duration_sum_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
-        self.denied: dict[str, int] = {}
-        self.would_deny: dict[str, int] = {}
-        self.failures: dict[str, int] = {}
+        self.denied = self.would_deny = self.failures = self.attempts = _NO_WORD
         self.tunnels_active = 0
-        self.attempts: dict[str, int] = {}
 
     def observe(self, x: Exchange) -> None:
         status = x.status or logged_status(x)
         try:
             self.requests[status] += 1
         except KeyError:
-            self.requests[status] = 1
+            self.requests = {**self.requests, status: 1}
+            if self.buckets is _NO_BUCKETS:
+                self.buckets = [0] * len(_NO_BUCKETS)
         duration = x.ended_at - x.started_at
         self.buckets[bisect_left(BUCKETS_S, duration)] += 1
         self.duration_sum_s += duration
         self.bytes_in += x.bytes_in
         self.bytes_out += x.bytes_out
         if x.reason is not _OK:
-            _count(self.denied if x.denied else self.failures, x.reason.value)
+            if x.denied:
+                self.denied = _with_one(self.denied, x.reason.value)
+            else:
+                self.failures = _with_one(self.failures, x.reason.value)
         if x.would_deny:
             for reason in x.would_deny:
-                _count(self.would_deny, reason.value)
+                self.would_deny = _with_one(self.would_deny, reason.value)
 
     def attempt(self, result: str) -> None:
         """One attempt to reach the backend ended: "ok" or the Reason's value."""
-        self.attempts[result] = self.attempts.get(result, 0) + 1
+        try:
+            self.attempts[result] += 1
+        except KeyError:
+            self.attempts = {**self.attempts, result: 1}
 
     def add(self, other: Series) -> None:
         """Take the numbers of the same labels in another process into this one."""
-        _add(self.requests, other.requests)
-        _add(self.denied, other.denied)
-        _add(self.would_deny, other.would_deny)
-        _add(self.failures, other.failures)
-        _add(self.attempts, other.attempts)
+        self.requests = _sum(self.requests, other.requests)
+        self.denied = _sum(self.denied, other.denied)
+        self.would_deny = _sum(self.would_deny, other.would_deny)
+        self.failures = _sum(self.failures, other.failures)
+        self.attempts = _sum(self.attempts, other.attempts)
         self.buckets = [mine + others for mine, others in zip(self.buckets, other.buckets, strict=True)]
         self.duration_sum_s += other.duration_sum_s
         self.bytes_in += other.bytes_in
@@ -235,7 +244,7 @@ class Counts:
         for labels, series in other.series.items():
             mine = self.series.get(labels)
             if mine is None:
-                mine = self.series[labels] = Series(*labels)
+                mine = self.series[labels] = Series(labels)
             mine.add(series)
         _add(self.dns_lookups, other.dns_lookups)
         _add(self.connections_rejected, other.connections_rejected)
@@ -330,7 +339,7 @@ class Metrics:
             if self._identity_series >= MAX_IDENTITY_SERIES and namespace != OVERFLOW:
                 return self.series(gateway, route, backend, OVERFLOW, OVERFLOW)
             self._identity_series += 1
-        made = self._series[key] = Series(*key)
+        made = self._series[key] = Series(key)
         return made
 
     def count_dns(self, result: str) -> None:
@@ -440,6 +449,20 @@ def _read_all(sources: Iterable[Callable[[], Iterable[_T]]]) -> list[_T]:
 def _add(mine: dict[_K, int], others: Mapping[_K, int]) -> None:
     for key, count in others.items():
         mine[key] = mine.get(key, 0) + count
+
+
+def _sum(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:
+    made = dict(mine)
+    _add(made, others)
+    return made
+
+
+def _with_one(counts: dict[str, int], key: str) -> dict[str, int]:
+    """With one more of `key`: the same, or another where this is the first."""
+    if key in counts:
+        counts[key] += 1
+        return counts
+    return {**counts, key: 1}
 
 
 def _count(counts: dict[str, int], key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +134,33 @@ def test_a_series_that_saw_nothing_is_not_shown():
     metrics = Metrics("1")
     metrics.series("g", "never", "b")
     assert b"never" not in exposition(metrics)[0]
+
+
+def test_a_series_that_saw_nothing_is_small_and_shares_nothing_that_counts():
+    metrics = Metrics("1")
+    tracemalloc.start()
+    try:
+        made = [metrics.series("g", "r", f"b{number}") for number in range(1000)]
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size / len(made) < 500, "octets for a series, its name and its place among the others"
+    x = exchange(503, Reason.UPSTREAM_RESET, would_deny=[Reason.ADDRESS_DENIED])
+    made[0].observe(x)
+    made[1].observe(exchange(403, Reason.DESTINATION_DENIED, denied=True))
+    made[2].attempt("ok")
+    made[3].add(made[0])
+    made[4].tunnels_active = 1
+    made[4].add(made[2])
+    made[4].observe(x)
+    assert not any(series.is_used for series in made[5:])
+    unused = made[5]
+    counted = (unused.requests, unused.attempts, unused.denied, unused.would_deny, unused.failures)
+    assert not any(counted)
+    assert not any(unused.buckets)
+    assert [sum(series.buckets) for series in made[:5]] == [1, 1, 0, 1, 1]
+    assert made[4].attempts == {"ok": 1}
+    assert made[3].failures == {"upstream_reset": 1}
 
 
 def test_a_tunnel_that_is_open_is_shown_before_it_is_counted():
