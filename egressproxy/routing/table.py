@@ -68,6 +68,7 @@ class HttpTable(Generic[T]):
     def building(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> Steps[HttpTable[T]]:
         """`build`, a route at a time."""
         hosts: HostMap[_Bucket[T]] = HostMap()
+        ranked: list[_Candidate[T]] = []
         for route, payloads in routes:
             candidates = [
                 _candidate(route, rule_index, match, payload)
@@ -80,10 +81,13 @@ class HttpTable(Generic[T]):
                     bucket = _Bucket()
                     hosts.put(hostname, bucket)
                 bucket.candidates += candidates
+            ranked += candidates
             yield None
         for bucket in hosts.values():
             bucket.seal()
             yield None
+        for candidate in ranked:
+            candidate.rank = ()  # it has done its work in every bucket that shares the candidate
         return cls(hosts)
 
     def match(self, host: str, method: bytes, path: bytes, fields: Fields) -> tuple[T, bytes] | None:
@@ -183,7 +187,6 @@ class _Bucket(Generic[T]):
         if first.plain and first.path_type is PathMatchType.PREFIX and not first.path:
             self.always = first.result
         for candidate in ranked:
-            candidate.rank = ()  # it has done its work
             if candidate.path_type is PathMatchType.EXACT:
                 self._exact.setdefault(candidate.path, []).append(candidate)
             elif candidate.path_type is PathMatchType.REGEX:

@@ -195,6 +195,13 @@ def test_a_value_too_long_for_an_expression_is_refused_rather_than_passed_to_ano
     assert (caught.value.status, caught.value.reason) == (431, Reason.HEAD_TOO_LARGE)
 
 
+def test_a_rule_of_several_hostnames_has_its_rank_under_each():
+    older = route("n/b", prefix("/"), hosts=("*.test",))
+    several = route("n/c", MatchSpec("/", EXACT), prefix("/"), hosts=("a.test", "*.test"))
+    for routes in ((older, several), (several, older)):
+        assert ask(table(*routes), b"/a", host="b.a.test") == "n/b"
+
+
 def test_a_refused_expression_names_route_and_rule():
     with pytest.raises(RouteError, match=r"HTTPRoute n/r, rule 1: .*repeats a group"):
         table(route("n/r", prefix("/"), MatchSpec("(a+)+", REGEX)))
