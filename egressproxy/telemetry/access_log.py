@@ -368,7 +368,7 @@ class _Writer:
                 _wait_writable(self._descriptor)
             except OSError as error:
                 self._torn = self._torn or len(rest) < size
-                self._warn("cannot be written", error)
+                self._warn(error)
                 return False
         self._torn = False
         return True
@@ -378,20 +378,26 @@ class _Writer:
         assert self._path is not None
         try:
             fresh = _open(self._path)
-        except OSError as error:  # the old file goes on
-            self._warn("cannot be opened again", error)
+        except OSError as error:
+            logger.warning(
+                "access log %s cannot be opened again: %s; the old file goes on until another SIGHUP",
+                self._path, error.strerror,
+            )  # fmt: skip
             return
         os.close(self._descriptor)
         self._descriptor = fresh
         self._torn = False
 
-    def _warn(self, what: str, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         now = time.monotonic()
         if now - self._warned_at >= WARN_INTERVAL_S:
             self._warned_at = now
             name = errno.errorcode.get(error.errno or 0, "?")
             logger.warning(
-                "access log %s %s: %s (%s); lines are dropped and counted", self._path or "-", what, error, name
+                "access log %s cannot be written: %s (%s); lines are dropped and counted",
+                self._path or "-",
+                error,
+                name,
             )
 
     def __repr__(self) -> str:

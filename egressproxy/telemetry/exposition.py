@@ -124,7 +124,10 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     yield filters
     yield _counter("egress_dns_lookups", "DNS lookups, by result.", "result", counts.dns_lookups)
     yield _counter(
-        "egress_connections_rejected", "Client connections closed at once.", "reason", counts.connections_rejected
+        "egress_connections_rejected",
+        "Client connections closed at once, and times when none could be accepted.",
+        "reason",
+        counts.connections_rejected,
     )
     yield _counter("egress_config_reloads", "Configurations read, by result.", "result", counts.reloads)
     for name, reading in counts.readings.items():

@@ -262,7 +262,7 @@ def test_reopen_follows_a_rotated_file(tmp_path: Path):
     assert [json.loads(line)["request_id"] for line in path.read_text().splitlines()] == ["after"]
 
 
-def test_reopen_keeps_the_old_file_where_a_new_one_is_not_possible(tmp_path: Path):
+def test_reopen_keeps_the_old_file_where_a_new_one_is_not_possible(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder = tmp_path / "logs"
     folder.mkdir()
     log = AccessLog(str(folder / "log"))
@@ -272,6 +272,9 @@ def test_reopen_keeps_the_old_file_where_a_new_one_is_not_possible(tmp_path: Pat
     log.record(exchange())
     log.close()
     assert len((moved / "log").read_text().splitlines()) == 1
+    assert log.dropped == 0
+    assert f"{folder / 'log'} cannot be opened again: No such file or directory; the old file goes on" in caplog.text
+    assert "dropped" not in caplog.text
 
 
 def test_a_path_that_cannot_be_opened_fails_at_once(tmp_path: Path):
