@@ -35,6 +35,7 @@ MAX_PIECES = 64
 
 #: In place of a mask: the descriptor is not on the poller.
 NOT_WATCHED = -1
+_INPUT = select.EPOLLIN
 _READABLE_OR_ENDED = READABLE | ENDED
 _WRITABLE_OR_ENDED = WRITABLE | ENDED
 #: What says in an event that nothing comes behind what is there.
@@ -98,6 +99,22 @@ class SocketTransport(asyncio.Transport):
 
     # --- events ----------------------------------------------------------------------------------------------------
     def ready(self, _fd: int, events: int) -> None:
+        if events != _INPUT or not self._is_reading or self._queue is not None:  # hardly ever
+            self._something_else(events)
+            return
+        try:
+            data = self._socket.recv(READ_OCTETS)  # type: ignore[union-attr]   # it is there until we are ending
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._break(error)
+            return
+        if data:
+            self._protocol.data_received(data)
+        else:
+            self._end_of_input()
+
+    def _something_else(self, events: int) -> None:
         if self._queue is not None and events & _WRITABLE_OR_ENDED:
             self._send_queued()
         if not events & _READABLE_OR_ENDED or self._is_ending:

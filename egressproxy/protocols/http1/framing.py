@@ -52,8 +52,8 @@ _COMMON_OPTIONS = {
     spelling: frozenset((spelling.lower(),)) for spelling in (b"keep-alive", b"Keep-Alive", b"close", b"Close")
 }
 
-#: The fields that concern this hop or the framing, in order, as they came: name, value, name, value … A name of b"" is
-#: none.
+#: The fields that concern this hop or the framing, in order, as they came: name, value, name, value … Names of
+#: b"" are none, and stand at the end.
 HopFields = tuple[bytes, ...]
 
 _VALUE_OCTETS = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")

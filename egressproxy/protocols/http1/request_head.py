@@ -120,6 +120,8 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     host = length = coding = expect = None
     connection = upgrade = te = b""
     for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
+        if not name:
+            break
         name = name.lower()
         value = value.strip(b" \t")
         if name == b"host":

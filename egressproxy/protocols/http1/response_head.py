@@ -115,6 +115,8 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> ResponseHop:
     hop.connection_close = is_1_0
     connection = upgrade = b""
     for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
+        if not name:
+            break
         name = name.lower()
         value = value.strip(b" \t")
         if name == b"content-length":
