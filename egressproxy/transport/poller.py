@@ -125,6 +125,8 @@ class Poller:
                         _report("a socket's handler failed", error)
                         handler.failed(error)
             self._end_turn()
+            if len(events) == 1:  # there is little to do: more is hardly ready already
+                return
 
     def _end_turn(self) -> None:
         while self._flushing or self._ending:
