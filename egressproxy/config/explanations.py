@@ -9,20 +9,24 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, get_args
+from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from egressproxy.config.resources.kinds import BY_API_VERSION
 from egressproxy.config.resources.values import Refused
 
-__all__ = ["explain", "field_path", "path_text", "unknown_kind"]
+__all__ = ["UNKNOWN_FIELD", "explain", "field_path", "path_text", "unknown_kind"]
 
 #: Longer values are cut in messages.
 _SHOWN = 60
+#: The types of such an error, in a model and in a dataclass.
+UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
@@ -58,7 +62,7 @@ def path_text(path: Sequence[str | int]) -> str:
 
 
 def explain(
-    details: ErrorDetails, kind: type[BaseModel], path: tuple[str | int, ...], written: str | None, show: bool
+    details: ErrorDetails, kind: type[Any], path: tuple[str | int, ...], written: str | None, show: bool
 ) -> tuple[str, str]:
     """Message and remedy. `kind` is the model of the object (or filter config) in which `path` starts.
 
@@ -68,7 +72,7 @@ def explain(
     shown = _cut(written) if written else '""' if value == "" and show else _type_name(value)
     field = str(path[-1]) if path else ""
     match error:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             return _unknown_field(field, _model_at(kind, path[:-1]))
         case "missing":
             return f"{field} is missing", f"add {field}"
@@ -87,7 +91,7 @@ def explain(
             return f"{shown} is not a whole number", _number_remedy(value)
         case "bool_type":
             return f"{shown} is not a truth value", "write true or false, without quotes"
-        case "model_type" | "dict_type" | "model_attributes_type" | "mapping_type":
+        case "model_type" | "dataclass_type" | "dict_type" | "model_attributes_type" | "mapping_type":
             return f"{shown} stands where a mapping is expected", "write its fields as key: value"
         case "tuple_type" | "list_type":
             return f"{shown} stands where a list is expected", "write it as [value], or as lines that start with -"
@@ -113,16 +117,27 @@ def explain(
     return details["msg"], ""
 
 
-def _unknown_field(name: str, model: type[BaseModel] | None) -> tuple[str, str]:
-    known = sorted(_spelling(field, info) for field, info in model.model_fields.items()) if model is not None else []
+def _unknown_field(name: str, model: type[Any] | None) -> tuple[str, str]:
+    known = sorted(spelling for spelling, _ in _fields(model)) if model is not None else []
     near = difflib.get_close_matches(name, known, 1, 0.6)
     if near:
         return f"unknown field {_cut(name)}", f"did you mean {near[0]}?"
     return f"unknown field {_cut(name)}", f"known fields here are {', '.join(known)}" if known else ""
 
 
-def _spelling(field: str, info: Any) -> str:
-    return str(info.alias or field)
+def _fields(model: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The fields of a model or dataclass as they are written, with their types."""
+    if issubclass(model, BaseModel):
+        for name, info in model.model_fields.items():
+            yield str(info.alias or name), info.annotation
+    else:
+        hints = get_type_hints(model)
+        for field in fields(model):
+            yield to_camel(field.name), hints[field.name]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
 
 
 def _number_remedy(value: Any) -> str:
@@ -135,9 +150,7 @@ def _number_remedy(value: Any) -> str:
     return "write it in decimal digits, without quotes"
 
 
-def _not_one_of(
-    shown: str, value: Any, kind: type[BaseModel], path: tuple[str | int, ...], expected: str
-) -> tuple[str, str]:
+def _not_one_of(shown: str, value: Any, kind: type[Any], path: tuple[str | int, ...], expected: str) -> tuple[str, str]:
     choices = [choice for choice in _choices(kind, path) if isinstance(choice, str)]
     near = difflib.get_close_matches(value, choices, 1, 0.6) if isinstance(value, str) else []
     if not near and isinstance(value, str):
@@ -148,7 +161,7 @@ def _not_one_of(
     return f"{shown} is not possible here", f"did you mean {near[0]}?" if near else f"possible are {possible}"
 
 
-def _choices(kind: type[BaseModel], path: tuple[str | int, ...]) -> list[Any]:
+def _choices(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
     found: list[Any] = []
     for annotation in _annotations_at(kind, path):
         if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -158,24 +171,24 @@ def _choices(kind: type[BaseModel], path: tuple[str | int, ...]) -> list[Any]:
     return found
 
 
-def _model_at(kind: type[BaseModel], path: tuple[str | int, ...]) -> type[BaseModel] | None:
+def _model_at(kind: type[Any], path: tuple[str | int, ...]) -> type[Any] | None:
     """The model that reads the mapping at this path."""
     for annotation in _annotations_at(kind, path):
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            return annotation
+        if _is_model(annotation):
+            return cast(type[Any], annotation)
     return None
 
 
-def _annotations_at(kind: type[BaseModel], path: tuple[str | int, ...]) -> list[Any]:
+def _annotations_at(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
     """The types that may stand at this path, with Optional, Annotated, tuple and dict taken off."""
     current: list[Any] = [kind]
     for step in path:
         following: list[Any] = []
         for annotation in current:
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                for field, info in annotation.model_fields.items():
-                    if _spelling(field, info) == step:
-                        following += _unwrap(info.annotation)
+            if _is_model(annotation):
+                for spelling, inner in _fields(annotation):
+                    if spelling == step:
+                        following += _unwrap(inner)
             else:
                 for argument in get_args(annotation):
                     following += _unwrap(argument)

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.tally import Row
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 __all__ = ["BodyMode", "Filter", "FilterContext", "FilterType", "HeaderResult", "Phase", "Rejected"]
 
@@ -106,12 +103,13 @@ class Filter:
 class FilterContext:
     """What a filter is built from.
 
-    `config` is the validated config model; `secrets` by "name/key" (missing ones have no entry: fail closed);
+    `config` is the validated config, an instance of the type's `config_model`; `secrets` by "name/key" (missing ones
+    have no entry: fail closed);
     `scope` is the place that shares this instance; `folder` where relative paths start; `source` the declaring object.
     `row` has the numbers of a type that `is_shared` and serves in several processes.
     """
 
-    config: BaseModel
+    config: object
     secrets: Mapping[str, Secret]
     name: str
     scope: str
@@ -125,6 +123,8 @@ class FilterContext:
 class FilterType:
     """A declared type; `name` is `domain/Kind:version`.
 
+    `config_model` is a pydantic model, or a dataclass of `settings.FilterConfig`: that one is checked once, where the
+    configuration is compiled, and whoever serves needs no pydantic.
     `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of
     `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a
     config refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
@@ -134,10 +134,10 @@ class FilterType:
 
     name: str
     phases: frozenset[Phase]
-    config_model: type[BaseModel]
+    config_model: type[Any]
     build: Callable[[FilterContext], Filter]
     also: frozenset[Phase] = frozenset()
-    secret_refs: Callable[[BaseModel], tuple[tuple[str, str], ...]] = lambda _config: ()
+    secret_refs: Callable[[Any], tuple[tuple[str, str], ...]] = lambda _config: ()
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
     blocks: bool = False

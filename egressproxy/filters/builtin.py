@@ -1,4 +1,4 @@
-"""The filter types that this build has. They bring pydantic along, so `catalog` imports them when one is needed."""
+"""The filter types that this build has."""
 
 from __future__ import annotations
 

@@ -6,26 +6,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from egressproxy.filters.base import FilterType, Phase
+from egressproxy.filters.builtin import BUILTIN_TYPES
 from egressproxy.filters.tally import Tally
 
 __all__ = ["Catalog"]
 
 
 class Catalog:
-    """Filter types by name (`domain/Kind:version`): those given, or the built-in ones, imported with the first use.
+    """Filter types by name (`domain/Kind:version`).
 
     `tally` has the numbers of limits where several processes serve.
     """
 
-    __slots__ = ("_known", "tally")
+    __slots__ = ("_types", "tally")
 
-    def __init__(self, types: Iterable[FilterType] | None = None, tally: Tally | None = None) -> None:
-        self._known = None if types is None else {kind.name: kind for kind in types}
+    def __init__(self, types: Iterable[FilterType] = BUILTIN_TYPES, tally: Tally | None = None) -> None:
+        self._types = {kind.name: kind for kind in types}
         self.tally = tally
-
-    @property
-    def is_imported(self) -> bool:
-        return self._known is not None
 
     def get(self, name: str) -> FilterType | None:
         return self._types.get(name)
@@ -33,22 +30,16 @@ class Catalog:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._types))
 
-    @property
-    def _types(self) -> dict[str, FilterType]:
-        if self._known is None:
-            from egressproxy.filters.builtin import BUILTIN_TYPES
-
-            self._known = {kind.name: kind for kind in BUILTIN_TYPES}
-        return self._known
-
     def describe(self) -> dict[str, dict[str, Any]]:
         """By name: `summary`, `phases` in order, `also` (phases in which it runs besides), `config` (JSON Schema)."""
+        from egressproxy.filters.validation import schema
+
         return {
             name: {
                 "summary": kind.summary,
                 "phases": [phase.value for phase in Phase if phase in kind.phases],
                 "also": [phase.value for phase in Phase if phase in kind.also],
-                "config": kind.config_model.model_json_schema(by_alias=True),
+                "config": schema(kind.config_model),
             }
             for name, kind in sorted(self._types.items())
         }

@@ -12,17 +12,16 @@ This is a configured role of the origin side: a proxy must not change Authorizat
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote_to_bytes
-
-from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from egressproxy.errors import Denied, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
 from egressproxy.filters.masking import MIN_SECRET, Mask
-from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, SecretRef
+from egressproxy.filters.settings import Checked, FieldName, FieldValue, FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import VALUE, cutter
 from egressproxy.model.secret import Secret
@@ -43,25 +42,24 @@ def _template(text: str) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
     """Exactly one of `header` and `query` says where the value goes; `{}` in `template` is the secret's place."""
 
     secret_ref: SecretRef
     header: FieldName | Literal[""] = ""
-    query: Annotated[str, Field(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
-    template: Annotated[FieldValue, AfterValidator(_template)] = "{}"
+    query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
+    template: Annotated[FieldValue, Checked(_template)] = "{}"
     allow_plaintext: bool = False
     keep_client_credentials: bool = False
     scrub_responses: bool = False
 
-    @model_validator(mode="after")
-    def _check(self) -> CredentialInjectorConfig:
+    def __post_init__(self) -> None:
         if bool(self.header) == bool(self.query):
             raise ValueError("exactly one of `header` and `query` has to be set")
         name = self.header.lower()
         if name in PROTECTED or name.startswith(PROTECTED_PREFIX):
             raise ValueError(f"{name} is written by the gateway itself and cannot carry a credential")
-        return self
 
 
 class CredentialInjector(Filter):
@@ -173,7 +171,7 @@ def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
     return path + b"?" + b"&".join([*kept, parameter])
 
 
-def _secret_refs(config: BaseModel) -> tuple[tuple[str, str], ...]:
+def _secret_refs(config: object) -> tuple[tuple[str, str], ...]:
     assert isinstance(config, CredentialInjectorConfig)
     return ((config.secret_ref.name, config.secret_ref.key),)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-
-from pydantic import model_validator
+from dataclasses import dataclass
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig
@@ -31,11 +30,13 @@ _REQUEST_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
 _ANSWERING = {Phase.REQUEST_HEADERS: Phase.RESPONSE_HEADERS, Phase.BACKEND_REQUEST: Phase.BACKEND_RESPONSE}
 
 
+@dataclass(frozen=True, slots=True)
 class HeaderValue(FilterConfig):
     name: FieldName
     value: FieldValue
 
 
+@dataclass(frozen=True, slots=True)
 class HeaderEdits(FilterConfig):
     """HTTPHeaderFilter. A name may stand in one place only."""
 
@@ -43,17 +44,16 @@ class HeaderEdits(FilterConfig):
     add: tuple[HeaderValue, ...] = ()
     remove: tuple[FieldName, ...] = ()
 
-    @model_validator(mode="after")
-    def _check(self) -> HeaderEdits:
+    def __post_init__(self) -> None:
         names = [name.lower() for name in (*(v.name for v in self.set), *(v.name for v in self.add), *self.remove)]
         for name, count in Counter(names).items():
             if name in PROTECTED or name.startswith(PROTECTED_PREFIX):
                 raise ValueError(f"{name} is written by the gateway itself and cannot be edited")
             if count > 1:
                 raise ValueError(f"{name} is edited {count} times; one action per field is allowed")
-        return self
 
 
+@dataclass(frozen=True, slots=True)
 class HeaderPolicyConfig(FilterConfig):
     request: HeaderEdits = HeaderEdits()
     response: HeaderEdits = HeaderEdits()

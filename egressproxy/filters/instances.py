@@ -48,8 +48,6 @@ class FilterInstances:
 
     def blocks(self, spec: ExtensionSpec) -> bool:
         """Whether to build this filter is nothing for the event loop."""
-        if not self._catalog.is_imported:
-            return True
         kind = self._catalog.get(spec.type)
         return kind is not None and kind.blocks
 
@@ -72,12 +70,14 @@ class FilterInstances:
         if spec.phase not in {phase.value for phase in kind.phases}:
             allowed = ", ".join(phase.value for phase in Phase if phase in kind.phases)
             raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}; it can in {allowed}")
-        from egressproxy.filters.settings import validated
+        config: object = spec.settings
+        if config is None:
+            from egressproxy.filters.validation import validated
 
-        try:
-            config = validated(kind.config_model, spec.config)
-        except ValueError as error:
-            raise FilterBuildError(f"{where} ({spec.type}): {error}") from None
+            try:
+                config = validated(kind.config_model, spec.config)
+            except ValueError as error:
+                raise FilterBuildError(f"{where} ({spec.type}): {error}") from None
         context = FilterContext(
             config, dict(spec.secrets), spec.name, spec.scope, spec.source, spec.folder, Phase(spec.phase)
         )  # fmt: skip

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Annotated
 
-from pydantic import Field
-
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.settings import FilterConfig
+from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.tally import Row
 from egressproxy.model.exchange import Exchange
 
@@ -36,12 +35,13 @@ __all__ = [
 _instances = count()
 
 
+@dataclass(frozen=True, slots=True)
 class RequestRateLimitConfig(FilterConfig):
     """`limit` requests per `window` seconds; `burst` at once (0: as many as `limit`)."""
 
-    limit: Annotated[int, Field(ge=1)]
-    window: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    burst: Annotated[int, Field(ge=0)] = 0
+    limit: Annotated[int, Within(ge=1)]
+    window: Annotated[float, Within(gt=0, allow_inf_nan=False)] = 1.0
+    burst: Annotated[int, Within(ge=0)] = 0
 
 
 class RequestRateLimit(Filter):
@@ -80,8 +80,9 @@ class RequestRateLimit(Filter):
         return f"RequestRateLimit(drawn {max(0.0, self._full_at[0] - self._clock()):.3f} s ahead of {self._ahead:.3f})"
 
 
+@dataclass(frozen=True, slots=True)
 class ConcurrencyLimitConfig(FilterConfig):
-    limit: Annotated[int, Field(ge=1)]
+    limit: Annotated[int, Within(ge=1)]
 
 
 class ConcurrencyLimit(Filter):
@@ -126,8 +127,9 @@ class ConcurrencyLimit(Filter):
         return f"ConcurrencyLimit({self.in_progress} of {self._limit})"
 
 
+@dataclass(frozen=True, slots=True)
 class BodyLimitConfig(FilterConfig):
-    max_bytes: Annotated[int, Field(ge=0)]
+    max_bytes: Annotated[int, Within(ge=0)]
 
 
 class BodyLimit(Filter):

@@ -6,11 +6,10 @@ Source: Gateway API HTTPPathModifier, and its table of slashes for ReplacePrefix
 from __future__ import annotations
 
 import re
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import field_validator
-
-from egressproxy.filters.settings import FilterConfig
+from egressproxy.filters.settings import Checked, FilterConfig
 
 __all__ = ["PathModifier", "modify_path"]
 
@@ -18,16 +17,16 @@ __all__ = ["PathModifier", "modify_path"]
 _PATH = re.compile(r"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")
 
 
+def _path(value: str) -> str:
+    if not _PATH.fullmatch(value):
+        raise ValueError(f"{value!r} is not a path: it begins with / and holds neither query, fragment nor blanks")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
 class PathModifier(FilterConfig):
     type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
-    value: str = ""
-
-    @field_validator("value")
-    @classmethod
-    def _check(cls, value: str) -> str:
-        if not _PATH.fullmatch(value):
-            raise ValueError(f"{value!r} is not a path: it begins with / and holds neither query, fragment nor blanks")
-        return value
+    value: Annotated[str, Checked(_path)] = ""
 
 
 def modify_path(modifier: PathModifier, path: bytes, prefix: bytes) -> bytes:

@@ -10,18 +10,18 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.settings import FilterConfig, SecretRef, faults
+from egressproxy.filters.settings import FilterConfig, SecretRef
 
 __all__ = ["PYTHON", "PythonConfig", "load_filter"]
 
 
+@dataclass(frozen=True, slots=True)
 class PythonConfig(FilterConfig):
     """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model.
 
@@ -29,7 +29,7 @@ class PythonConfig(FilterConfig):
     """
 
     path: str
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
     secrets: tuple[SecretRef, ...] = ()
 
 
@@ -114,12 +114,16 @@ def _filter_class(module: ModuleType, path: Path) -> type[Filter]:
     return found[0]
 
 
-def _read_config(module: ModuleType, raw: dict[str, Any], path: Path) -> BaseModel:
+def _read_config(module: ModuleType, raw: dict[str, Any], path: Path) -> object:
     model = getattr(module, "Config", None)
     if model is None:
         if raw:
             raise ValueError(f"{path}: a config is given, but the file has no `Config` model")
         return FilterConfig()
+    from pydantic import BaseModel, ValidationError
+
+    from egressproxy.filters.validation import faults
+
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise ValueError(f"{path}: `Config` is not a pydantic model")
     try:
@@ -144,7 +148,7 @@ def _revision(context: FilterContext) -> str:
     return hashlib.sha256(_locate(context.folder, config.path).read_bytes()).hexdigest()
 
 
-def _secret_refs(config: BaseModel) -> tuple[tuple[str, str], ...]:
+def _secret_refs(config: object) -> tuple[tuple[str, str], ...]:
     assert isinstance(config, PythonConfig)
     return tuple((ref.name, ref.key) for ref in config.secrets)
 

@@ -6,22 +6,22 @@ given; else the listener's. The default port of the scheme is left out.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
-
-from pydantic import Field
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.path_modifier import PathModifier, modify_path
-from egressproxy.filters.settings import FilterConfig, Hostname
+from egressproxy.filters.settings import FilterConfig, Hostname, Within
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Answer, Exchange
 
 __all__ = ["REQUEST_REDIRECT", "RequestRedirect", "RequestRedirectConfig"]
 
 _WELL_KNOWN = {"http": 80, "https": 443}
-_Port = Annotated[int, Field(ge=0, le=65535)]
+_Port = Annotated[int, Within(ge=0, le=65535)]
 
 
+@dataclass(frozen=True, slots=True)
 class RequestRedirectConfig(FilterConfig):
     """Empty and 0 mean: as in the request, or by the rules of the port. `listener…` is where the request came in."""
 

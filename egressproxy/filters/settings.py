@@ -1,30 +1,70 @@
-"""What the configs of filters share: camelCase keys, unknown keys refused, names and values checked once."""
+"""What the configs of our own filters share: camelCase keys, unknown keys refused, names and values checked once.
+
+A config is a frozen dataclass whose annotations say what pydantic is to check. It does so where configurations are
+compiled (`validation`); whoever serves is given the values, and never imports pydantic for them.
+"""
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from egressproxy.model.authority import AuthorityError, parse_host
 from egressproxy.model.fields import TOKEN, VALUE
+from egressproxy.spec.policy import FilterSettings
 
-__all__ = ["FieldName", "FieldValue", "FilterConfig", "Hostname", "SecretRef", "faults", "validated"]
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
-
-class FilterConfig(BaseModel):
-    """Base of a built-in's config."""
-
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True, frozen=True)
+__all__ = ["Checked", "FieldName", "FieldValue", "FilterConfig", "Hostname", "SecretRef", "Within", "spelling"]
 
 
+def spelling(name: str) -> str:
+    """A field as it is written in a manifest: `max_bytes` is `maxBytes`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+class FilterConfig(FilterSettings):
+    """Base of a built-in's config, a frozen dataclass; what its `__post_init__` raises as ValueError is a fault."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar = {"extra": "forbid", "alias_generator": spelling, "populate_by_name": True}
+
+
+class Checked:
+    """In an annotation: a value has to pass this, which gives it back as it is kept, or raises ValueError."""
+
+    __slots__ = ("_check",)
+
+    def __init__(self, check: Callable[[str], str]) -> None:
+        self._check = check
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+
+class Within:
+    """In an annotation: bounds by the names that pydantic has for them (`ge`, `min_length`, `pattern` …)."""
+
+    __slots__ = ("_bounds",)
+
+    def __init__(self, **bounds: Any) -> None:
+        self._bounds = bounds
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> CoreSchema:
+        return {**handler(source), **self._bounds}
+
+
+@dataclass(frozen=True, slots=True)
 class SecretRef(FilterConfig):
     """One key of a Secret in the namespace of the object that declares the filter."""
 
-    name: Annotated[str, Field(min_length=1)]
-    key: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Within(min_length=1)]
+    key: Annotated[str, Within(min_length=1)]
 
 
 def _field_name(text: str) -> str:
@@ -46,31 +86,6 @@ def _hostname(text: str) -> str:
         raise ValueError(f"{text!r}: {error}") from None
 
 
-def validated(model: type[BaseModel], text: str) -> BaseModel:
-    """A config from JSON. Raises ValueError with every fault."""
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as error:
-        raise ValueError(faults(error, model)) from None
-
-
-def faults(error: ValidationError, model: type[BaseModel]) -> str:
-    """What a config has wrong, field by field, as in `config.limit: …`; a value stands in validators' words alone."""
-    known = [str(info.alias or name) for name, info in model.model_fields.items()]
-    said = []
-    for detail in error.errors(include_url=False, include_input=False):
-        where = ".".join(map(str, detail["loc"]))
-        what = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(where, known, 1, 0.6)
-            listed = f" (known are {', '.join(known)})" if known and len(detail["loc"]) == 1 else ""
-            what = f"unknown field (did you mean {near[0]}?)" if near else f"unknown field{listed}"
-        elif detail["type"] == "missing":
-            what = "missing: add it"
-        said.append(f"config.{where}: {what}" if where else f"config: {what}")
-    return "; ".join(said)
-
-
-FieldName = Annotated[str, AfterValidator(_field_name)]
-FieldValue = Annotated[str, AfterValidator(_field_value)]
-Hostname = Annotated[str, AfterValidator(_hostname)]
+FieldName = Annotated[str, Checked(_field_name)]
+FieldValue = Annotated[str, Checked(_field_value)]
+Hostname = Annotated[str, Checked(_hostname)]

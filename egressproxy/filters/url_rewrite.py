@@ -5,6 +5,7 @@ Source: Gateway API HTTPURLRewriteFilter.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from egressproxy.errors import BadRequest, Reason
@@ -17,6 +18,7 @@ from egressproxy.model.path import has_dot_segment
 __all__ = ["URL_REWRITE", "UrlRewrite", "UrlRewriteConfig"]
 
 
+@dataclass(frozen=True, slots=True)
 class UrlRewriteConfig(FilterConfig):
     hostname: Hostname | Literal[""] = ""
     path: PathModifier | None = None

@@ -1,7 +1,7 @@
 """ConfigSpec as octets, for another process of ours: pickles in a row, with one memo, so that what is shared stays so.
 
 They hold secrets, so they go through an inherited pipe alone, never into a file, a log or a message. Reading them makes
-specs and nothing else: a name that is no spec's is refused.
+specs and nothing else: a name that is no spec's, nor that of a filter's settings, is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import Any, Final
 from egressproxy.model.secret import Secret
 from egressproxy.model.steps import Steps
 from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.spec.policy import FilterSettings
 
 __all__ = ["PackingError", "pack", "unpacking"]
 
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
 _MODULES: Final = frozenset(f"egressproxy.spec.{name}" for name in ("backend", "gateway", "policy", "route"))
+_FILTERS: Final = "egressproxy.filters."
 _ADDRESSES: Final = frozenset({"IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"})
 _KINDS_OF_ROUTE: Final = ("http_routes", "tls_routes", "tcp_routes")
 
@@ -85,6 +87,9 @@ class _Unpickler(pickle.Unpickler):
             or (module == "ipaddress" and name in _ADDRESSES)
             or (module, name) == (Secret.__module__, Secret.__name__)
         )
-        if not is_known:
+        if not (is_known or module.startswith(_FILTERS)):
             raise pickle.UnpicklingError(f"{module}.{name} is no spec")
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        if not (is_known or (isinstance(found, type) and issubclass(found, FilterSettings))):
+            raise pickle.UnpicklingError(f"{module}.{name} is no filter's settings")
+        return found

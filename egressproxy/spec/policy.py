@@ -18,6 +18,7 @@ __all__ = [
     "DnsSpec",
     "ExtensionSpec",
     "Family",
+    "FilterSettings",
     "LimitsSpec",
     "Mode",
     "Network",
@@ -123,6 +124,12 @@ class TimeoutsSpec:
     tunnel_idle_s: float = 3600.0
 
 
+class FilterSettings:
+    """Base of what the configs of our own filters are read into: frozen dataclasses of plain values, in `filters`."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ExtensionSpec:
     """One filter in one phase, wherever it was written (extension, HTTPRoute filter, limits section).
@@ -148,6 +155,8 @@ class ExtensionSpec:
     scope: str = "-"
     source: str = "-"  # kind namespace/name of the object that declared it
     folder: str = ""  # folder of the file that declared it: relative paths start there
+    #: `config`, validated: says nothing that `type` and `config` do not. None: it is validated where it is used.
+    settings: FilterSettings | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -444,7 +444,9 @@ def test_an_access_log_that_cannot_be_opened_is_a_1_at_the_start(dns: NameServer
 
 
 def test_a_worker_is_small(dns: NameServer, tmp_path: Path):
-    with two_workers(tmp_path / "gw", forward(free_port(), dns)) as gateway:
+    config = {"request": {"set": [{"name": "X-A", "value": "1"}]}}
+    edits = {"name": "h", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers", "config": config}
+    with two_workers(tmp_path / "gw", forward(free_port(), dns, extensions=[edits])) as gateway:
         for pid in workers(gateway):
             assert comm(pid) == "egress-worker"
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

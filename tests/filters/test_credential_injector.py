@@ -8,6 +8,7 @@ from egressproxy.filters import Exchange
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import Secret
@@ -167,7 +168,7 @@ def test_a_config_that_cannot_be_meant_is_refused(config):
 
 def test_the_secret_reference_is_declared():
     kind = Catalog().get(TYPE)
-    assert kind.secret_refs(kind.config_model.model_validate(BEARER)) == (("s", "token"),)
+    assert kind.secret_refs(validated(kind.config_model, json.dumps(BEARER))) == (("s", "token"),)
 
 
 # -- scrubResponses ----------------------------------------------------------------------------------------------------

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from egressproxy.errors import LimitExceeded, Reason
@@ -10,6 +12,7 @@ from egressproxy.filters.limits import (
     RequestRateLimit,
     RequestRateLimitConfig,
 )
+from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead
 
@@ -159,4 +162,4 @@ def test_configs_that_limit_nothing_or_everything_are_refused():
         (BodyLimitConfig, {}),
     ):
         with pytest.raises(ValueError):
-            model.model_validate(config)
+            validated(model, json.dumps(config))

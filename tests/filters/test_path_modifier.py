@@ -1,7 +1,9 @@
+import json
+
 import pytest
-from pydantic import ValidationError
 
 from egressproxy.filters.path_modifier import PathModifier, modify_path
+from egressproxy.filters.validation import validated
 
 
 @pytest.mark.parametrize(
@@ -47,5 +49,5 @@ def test_the_full_path_is_replaced_and_the_query_kept(path, value, modified):
 
 @pytest.mark.parametrize("value", ["x", "/a b", "/a?b", "/a#b", "/a\r\nX: y", "/%zz", "/é"])
 def test_a_value_that_is_no_path_is_refused(value):
-    with pytest.raises(ValidationError):
-        PathModifier(type="ReplaceFullPath", value=value)
+    with pytest.raises(ValueError, match="is not a path"):
+        validated(PathModifier, json.dumps({"type": "ReplaceFullPath", "value": value}))

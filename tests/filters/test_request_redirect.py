@@ -1,7 +1,10 @@
+import json
+
 import pytest
 
 from egressproxy.filters import Exchange, FilterContext
 from egressproxy.filters.request_redirect import RequestRedirect, RequestRedirectConfig
+from egressproxy.filters.validation import validated
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
@@ -14,7 +17,7 @@ def answer(host=b"a.test:8080", target=b"/old/x?q=1", came_by=b"http", **config)
     x.scheme = came_by
     x.path_prefix = b"/old"
     return RequestRedirect(
-        FilterContext(RequestRedirectConfig.model_validate(config), {}, "r", "-", "-")
+        FilterContext(validated(RequestRedirectConfig, json.dumps(config)), {}, "r", "-", "-")
     ).request_headers(x)
 
 

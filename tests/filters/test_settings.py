@@ -1,19 +1,27 @@
+import json
+from dataclasses import dataclass
+
 import pytest
-from pydantic import ValidationError
 
-from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, Hostname, faults
+from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig, Hostname
+from egressproxy.filters.validation import validated
 
 
+@dataclass(frozen=True, slots=True)
 class Sample(FilterConfig):
     field_name: FieldName = "x"
     field_value: FieldValue = ""
     host_name: Hostname = "a.test"
 
 
+def read(written):
+    return validated(Sample, json.dumps(written))
+
+
 def test_keys_are_camel_case_and_unknown_ones_refused():
-    assert Sample.model_validate({"fieldName": "X-A"}).field_name == "X-A"
-    with pytest.raises(ValidationError, match="Extra inputs"):
-        Sample.model_validate({"fieldname": "X-A"})
+    assert read({"fieldName": "X-A"}).field_name == "X-A"
+    with pytest.raises(ValueError, match="unknown field"):
+        read({"fieldname": "X-A"})
 
 
 @pytest.mark.parametrize(
@@ -26,12 +34,12 @@ def test_keys_are_camel_case_and_unknown_ones_refused():
     ],
 )  # fmt: skip
 def test_what_cannot_go_on_the_wire_is_refused(key, value):
-    with pytest.raises(ValidationError):
-        Sample.model_validate({key: value})
+    with pytest.raises(ValueError, match=f"config.{key}: "):
+        read({key: value})
 
 
 def test_host_names_are_kept_in_lower_case():
-    assert Sample.model_validate({"hostName": "API.Example.COM."}).host_name == "api.example.com"
+    assert read({"hostName": "API.Example.COM."}).host_name == "api.example.com"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +51,7 @@ def test_host_names_are_kept_in_lower_case():
     ],
 )
 def test_a_fault_of_a_config_names_the_field_that_was_meant_and_not_the_value(written, said):
-    with pytest.raises(ValidationError) as caught:
-        Sample.model_validate(written)
-    assert faults(caught.value, Sample).startswith(said)
-    assert "c4n4ry" not in faults(caught.value, Sample)
+    with pytest.raises(ValueError, match="config") as caught:
+        read(written)
+    assert str(caught.value).startswith(said)
+    assert "c4n4ry" not in str(caught.value)

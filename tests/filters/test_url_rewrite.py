@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters import Exchange, FilterContext
 from egressproxy.filters.url_rewrite import UrlRewrite, UrlRewriteConfig
+from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 
@@ -13,7 +16,7 @@ def rewritten(target, prefix=b"/v1", **config):
     x.path = target.partition(b"?")[0]
     x.path_prefix = prefix
     x.upstream_host = b"before.test"
-    UrlRewrite(FilterContext(UrlRewriteConfig.model_validate(config), {}, "r", "-", "-")).request_headers(x)
+    UrlRewrite(FilterContext(validated(UrlRewriteConfig, json.dumps(config)), {}, "r", "-", "-")).request_headers(x)
     return x
 
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.filters.header_policy import HeaderEdits, HeaderPolicy, HeaderPolicyConfig, HeaderValue
+from egressproxy.model.fields import Fields
 from egressproxy.model.secret import Secret
 from egressproxy.model.steps import finished
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint
@@ -81,11 +83,20 @@ def test_reading_pauses_after_every_few_routes():
     assert len(list(unpacking(pack(CONFIG)))) >= len(LISTENER.http_routes) / ROUTES
 
 
+def test_the_settings_of_a_filter_come_along():
+    settings = HeaderPolicyConfig(request=HeaderEdits(set=(HeaderValue("X-A", "1"),)))
+    extension = ExtensionSpec("h", "egressproxy.io/HeaderPolicy:v1", "request-headers", settings=settings)
+    back = finished(unpacking(pack(ConfigSpec((replace(LISTENER, extensions=(extension, extension)),)))))
+    first, second = back.listeners[0].extensions
+    assert first.settings == settings
+    assert first is second
+
+
 def test_nothing_but_specs_is_made():
     class Other:
         pass
 
-    for what in (print, Other, PolicySpec.__init__, pickle.Unpickler):
+    for what in (print, Other, PolicySpec.__init__, pickle.Unpickler, HeaderPolicy, Fields.of):
         with pytest.raises((PackingError, pickle.PicklingError, AttributeError)):
             finished(unpacking(pickle.dumps(what)))
 

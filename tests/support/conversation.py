@@ -29,6 +29,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address
 from typing import Any, TypeVar, cast
@@ -67,6 +68,7 @@ T = TypeVar("T")
 
 
 # --- configuration -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
 class ScriptedConfig(FilterConfig):
     use: str
 

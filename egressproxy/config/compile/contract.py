@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from pydantic import BaseModel
-
 from egressproxy.config.problems import Problem
 from egressproxy.config.resources.meta import Resource
 from egressproxy.spec.gateway import ConfigSpec
@@ -41,8 +39,8 @@ class FilterTypeInfo(Protocol):
         """Where it may be placed; the members' values are the phase names of resources.md."""
 
     @property
-    def config_model(self) -> type[BaseModel]:
-        """The schema of its config."""
+    def config_model(self) -> type[Any]:
+        """The schema of its config: a pydantic model, or a dataclass that pydantic reads."""
 
     @property
     def secret_refs(self) -> Callable[[Any], tuple[tuple[str, str], ...]]:

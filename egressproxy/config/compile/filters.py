@@ -16,12 +16,12 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from egressproxy.config.compile.contract import FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.problems import Problems
 from egressproxy.config.compile.references import References
-from egressproxy.config.explanations import explain, field_path, path_text
+from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Extension
@@ -35,7 +35,7 @@ from egressproxy.config.resources.route_filters import (
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import Secret
 from egressproxy.spec.gateway import ListenerProtocol
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.spec.policy import ExtensionSpec, FilterSettings
 
 __all__ = ["BACKEND_PHASES", "ExtensionCompiler", "FilterNotSupported", "Placed", "ordered"]
 
@@ -93,7 +93,8 @@ class ExtensionCompiler:
         self._catalog = catalog
         self._references = references
         self._problems = problems
-        self._valid: set[tuple[str, str]] = set()
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        self._valid: dict[tuple[str, str], FilterSettings | None] = {}
         #: Secrets that extensions name and that are not there, by declaring object.
         self.missing: dict[Key, list[str]] = {}
 
@@ -123,12 +124,10 @@ class ExtensionCompiler:
         if found is None or phase not in _phases(found):
             raise FilterNotSupported(f"{name} needs the filter {type_name} in phase {phase}, which this version lacks")
         text = _canonical(config)
-        if (type_name, text) not in self._valid:
-            try:
-                found.config_model.model_validate(dict(config))
-            except ValidationError as error:
-                raise FilterNotSupported(f"{name}: {_first_error(error)}") from None
-            self._valid.add((type_name, text))
+        try:
+            settings = self._settings(found, text)
+        except ValidationError as error:
+            raise FilterNotSupported(f"{name}: {_first_error(error)}") from None
         spec = ExtensionSpec(
             name=name,
             type=type_name,
@@ -139,6 +138,7 @@ class ExtensionCompiler:
             scope=place.scope,
             source=str(owner),
             folder=_folder(owner),
+            settings=settings,
         )
         return Placed(spec, age_of(owner), index)
 
@@ -181,7 +181,7 @@ class ExtensionCompiler:
         raw = extension.settings if isinstance(extension, WorkingGroupExtension) else extension.config
         raw_name = "rawConfig" if isinstance(extension, WorkingGroupExtension) and extension.raw_config else "config"
         try:
-            config = found.config_model.model_validate(raw)
+            config = self._adapter(found).validate_python(raw)
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=True):
                 loc, on_key = field_path(detail["loc"])
@@ -190,10 +190,11 @@ class ExtensionCompiler:
                 written = json.dumps(value) if isinstance(value, bool | int | float) else None
                 message, remedy = explain(detail, found.config_model, loc, written, show=written is not None)
                 where = f"{path}.{path_text((raw_name, *loc))}"
-                on_key = on_key or detail["type"] == "extra_forbidden"
+                on_key = on_key or detail["type"] in UNKNOWN_FIELD
                 remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
                 self._problems.add(owner, where, message, remedy, on_key=on_key)
             return None
+        text = _canonical(raw)
         return ExtensionSpec(
             name=extension.name,
             type=found.name,
@@ -203,12 +204,30 @@ class ExtensionCompiler:
             fail_open=extension.fail_open,
             pre_auth=extension.pre_auth,
             timeout_s=extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S,
-            config=_canonical(raw),
+            config=text,
             secrets=self._secrets(owner, found, config),
             scope=place.scope,
             source=str(owner),
             folder=_folder(owner),
+            settings=self._settings(found, text),
         )
+
+    def _adapter(self, found: FilterTypeInfo) -> TypeAdapter[Any]:
+        adapter = self._adapters.get(found.name)
+        if adapter is None:
+            adapter = self._adapters[found.name] = TypeAdapter(found.config_model)
+        return adapter
+
+    def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
+        """The config for whoever serves, one object for equal ones; None for a type whose configs cannot be sent.
+
+        Raises ValidationError.
+        """
+        key = (found.name, text)
+        if key not in self._valid:
+            config = self._adapter(found).validate_json(text)
+            self._valid[key] = config if isinstance(config, FilterSettings) else None
+        return self._valid[key]
 
     def _phase(
         self, owner: Resource, extension: Extension, found: FilterTypeInfo, path: str, place: Place

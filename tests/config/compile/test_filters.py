@@ -5,6 +5,9 @@ import json
 import pytest
 
 from egressproxy.config.problems import ConfigError
+from egressproxy.filters.credential_injector import CredentialInjectorConfig
+from egressproxy.filters.header_policy import HeaderEdits, HeaderPolicyConfig
+from egressproxy.filters.settings import SecretRef
 from egressproxy.spec.policy import ExtensionSpec
 from tests.config.compile.kit import (
     FORWARD,
@@ -60,6 +63,15 @@ def test_an_extension_of_a_backend_runs_for_that_backend():
     assert (found.scope, found.source) == ("Backend default/plain", "Backend default/plain")
     assert [(name, value.reveal()) for name, value in found.secrets] == [("key/token", b"sesame")]
     assert rule(made).extensions == ()
+
+
+def test_what_serves_is_given_the_config_validated():
+    made = compiled(REVERSE, ROUTE, SECRET, injector())
+    (found,) = rule(made).backends[0].extensions
+    assert found.settings == CredentialInjectorConfig(SecretRef("key", "token"), header="Authorization")
+    twice = "[{type: RequestHeaderModifier, requestHeaderModifier: {remove: [x-c]}}]"
+    (one,), (other,) = (filters_of(twice, backends="yes") for _ in range(2))
+    assert one.settings == other.settings == HeaderPolicyConfig(HeaderEdits(remove=("x-c",)))
 
 
 def test_the_folder_of_the_file_goes_with_the_extension(tmp_path):

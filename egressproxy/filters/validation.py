@@ -1,0 +1,49 @@
+"""Configs of filters against their schemas. It brings pydantic along: imported where something is to be validated."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from egressproxy.filters.settings import spelling
+
+__all__ = ["faults", "schema", "validated"]
+
+
+def validated(model: type[Any], text: str) -> Any:
+    """A config from JSON: an instance of the pydantic model or dataclass. Raises ValueError with every fault."""
+    try:
+        return TypeAdapter(model).validate_json(text)
+    except ValidationError as error:
+        raise ValueError(faults(error, model)) from None
+
+
+def schema(model: type[Any]) -> dict[str, Any]:
+    """As JSON Schema."""
+    return TypeAdapter(model).json_schema(by_alias=True)
+
+
+def faults(error: ValidationError, model: type[Any]) -> str:
+    """What a config has wrong, field by field, as in `config.limit: …`; a value stands in validators' words alone."""
+    known = _known(model)
+    said = []
+    for detail in error.errors(include_url=False, include_input=False):
+        where = ".".join(map(str, detail["loc"]))
+        what = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            near = difflib.get_close_matches(where, known, 1, 0.6)
+            listed = f" (known are {', '.join(known)})" if known and len(detail["loc"]) == 1 else ""
+            what = f"unknown field (did you mean {near[0]}?)" if near else f"unknown field{listed}"
+        elif detail["type"] == "missing":
+            what = "missing: add it"
+        said.append(f"config.{where}: {what}" if where else f"config: {what}")
+    return "; ".join(said)
+
+
+def _known(model: type[Any]) -> list[str]:
+    if issubclass(model, BaseModel):
+        return [str(info.alias or name) for name, info in model.model_fields.items()]
+    return [spelling(field.name) for field in fields(model)]
