@@ -76,7 +76,7 @@ class UpstreamConnection(Flow):
         if self.sink is not None:
             self._pump()
         elif self.has_ended:
-            return  # surplus: `is_reusable` looks at it
+            self.pause_reading()  # surplus: `is_reusable` looks at it, and nobody wants more
         else:
             if self.reader.buffered > HIGH_WATER and self.head is not None:
                 self.pause_reading()

@@ -134,3 +134,14 @@ def test_a_loss_is_told_once():
     one.upstream.connection_lost(None)
     one.upstream.gone()
     assert told == [one.upstream]
+
+
+def test_what_comes_behind_an_answer_is_not_kept_while_a_filter_waits():
+    one = Exchange()
+    one.upstream.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert not one.upstream.is_reading_paused
+    one.upstream.data_received(b"x" * 65536)
+    assert one.upstream.is_reading_paused
+    assert not one.upstream.is_reusable
+    one.upstream.finish()
+    assert not one.upstream.is_reading_paused
