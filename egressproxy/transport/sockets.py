@@ -325,8 +325,10 @@ class SocketTransport(asyncio.Transport):
             self._finish()
 
     def abort(self) -> None:
-        """Close now; what is queued is dropped."""
+        """Close now; where something is queued it is dropped, and the peer sees a reset: what it got is not whole."""
         if not self._is_ending:
+            if self._queue is not None and self._socket is not None:
+                break_off(self._socket)
             self._finish()
 
     def _break(self, error: Exception) -> None:
@@ -371,6 +373,7 @@ class SocketTransport(asyncio.Transport):
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
+        self._is_write_paused = False  # the new one is told at the next write, should that still be so
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         protocol: asyncio.BaseProtocol = self._protocol

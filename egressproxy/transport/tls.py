@@ -224,6 +224,12 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._inner = cast(asyncio.Protocol, protocol)
+        if self._is_write_paused:  # the one before was told
+            asyncio.get_running_loop().call_soon(self._repeat_pause)
+
+    def _repeat_pause(self) -> None:
+        if self._is_write_paused:
+            self._inner.pause_writing()
 
     def get_protocol(self) -> asyncio.Protocol:
         return self._inner

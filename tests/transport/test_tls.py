@@ -338,6 +338,16 @@ def test_back_pressure_from_the_handshake_reaches_the_inner_protocol():
     assert pair.client_inner.heard == ["made", "pause"]
 
 
+async def test_a_new_inner_protocol_is_told_of_a_full_buffer_too(pair: Pair):
+    pair.client.pause_writing()
+    heir = Inner()
+    pair.client.set_protocol(heir)
+    assert heir.heard == [], "not from within the call"
+    await asyncio.sleep(0)
+    pair.client.resume_writing()
+    assert heir.heard == ["pause", "resume"]
+
+
 def test_abort_sends_nothing(pair: Pair):
     pair.client.abort()
     assert pair.client_wire.aborted

@@ -102,6 +102,9 @@ class SocketTunnel(Tunnel["SocketEnd"]):
     def cut(self, reason: Reason) -> None:
         if not self.is_over:
             self.reason = reason
+            for end in (self.client, self.upstream):
+                if end.pending is not None:
+                    break_off(end.sock)  # what it got must not look whole
             self._finish()
 
     def abort(self) -> None:

@@ -282,3 +282,18 @@ async def test_nothing_is_left_of_a_tunnel_that_has_ended():
         assert left() is None
     finally:
         gc.enable()
+
+
+async def test_what_a_cut_leaves_behind_does_not_look_whole():
+    world = World(idle_s=5.0)
+    world.tunnel.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    await asyncio.get_running_loop().run_in_executor(None, _fills, world.origin.sock)
+    async with asyncio.timeout(10):
+        while not world.tunnel.client.pending:  # noqa: ASYNC110   the kernel has to be full first
+            await asyncio.sleep(0.001)
+    for _ in range(100):
+        world.wheel.advance(world.wheel.now + 0.1)
+    await world.until(lambda: world.client.error is not None)
+    assert [reason for _, _, reason in world.result] == [Reason.CLIENT_TIMEOUT]
+    assert not world.client.has_eof
+    world.close()
