@@ -9,11 +9,13 @@ from __future__ import annotations
 import io
 import pickle
 from dataclasses import fields, is_dataclass, replace
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from itertools import islice
 from typing import Any, Final
 
 from egressproxy.model.secret import Secret
 from egressproxy.model.steps import Steps
+from egressproxy.spec import backend, gateway, policy, route
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.policy import FilterSettings
 
@@ -21,9 +23,16 @@ __all__ = ["PackingError", "pack", "unpacking"]
 
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
-_MODULES: Final = frozenset(f"egressproxy.spec.{name}" for name in ("backend", "gateway", "policy", "route"))
 _FILTERS: Final = "egressproxy.filters."
-_ADDRESSES: Final = frozenset({"IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"})
+#: The classes that are made. Not whatever a module has imported: `dataclass`, for one, executes what it is given.
+_KNOWN: Final = {
+    (known.__module__, known.__qualname__): known
+    for known in (
+        *(each for module in (backend, gateway, policy, route) for each in vars(module).values()),
+        Secret, IPv4Address, IPv4Network, IPv6Address, IPv6Network,
+    )
+    if isinstance(known, type) and known.__module__.startswith(("egressproxy.", "ipaddress"))
+}  # fmt: skip
 _KINDS_OF_ROUTE: Final = ("http_routes", "tls_routes", "tcp_routes")
 
 
@@ -82,14 +91,12 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_known = (
-            (module in _MODULES and "." not in name)
-            or (module == "ipaddress" and name in _ADDRESSES)
-            or (module, name) == (Secret.__module__, Secret.__name__)
-        )
-        if not (is_known or module.startswith(_FILTERS)):
+        known = _KNOWN.get((module, name))
+        if known is not None:
+            return known
+        if not module.startswith(_FILTERS):
             raise pickle.UnpicklingError(f"{module}.{name} is no spec")
         found = super().find_class(module, name)
-        if not (is_known or (isinstance(found, type) and issubclass(found, FilterSettings))):
+        if not (isinstance(found, type) and issubclass(found, FilterSettings)):
             raise pickle.UnpicklingError(f"{module}.{name} is no filter's settings")
         return found

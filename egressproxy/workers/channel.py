@@ -93,18 +93,22 @@ class Channel:
     def _take_frames(self) -> None:
         start = 0
         received = self._received
-        while self._is_open and len(received) - start >= _HEAD.size:
-            length, count = _HEAD.unpack_from(received, start)
-            end = start + _HEAD.size + length
-            if len(received) < end:
-                break
-            if count > len(self._descriptors):
-                self._end()
-                return
-            descriptors = [self._descriptors.popleft() for _ in range(count)]
-            octets = bytes(memoryview(received)[start + _HEAD.size : end])
-            start = end
-            self._on_frame(octets, descriptors)
+        try:
+            while self._is_open and len(received) - start >= _HEAD.size:
+                length, count = _HEAD.unpack_from(received, start)
+                end = start + _HEAD.size + length
+                if len(received) < end:
+                    break
+                if count > len(self._descriptors):
+                    self._end()
+                    return
+                descriptors = [self._descriptors.popleft() for _ in range(count)]
+                octets = bytes(memoryview(received)[start + _HEAD.size : end])
+                start = end
+                self._on_frame(octets, descriptors)
+        except BaseException:  # what it says cannot be understood: each frame is read once
+            self._end()
+            raise
         del received[:start]
 
     def _write(self) -> None:

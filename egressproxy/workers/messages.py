@@ -8,8 +8,9 @@ from __future__ import annotations
 import io
 import pickle
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from egressproxy.telemetry import metrics
 from egressproxy.telemetry.metrics import Counts
 
 __all__ = [
@@ -32,9 +33,6 @@ __all__ = [
     "decode",
     "encode",
 ]
-
-_MODULES: Final = frozenset(("egressproxy.telemetry.metrics", "egressproxy.workers.messages"))
-
 
 # --- to a worker
 
@@ -147,6 +145,13 @@ Message = (
 )  # fmt: skip
 
 
+#: The classes that are made. Not whatever a module has imported: `dataclass`, for one, executes what it is given.
+_KNOWN: Final = {
+    (known.__module__, known.__qualname__): known
+    for known in (*get_args(Message), metrics.Counts, metrics.Histogram, metrics.Kind, metrics.Reading, metrics.Series)
+}
+
+
 def encode(message: Message) -> bytes:
     written = io.BytesIO()
     _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(message)
@@ -169,6 +174,7 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module in _MODULES and "." not in name:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a message")
+        known = _KNOWN.get((module, name))
+        if known is None:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a message")
+        return known

@@ -101,6 +101,14 @@ def test_nothing_but_specs_is_made():
             finished(unpacking(pickle.dumps(what)))
 
 
+def test_what_a_module_of_specs_has_imported_is_not_called():
+    """`dataclass` executes text that it makes of the names of fields."""
+    for name in ("dataclass", "Enum", "__loader__", "__builtins__", "annotations"):
+        octets = b"\x80\x04\x8c\x17egressproxy.spec.policy\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
+        with pytest.raises(PackingError, match="UnpicklingError"):
+            finished(unpacking(octets))
+
+
 def test_secrets_are_pickled_by_nobody_else():
     with pytest.raises(TypeError):
         pickle.dumps(CONFIG)

@@ -80,3 +80,26 @@ async def test_a_frame_that_promises_descriptors_and_has_none_ends_the_channel()
     await asyncio.wait_for(there.ended.wait(), 10)
     assert there.frames.empty()
     raw.close()
+
+
+async def test_a_frame_that_cannot_be_understood_ends_the_channel_and_is_read_once():
+    first, second = socket.socketpair()
+    read: list[bytes] = []
+    ended = asyncio.Event()
+
+    def on_frame(octets: bytes, _found: list[int]) -> None:
+        read.append(octets)
+        if octets == b"bad":
+            raise ValueError
+
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context.get("exception")))
+    channel = Channel(first, on_frame, ended.set)
+    other = End(second)
+    for octets in (b"good", b"bad", b"later"):
+        other.channel.send(octets)
+    await asyncio.wait_for(ended.wait(), 10)
+    assert read == [b"good", b"bad"]
+    assert channel.has_ended
+    assert [type(error) for error in errors] == [ValueError]
+    other.channel.close()

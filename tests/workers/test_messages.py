@@ -40,6 +40,13 @@ def test_counts_come_back():
     assert found.part.histograms["lags"] == Histogram("Lag.", (0.1, 1.0), (3, 2, 1), 4.5)
 
 
+@pytest.mark.parametrize("name", ["dataclass", "_Unpickler", "decode", "pickle", "__builtins__"])
+def test_what_the_module_of_messages_has_imported_is_not_called(name: str):
+    octets = b"\x80\x04\x8c\x1cegressproxy.workers.messages\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
+    with pytest.raises(pickle.UnpicklingError, match="no part of a message"):
+        decode(octets)
+
+
 @pytest.mark.parametrize("value", [Path("/"), print, subclass := type("Own", (), {})])
 def test_what_is_no_message_is_not_made(value: object):
     octets = b"cos\nsystem\n(S'true'\ntR." if value is subclass else pickle.dumps(value)
