@@ -122,7 +122,9 @@ class Handle:
         self.built = configuration
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
-        """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded."""
+        """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded, OSError where there is
+        no descriptor to send one with: it serves what it did then.
+        """
         await self._ask(Swap(), (Serving,), SWAP_S, sockets=sockets)
         self.configuration = configuration
 
@@ -193,10 +195,10 @@ class Handle:
                 raise WorkerEnded(f"{self} {self.how_it_ended()}")
             answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
             self._wanted, self._answer = wanted, answer
-            for (address, port), sock in sockets.items():
-                self._channel.send(encode(Listen(address, port)), [sock.fileno()])
-            self._channel.send(encode(message), descriptors)
             try:
+                for (address, port), sock in sockets.items():
+                    self._channel.send(encode(Listen(address, port)), [sock.fileno()])
+                self._channel.send(encode(message), descriptors)
                 return await asyncio.wait_for(answer, timeout_s)
             except TimeoutError:
                 self.kill()

@@ -169,7 +169,7 @@ class Supervisor:
                 await self._begin(fresh)
                 await self._bring_up(fresh)
                 log.info("%s serves", fresh)
-            except (WorkerEnded, Refused) as error:
+            except (WorkerEnded, Refused, OSError) as error:  # OSError: no descriptor to send it a socket with
                 log.error("%s cannot serve: %s", fresh, error)
                 fresh.end()
             return fresh
@@ -220,6 +220,9 @@ class Supervisor:
             await handle.swap(configuration, new)
         except WorkerEnded as error:  # who cannot take the new one must not serve the old one; the next one takes it
             log.error("%s", error)
+        except OSError as error:
+            log.error("%s cannot be sent what it is to serve (%s) and is ended", handle, error.strerror)
+            handle.end()
 
     def _bind_new(self, configuration: Configuration) -> dict[tuple[str, int], socket.socket]:
         """Raises BindError, and has bound nothing then."""

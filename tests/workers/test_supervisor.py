@@ -219,3 +219,29 @@ async def test_nothing_is_told_of_a_fleet_that_goes_well(fleet: Supervisor, capl
     await fleet.apply(configuration(free_port()))
     assert await fleet.drain(1.0) == 0
     assert caplog.messages == []
+
+
+async def test_who_cannot_be_sent_a_socket_is_replaced_and_nobody_is_forgotten(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    first, second = free_port(), free_port()
+    await fleet.start()
+    await fleet.apply(configuration(first))
+    known = {handle.pid for handle in fleet._serving()}
+    real, failures = os.dup, [OSError(24, "Too many open files") for _ in range(2)]
+
+    def dup(descriptor: int) -> int:
+        if failures:
+            raise failures.pop()
+        return real(descriptor)
+
+    monkeypatch.setattr("egressproxy.workers.channel.os.dup", dup)
+    await fleet.apply(configuration(second, 2))  # both cannot be sent the new socket
+    assert not failures
+    failures.append(OSError(24, "Too many open files"))  # nor, at first, what a fresh one begins with
+    await until(lambda: len(fleet._serving()) == 2)
+    assert not failures
+    assert not known & {handle.pid for handle in fleet._serving()}
+    assert {handle.configuration and handle.configuration.generation for handle in fleet._serving()} == {2}
+    assert await status(second) == b"403"
+    assert "no longer looked after" not in caplog.text
