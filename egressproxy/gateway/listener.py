@@ -104,11 +104,17 @@ class BoundPort:
             log.error("no connection can be accepted on %s: %s", self.state.port, error.strerror)
         self._poller.leave(self._sock.fileno())
         self._is_accepting = False
+        self._go_on_later()
+
+    def _go_on_later(self) -> None:
         self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None
-        self.start()
+        try:
+            self.start()
+        except OSError:  # there is no memory to watch it with, either
+            self._go_on_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
         port = self.state.port

@@ -35,12 +35,13 @@ _Target = tuple[IPAddress, int]
 class Dialer:
     """Opens connections. Knows those that it is about to open."""
 
-    __slots__ = ("_limited", "_poller", "_stagger_s")
+    __slots__ = ("_is_looking", "_limited", "_poller", "_stagger_s")
 
     def __init__(self, stagger_s: float = STAGGER_S) -> None:
         self._stagger_s = stagger_s
         self._poller: Poller | None = None
         self._limited: dict[Dial[Any], float] = {}  # each with the monotonic time of its end
+        self._is_looking = False  # a look at them is due
 
     def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> Dial[P]:
         """Connect to the first of these (address, port) that answers, in this order; 0 seconds is no limit.
@@ -54,8 +55,8 @@ class Dialer:
         dial = Dial(self, self._poller, endpoints, protocol_factory, self._stagger_s)
         dial.try_next()
         if timeout_s > 0 and not dial.done():
-            if not self._limited:
-                asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            if not self._is_looking:
+                self._look_later()
             self._limited[dial] = time.monotonic() + timeout_s
         return dial
 
@@ -63,12 +64,17 @@ class Dialer:
         """It is over."""
         self._limited.pop(dial, None)
 
+    def _look_later(self) -> None:
+        self._is_looking = True
+        asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
     def _look(self) -> None:
         now = time.monotonic()
+        self._is_looking = False
+        if self._limited:
+            self._look_later()  # first: whoever is told may dial again at once
         for dial in [dial for dial, end in self._limited.items() if end <= now]:
             dial.too_late()
-        if self._limited:
-            asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def __repr__(self) -> str:
         return f"Dialer(stagger {self._stagger_s} s)"

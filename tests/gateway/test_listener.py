@@ -84,6 +84,32 @@ def test_without_descriptors_or_memory_clients_wait_and_it_is_said_once(
     talk.close()
 
 
+def test_a_listener_that_cannot_be_watched_again_tries_until_it_can(monkeypatch: pytest.MonkeyPatch):
+    talk = conversation(forward(), wire="sockets")
+    talk.counts_octets = False
+    talk.expects_failures = True
+    (bound,) = talk.ports
+    real, start = bound._accept_one, bound.start
+    failures, refusals = [OSError(errno.ENOMEM, "no memory")], [OSError(errno.ENOSPC, "no watches")] * 2
+
+    def accept_one() -> object:
+        if failures:
+            raise failures.pop()
+        return real()
+
+    def start_again() -> None:
+        if refusals:
+            raise refusals.pop()
+        start()
+
+    bound._accept_one = accept_one
+    monkeypatch.setattr(bound, "start", start_again)
+    talk.client = talk.connect()
+    exchange(talk)
+    assert not refusals
+    talk.close()
+
+
 def test_a_listener_that_waits_for_descriptors_may_be_closed():
     talk = conversation(forward(), wire="sockets")
     talk.counts_octets = False

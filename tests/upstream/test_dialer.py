@@ -253,3 +253,33 @@ def test_a_coroutine_that_is_no_task_may_wait_for_a_dial(run: Any):
         got[0].abort()
 
     run(main())
+
+
+def test_who_dials_again_when_told_that_it_is_too_late_starts_no_second_look(run: Any, monkeypatch: pytest.MonkeyPatch):
+    async def main() -> None:
+        looks: list[int] = []
+        real = Dialer._look
+        monkeypatch.setattr(Dialer, "_look", lambda dialer: (looks.append(1), real(dialer)))
+        monkeypatch.setattr("egressproxy.upstream.dialer.LOOK_S", 0.01)
+        dialer = Dialer()
+        told = 0
+        with deaf() as endpoint:
+
+            def dial(_ended: object = None) -> None:
+                nonlocal told, last
+                told += 1
+                last = dialer.dial([endpoint], asyncio.Protocol, timeout_s=0.001 if told < 6 else 5)
+                last.add_done_callback(dial)
+
+            last: Any = None
+            dial()
+            await settle(lambda: told == 6)
+            looks.clear()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await asyncio.sleep(0.2)
+            assert len(looks) <= (loop.time() - began) / 0.01 + 2
+            last.remove_done_callback(dial)
+            last.cancel()
+
+    run(main())
