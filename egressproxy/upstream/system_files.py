@@ -5,6 +5,7 @@ Read again when it has changed, looked at every few seconds at the most.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -42,7 +43,10 @@ class _WatchedFile:
                 return None
             with open(self._path, encoding="utf-8", errors="replace") as file:
                 text = file.read(1 << 20)
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # it says nothing about the file
+                self._checked = 0.0 if first else now
+                return None
             gone = first or self._stamp is not None
             self._stamp = None
             return "" if gone else None
