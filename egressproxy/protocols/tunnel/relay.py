@@ -89,7 +89,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         """One side is gone: deliver what it sent, then close the other; after a reset there is nothing to deliver."""
         other = end.other
         if not other.is_lost:
-            if error is None:
+            if error is None or (end.has_ended and end is self.upstream):  # it had said all, and the client gets that
                 other.transport.close()
             else:
                 reset(other.transport)

@@ -6,6 +6,8 @@ side does not take, and until it has taken it nothing more is read. An open tunn
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from contextlib import suppress
 
@@ -99,6 +101,17 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             break_off(end.other.sock)
             self._finish()
 
+    def refused(self, end: SocketEnd, error: OSError) -> None:
+        """One side takes nothing more. An upstream that was reset behind its end (EPIPE, see tcp(7)) has said all that
+        it had to say, and the client still gets that; what the client says meanwhile goes nowhere.
+        """
+        if end is self.client or error.errno != errno.EPIPE:
+            self.broken(end)
+            return
+        end.pending = None
+        if end.has_ended and self.client.pending is None:
+            self._finish()
+
     def cut(self, reason: Reason) -> None:
         if not self.is_over:
             self.reason = reason
@@ -190,8 +203,8 @@ class SocketEnd:
                 sent = other.sock.send(_view[:size])
             except (BlockingIOError, InterruptedError):
                 sent = 0
-            except OSError:
-                tunnel.broken(other)
+            except OSError as error:
+                tunnel.refused(other, error)
                 return
             if sent < size:
                 other.keep(_view[sent:size])
@@ -227,8 +240,8 @@ class SocketEnd:
             sent = self.sock.send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
-        except OSError:
-            self.tunnel.broken(self)
+        except OSError as error:
+            self.tunnel.refused(self, error)
             return
         if sent < len(data):
             self.keep(memoryview(data)[sent:])
@@ -245,8 +258,8 @@ class SocketEnd:
             sent = self.sock.send(self.pending)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            self.tunnel.broken(self)
+        except OSError as error:
+            self.tunnel.refused(self, error)
             return
         if sent < len(self.pending):
             self.pending = memoryview(self.pending)[sent:]
@@ -295,9 +308,12 @@ class SocketEnd:
         """Something is to be read, and nobody wants it now."""
         if not events & ENDED:
             self.watch()
-        elif self.has_ended and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.tunnel.broken(self)
-        else:  # reported again and again; found when it is read on, or when the other side has ended, too
+            return
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if self.has_ended else 0
+        if code:
+            self.tunnel.refused(self, OSError(code, os.strerror(code)))
+        if not self.tunnel.is_over:
+            # reported again and again; found when it is read on, or when the other side has ended, too
             self.watched = NOT_WATCHED
             self.tunnel.poller.leave(self.sock.fileno())
 

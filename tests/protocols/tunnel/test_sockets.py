@@ -297,3 +297,32 @@ async def test_what_a_cut_leaves_behind_does_not_look_whole():
     assert [reason for _, _, reason in world.result] == [Reason.CLIENT_TIMEOUT]
     assert not world.client.has_eof
     world.close()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_an_answer_is_delivered_though_its_origin_is_reset_behind_its_end(is_read: bool):
+    world = World()
+    world.tunnel.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    world.tunnel.upstream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 200_000)  # all of it is with us
+    answer = b"x" * (50_000 if is_read else 250_000)
+    world.origin.sock.setblocking(True)
+    await asyncio.get_running_loop().run_in_executor(None, world.origin.sock.sendall, answer)
+    world.origin.sock.close()
+    async with asyncio.timeout(10):
+        while not (world.tunnel.upstream.has_ended or world.tunnel.client.pending):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    for _ in range(3):  # what nobody asked for, as clients of HTTP/2 do: it is answered with a reset
+        if not world.result:
+            world.client.sock.send(b"window update")
+        await asyncio.sleep(0.02)
+    async with asyncio.timeout(10):
+        while not world.client.has_eof:
+            await asyncio.sleep(0.001)
+            world.client.reads()
+            assert world.client.error is None
+    assert world.client.got == answer
+    world.client.sock.close()
+    async with asyncio.timeout(10):
+        while not world.result:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert [reason for _, _, reason in world.result] == [Reason.OK]
