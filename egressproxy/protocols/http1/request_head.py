@@ -181,7 +181,7 @@ def read_request_head(method: bytes, target: bytes, block: bytes, hop: Hop, limi
         _read_connect(head)
     elif target[0] != 0x2F:  # "/": origin-form, path and target are the same
         slash = target.find(b"/", 7)
-        if slash > 0 and target[:7] == b"http://" and target[7:slash] == hop.host:
+        if slash > 7 and target[:7] == b"http://" and target[7:slash] == hop.host:
             # the usual spelling of absolute-form, and the host that Host named
             head.form = _ABSOLUTE_FORM
             head.scheme = b"http"

@@ -151,6 +151,10 @@ def test_names_that_pass_for_sensitive_ones_by_an_underscore_are_dropped(line: b
         assert block.count(b"X_Y: 1") == len(others) - 1
 
 
+def test_a_url_without_a_host_is_refused_where_host_is_missing_too() -> None:
+    assert refused(request(start=b"GET http:///a HTTP/1.0", host=b"")).reason is Reason.BAD_TARGET
+
+
 def test_a_name_of_underscores_is_looked_at_once() -> None:
     began = time.process_time()
     for start in (b"x_forwarded_", b"content_length", b"x_gateway_role"):
