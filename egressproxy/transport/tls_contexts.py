@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import os
 import ssl
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -176,6 +175,8 @@ def _as_file(data: bytes) -> Iterator[str]:
         if os.path.exists(path):
             yield path
         else:  # no /proc in this container: a private file, for as long as it is read
+            import tempfile  # here: it brings what copies and packs files
+
             with tempfile.NamedTemporaryFile() as private:
                 private.write(data)
                 private.flush()
