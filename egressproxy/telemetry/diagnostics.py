@@ -50,6 +50,8 @@ class Diagnostics:
         # Libraries tell their own story at debug level; a trace of ours should stay readable.
         for noisy in ("asyncio", "aiohttp"):
             logging.getLogger(noisy).setLevel(max(self._level, logging.INFO))
+        # It tells of every file that changes; a log file in a watched folder would answer itself without end.
+        logging.getLogger("watchfiles").setLevel(max(self._level, logging.WARNING))
         self._thread.start()
 
     def stop(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,11 +17,18 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, cast
 
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
+
 from egressproxy.errors import Reason
 from egressproxy.model.authority import IPAddress
 from egressproxy.spec.backend import BackendTlsSpec
 from egressproxy.transport.tls_contexts import client_context
-from egressproxy.upstream.dns_message import Code, Kind, Reply, encode_query, read_reply
 
 __all__ = ["Answer", "DnsFailure", "Server", "ask", "parse_server"]
 
@@ -32,6 +38,8 @@ MAX_LINKS = 16
 MAX_ADDRESSES = 32
 #: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
 HEDGE_S = 1.0
+#: RFC 6891 section 6.2.5, and the DNS flag day of 2020: no fragmentation.
+_UDP_PAYLOAD = 1232
 _PORTS = {"udp": 53, "tcp": 53, "tls": 853}
 _LEAST_ATTEMPTS = 3
 
@@ -97,9 +105,10 @@ def parse_server(text: str, transport: str = "udp") -> Server:
     return Server(host, int(port or _PORTS[transport]), transport, name or host)
 
 
-async def ask(servers: Sequence[Server], name: bytes, kind: Kind, timeout_s: float) -> Answer:
-    """The addresses of a name (as `encode_name` gives it) in one family (`kind` A or AAAA), from the first server that
-    answers.
+async def ask(
+    servers: Sequence[Server], name: dns.name.Name, kind: dns.rdatatype.RdataType, timeout_s: float
+) -> Answer:
+    """The addresses of a name in one family (`kind` A or AAAA), from the first server that answers.
 
     Raises DnsFailure.
     """
@@ -147,59 +156,58 @@ def _worse(one: DnsFailure, other: DnsFailure) -> DnsFailure:
     return one if one.reason is Reason.DNS_SERVFAIL else other
 
 
-async def _ask_one(server: Server, name: bytes, kind: Kind) -> Answer:
-    query = encode_query(secrets.randbits(16), name, kind)
+async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Answer:
+    query = dns.message.make_query(name, kind, use_edns=0, payload=_UDP_PAYLOAD)
     if server.transport == "udp":
         reply = await _over_udp(server, query)
-        if reply.is_truncated:
+        if reply.flags & dns.flags.TC:
             reply = await _over_stream(server, query)
     else:
         reply = await _over_stream(server, query)
-    if reply.is_truncated:
-        raise DnsFailure(Reason.DNS_ERROR, f"{server} sent half of an answer")
-    if reply.code == Code.SERVFAIL:
+    code = reply.rcode()
+    if code is dns.rcode.SERVFAIL:
         raise DnsFailure(Reason.DNS_SERVFAIL, f"{server} answered SERVFAIL")
-    if reply.code not in (Code.NOERROR, Code.NXDOMAIN):
-        said = Code(reply.code).name if reply.code in Code._value2member_map_ else f"code {reply.code}"
-        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {said}")
+    if code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {dns.rcode.to_text(code)}")
     return read_answer(reply, name, kind)
 
 
-def read_answer(reply: Reply, name: bytes, kind: Kind) -> Answer:
+def read_answer(reply: dns.message.Message, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Answer:
     """Follow the CNAME records from the asked name to its addresses; every other record is ignored.
 
     Raises DnsFailure if the chain is a loop or too long. A chain that leads to no address means that there is none: the
     servers that we ask resolve completely.
     """
-    if reply.code == Code.NXDOMAIN:
+    if reply.rcode() is dns.rcode.NXDOMAIN:
         return Answer((), _negative_ttl(reply), is_nxdomain=True)
-    ttl_s = math.inf
+    ttl = math.inf
     for _ in range(MAX_LINKS + 1):
-        found = [record for record in reply.answer if record.name == name and record.kind == kind]
-        if found:
-            addresses = dict.fromkeys(ip_address(record.data) for record in found)
-            return Answer(tuple(addresses)[:MAX_ADDRESSES], min(ttl_s, *(record.ttl_s for record in found)))
-        link = next((record for record in reply.answer if record.name == name and record.kind == Kind.CNAME), None)
+        found = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, kind)
+        if found is not None:
+            addresses = tuple(ip_address(record.address) for record in found)
+            return Answer(addresses[:MAX_ADDRESSES], min(ttl, found.ttl))
+        link = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, dns.rdatatype.CNAME)
         if link is None:
             return Answer((), _negative_ttl(reply))
-        ttl_s = min(ttl_s, link.ttl_s)
-        name = link.data
+        ttl = min(ttl, link.ttl)
+        name = cast(Any, link[0]).target
     raise DnsFailure(Reason.DNS_ERROR, f"more than {MAX_LINKS} CNAME records, or a loop")
 
 
-def _negative_ttl(reply: Reply) -> float:
-    for record in reply.authority:
-        if record.kind == Kind.SOA:
-            return float(min(record.ttl_s, int.from_bytes(record.data, "big")))
+def _negative_ttl(reply: dns.message.Message) -> float:
+    for rrset in reply.authority:
+        if rrset.rdtype is dns.rdatatype.SOA:
+            return float(min(rrset.ttl, cast(Any, rrset[0]).minimum))
     return 0.0
 
 
 class _Datagrams(asyncio.DatagramProtocol):
     """Waits for the one datagram that answers the query. The socket is connected: the kernel drops what others send."""
 
-    def __init__(self, server: Server, query: bytes, answered: asyncio.Future[Reply]) -> None:
+    def __init__(self, server: Server, query: dns.message.Message, wire: bytes, answered: asyncio.Future[Any]) -> None:
         self._server = server
         self._query = query
+        self._wire = wire
         self._answered = answered
         self._transport: asyncio.DatagramTransport | None = None
 
@@ -208,21 +216,21 @@ class _Datagrams(asyncio.DatagramProtocol):
         if self._answered.done():  # whoever asked has gone meanwhile; uvloop would leave the socket open for good
             self.close()
         else:
-            self._transport.sendto(self._query)
+            self._transport.sendto(self._wire)
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        if data[:2] != self._query[:2] or self._answered.done():
+        if data[:2] != self._wire[:2] or self._answered.done():
             return  # forged, or late
         try:
             reply = _parse(self._server, data)
         except DnsFailure as error:
             self._fail(error)
             return
-        if reply.answers(self._query):
+        if self._query.is_response(reply):
             self._answered.set_result(reply)
 
     def error_received(self, exc: Exception) -> None:
@@ -237,10 +245,11 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._answered.exception()  # seen, also where whoever asked has gone: the loop need not complain
 
 
-async def _over_udp(server: Server, query: bytes) -> Reply:
+async def _over_udp(server: Server, query: dns.message.Message) -> dns.message.Message:
     loop = asyncio.get_running_loop()
-    answered: asyncio.Future[Reply] = loop.create_future()
-    protocol = _Datagrams(server, query, answered)
+    answered: asyncio.Future[dns.message.Message] = loop.create_future()
+    wire = query.to_wire()
+    protocol = _Datagrams(server, query, wire, answered)
     try:
         await loop.create_datagram_endpoint(lambda: protocol, remote_addr=(server.host, server.port))
         return await answered
@@ -249,7 +258,7 @@ async def _over_udp(server: Server, query: bytes) -> Reply:
         protocol.close()
 
 
-async def _over_stream(server: Server, query: bytes) -> Reply:
+async def _over_stream(server: Server, query: dns.message.Message) -> dns.message.Message:
     """Over TCP or TLS: a length of two octets before each message (RFC 7766 section 8, RFC 7858)."""
     context: ssl.SSLContext | None = None
     if server.transport == "tls":
@@ -258,7 +267,8 @@ async def _over_stream(server: Server, query: bytes) -> Reply:
         server.host, server.port, ssl=context, server_hostname=server.name if context else None
     )
     try:
-        writer.write(len(query).to_bytes(2, "big") + query)
+        wire = query.to_wire()
+        writer.write(len(wire).to_bytes(2, "big") + wire)
         size = int.from_bytes(await reader.readexactly(2), "big")
         reply = _parse(server, await reader.readexactly(size))
     except EOFError:
@@ -266,7 +276,7 @@ async def _over_stream(server: Server, query: bytes) -> Reply:
     finally:
         with suppress(RuntimeError):  # the loop is closing
             writer.transport.abort()
-    if not reply.answers(query):
+    if not query.is_response(reply):
         raise DnsFailure(Reason.DNS_ERROR, f"{server} answered another question")
     return reply
 
@@ -276,8 +286,8 @@ def _tls_context() -> ssl.SSLContext:
     return client_context(BackendTlsSpec(), ("dot",))
 
 
-def _parse(server: Server, message: bytes) -> Reply:
+def _parse(server: Server, wire: bytes) -> dns.message.Message:
     try:
-        return read_reply(message)
-    except ValueError as error:
-        raise DnsFailure(Reason.DNS_ERROR, f"{server}: malformed answer: {error}") from None
+        return dns.message.from_wire(wire, ignore_trailing=True)
+    except Exception as error:  # the parser's errors are of many families, ValueError among them
+        raise DnsFailure(Reason.DNS_ERROR, f"{server}: malformed answer: {type(error).__name__}") from None

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from itertools import chain, zip_longest
 
+import dns.exception
+import dns.name
+import dns.rdatatype
+
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
 from egressproxy.spec.policy import DnsSpec, Family
-from egressproxy.upstream.dns_message import Kind, encode_name
 from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
 from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
 
@@ -279,16 +282,16 @@ class Resolver:
             return _LOOPBACK
         return self._static.get(host) or self._hosts.read().get(host)
 
-    async def _both_families(self, servers: Sequence[Server], name: bytes, deadline: float) -> Answer:
+    async def _both_families(self, servers: Sequence[Server], name: dns.name.Name, deadline: float) -> Answer:
         loop = asyncio.get_running_loop()
         timeout_s = deadline - time.monotonic()
         tasks = {
             kind: loop.create_task(ask(servers, name, kind, timeout_s))
-            for kind, family in ((Kind.A, Family.IPV4), (Kind.AAAA, Family.IPV6))
+            for kind, family in ((dns.rdatatype.A, Family.IPV4), (dns.rdatatype.AAAA, Family.IPV6))
             if self._spec.family in (Family.ANY, family)
         }
         try:
-            first = tasks.get(Kind.A)
+            first = tasks.get(dns.rdatatype.A)
             if first is not None:
                 await asyncio.wait([first])
                 answer = first.result() if first.exception() is None else None
@@ -330,8 +333,9 @@ class Resolver:
         return f"Resolver({len(self._cache)} names, {len(self._lookups)} being asked for, {self._waiting} waiting)"
 
 
-def _qname(host: str) -> bytes:
+def _qname(host: str) -> dns.name.Name:
+    """The absolute name, label by label: nothing in it is an escape."""
     try:
-        return encode_name(host)
-    except ValueError as error:
-        raise DnsFailure(Reason.DNS_ERROR, f"not a name that DNS can carry: {error}") from None
+        return dns.name.Name([*(label.encode("ascii") for label in host.split(".")), b""])
+    except (dns.exception.DNSException, UnicodeEncodeError) as error:
+        raise DnsFailure(Reason.DNS_ERROR, f"not a name that DNS can carry: {type(error).__name__}") from None

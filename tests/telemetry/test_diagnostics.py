@@ -17,7 +17,7 @@ from egressproxy.telemetry.diagnostics import MAX_WAITING, Diagnostics
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    names = ("asyncio", "aiohttp", "hpack")
+    names = ("asyncio", "watchfiles", "aiohttp", "hpack")
     levels = [logging.getLogger(name).level for name in names]
     yield
     for name, level in zip(names, levels, strict=True):
@@ -54,6 +54,17 @@ def test_control_characters_cannot_forge_a_line():
     assert lines.count("\n") == 1
     assert "\\x1b[31m" in lines
     assert "\x9b" not in lines
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_the_watcher_of_files_does_not_tell_of_every_change(level: str):
+    """In a watched folder, a log file that is told of each change would change by that."""
+    stream = io.StringIO()
+    diagnostics = Diagnostics(level, stream)
+    diagnostics.start()
+    logging.getLogger("watchfiles.main").info("1 change detected")
+    diagnostics.stop()
+    assert stream.getvalue() == ""
 
 
 def test_a_traceback_is_indented_below_its_line():

@@ -7,11 +7,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import dns.name
+import dns.rdatatype
 import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_message import Kind, encode_name
 from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
 from tests.support.dns import DnsServer, Rule
 
@@ -28,7 +29,7 @@ def at(*servers: DnsServer, transport: str = "udp") -> list[Server]:
 
 
 async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = 2.0) -> Answer:
-    return await ask(servers, encode_name(name.rstrip(".")), Kind[kind], timeout_s)
+    return await ask(servers, dns.name.from_text(name), dns.rdatatype.from_text(kind), timeout_s)
 
 
 async def failure(servers: list[Server], **options: Any) -> Reason:

@@ -6,10 +6,11 @@ import asyncio
 import os
 import socket
 
+import dns.name
+import dns.rdatatype
 import pytest
 import uvloop
 
-from egressproxy.upstream.dns_message import Kind, encode_name
 from egressproxy.upstream.dns_query import Server, ask
 
 
@@ -18,11 +19,11 @@ def test_a_question_given_up_leaves_no_descriptor(turns: int):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
         server = Server("127.0.0.1", silent.getsockname()[1], "udp", "127.0.0.1")
-        name = encode_name("a.example")
+        name = dns.name.from_text("a.example.")
 
         async def give_up() -> int:
             before = len(os.listdir("/proc/self/fd"))
-            asking = [asyncio.create_task(ask([server], name, Kind.A, 5.0)) for _ in range(20)]
+            asking = [asyncio.create_task(ask([server], name, dns.rdatatype.A, 5.0)) for _ in range(20)]
             for _ in range(turns):
                 await asyncio.sleep(0)
             for task in asking:

@@ -13,23 +13,24 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
+from watchfiles import Change, awatch
+
 from egressproxy.config.manifests import SUFFIXES, manifest_files
-from egressproxy.config.sources.events import Events
 
 __all__ = ["changes"]
 
 #: A change has settled when nothing more comes for this long …
-_QUIET_S = 0.05
+_QUIET_MS = 50
 #: … but a folder that is written to without end is reported after this.
-_PATIENCE_S = 0.3
-_LOOK_S = 0.5
+_PATIENCE_MS = 300
+_LOOK_MS = 500
 
 _FILTERS = ".py"
 
-#: (path, device, inode, size, changed in ns) of every file that counts; zeros where there is none. The time of change
-#: rather than of modification: nobody can set it back.
+#: (path, device, inode, size, modified in ns) of every file that counts; zeros where there is none.
 _Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
 
@@ -45,32 +46,57 @@ def changes(paths: Sequence[Path], stop: asyncio.Event) -> AsyncIterator[None]:
 async def _changes(paths: Sequence[Path], stop: asyncio.Event, last: _Fingerprint) -> AsyncGenerator[None, None]:
     while not stop.is_set():
         folders = _folders(paths)
-        try:
-            events = Events(folders)
-        except OSError:  # no such folder any more, or no watch to be had: look now and then
-            events = None
-        try:
-            # An old watch does not see a folder that was removed and made again.
-            while not stop.is_set() and _folders(paths) == folders:
+        async with aclosing(_looks(paths, folders, stop)) as looks:
+            async for touched in looks:
                 now = await asyncio.to_thread(_fingerprint, paths)
-                if now != last:
+                if touched or now != last:
                     last = now
                     yield None
-                await _next_look(events)
-        finally:
-            if events is not None:
-                events.close()
+                if _folders(paths) != folders:
+                    break  # one was removed or made again: an old watch does not see the new one
 
 
-async def _next_look(events: Events | None) -> None:
-    """Until it is time to look: something happened and has settled, or some time has passed."""
-    if events is None:
-        await asyncio.sleep(_LOOK_S)
-    elif await events.wait(_LOOK_S):
-        loop = asyncio.get_running_loop()
-        latest = loop.time() + _PATIENCE_S
-        while loop.time() < latest and await events.wait(_QUIET_S):
-            pass
+async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.Event) -> AsyncGenerator[bool, None]:
+    """Yield whenever it is time to look; true if one that counts was certainly written to."""
+    try:
+        watch = awatch(
+            *folders,
+            watch_filter=_Filter(paths),
+            debounce=_PATIENCE_MS,
+            step=_QUIET_MS,
+            stop_event=stop,
+            rust_timeout=_LOOK_MS,
+            yield_on_timeout=True,
+            recursive=False,
+        )
+        async with aclosing(watch):
+            async for found in watch:
+                yield any(_counts(path, paths) for _, path in found)
+    except (OSError, RuntimeError):  # no such folder any more, or no inotify to be had: look now and then
+        try:
+            await asyncio.wait_for(stop.wait(), _LOOK_MS / 1000)
+        except TimeoutError:
+            yield False
+
+
+class _Filter:
+    """Lets through what happens in the folders of the paths, and to the folders themselves."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._folders = {os.path.abspath(_folder(path)) for path in paths}
+
+    def __call__(self, change: Change, path: str) -> bool:
+        path = os.path.abspath(path)
+        return path in self._folders or os.path.dirname(path) in self._folders
+
+
+def _counts(path: str, paths: Sequence[Path]) -> bool:
+    name = os.path.basename(path)
+    if any(name == given.name and not given.is_dir() for given in paths):
+        return True
+    if name.startswith("."):
+        return False
+    return name.endswith(_FILTERS) or (name.endswith(SUFFIXES) and any(given.is_dir() for given in paths))
 
 
 def _folder(path: Path) -> Path:
@@ -106,5 +132,5 @@ def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
             except OSError:
                 found.append((str(file), 0, 0, 0, 0))
             else:
-                found.append((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns))
+                found.append((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return tuple(found)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from egressproxy.config.sources import files
-from egressproxy.config.sources.events import Events
 from egressproxy.config.sources.files import changes
 
 #: A change has to be seen well before this.
@@ -180,10 +179,10 @@ async def test_changes_before_the_first_step_count(tmp_path: Path) -> None:
 
 
 async def test_changes_are_found_without_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_inotify(_folders: object) -> Events:
+    def no_inotify(*_args: object, **_options: object) -> AsyncIterator[object]:
         raise OSError("inotify watch limit reached")
 
-    monkeypatch.setattr(files, "Events", no_inotify)
+    monkeypatch.setattr(files, "awatch", no_inotify)
     async with watching(tmp_path) as watcher:
         (tmp_path / "a.yaml").write_text("a")
         await watcher.change()
@@ -198,26 +197,6 @@ async def test_a_write_that_leaves_size_and_time_alone_is_still_seen(tmp_path: P
         path.write_text("b")
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         await watcher.change()
-
-
-async def test_a_file_that_is_written_without_end_wakes_nobody(tmp_path: Path) -> None:
-    events = Events([str(tmp_path)])
-    try:
-        log = os.open(tmp_path / "access.log", os.O_WRONLY | os.O_CREAT)
-        assert await events.wait(1.0)  # it was made
-        os.write(log, b"line")
-        assert not await events.wait(0.1)
-        os.close(log)
-        assert await events.wait(1.0)
-    finally:
-        events.close()
-
-
-async def test_a_folder_that_is_gone_cannot_be_watched(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(FileNotFoundError):
-        Events([str(tmp_path), str(tmp_path / "none")])
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_stopping_ends_the_watch(tmp_path: Path) -> None:
