@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,11 +68,7 @@ class Fleet(Protocol):
 
 
 def rest_memory() -> None:
-    """After the start: what is there now stays, and need not be looked at by every collection. What importing and
-    building have freed goes back to the system.
-    """
+    """After the start: what is there now stays, and need not be looked at by every collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    with suppress(AttributeError):  # glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
