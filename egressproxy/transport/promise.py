@@ -39,7 +39,10 @@ class Promise(Generic[T]):
         if self._is_cancelled:
             raise asyncio.CancelledError
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                del self  # the error's traceback holds this frame: no cycle
         return self._result
 
     def exception(self) -> Exception | None:
@@ -79,7 +82,10 @@ class Promise(Generic[T]):
         if not self._is_done:
             self._asyncio_future_blocking = True
             yield self
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # as above
 
     def _settle(self) -> None:
         self._is_done = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from collections import Counter
 from collections.abc import Iterator
 
@@ -63,5 +64,21 @@ def test_nothing_is_left_of_a_handshake_that_failed():
     talk.counts_octets = False
     talk.client >> b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
     talk.until(lambda: not talk.ports[0].state.connections)
+    assert left_of(talk) == Counter()
+    talk.close()
+
+
+def refused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("request_", [GET, connect("a.example:443")])
+def test_nothing_is_left_of_a_connection_that_was_refused(request_: bytes):
+    talk = conversation(forward(), wire="sockets")
+    talk.dialer.port = refused_port()  # type: ignore[union-attr]
+    talk.client >> request_
+    talk.until(lambda: bool(talk.records))
+    assert talk.records[0]["status"] == 503
     assert left_of(talk) == Counter()
     talk.close()
