@@ -141,6 +141,9 @@ class App:
         for task in (watcher, reloader):
             if task is not None:
                 task.cancel()
+        log.info(
+            "draining: what is under way has %g s to end; a second signal ends it at once", self.options.drain_timeout_s
+        )
         cut = await self._drain()
         log.info("stopped%s", f"; {_counted(cut, 'connection')} cut at the deadline" if cut else "")
         for server in servers:

@@ -78,6 +78,7 @@ class Reason(str, Enum):
     BACKEND_INVALID = "backend_invalid"
     FILTER_FAILED = "filter_failed"
     CREDENTIAL_MISSING = "credential_missing"
+    DRAINED = "drained"
     INTERNAL = "internal"
     # the upstream
     DNS_NXDOMAIN = "dns_nxdomain"

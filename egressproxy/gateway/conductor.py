@@ -51,6 +51,7 @@ class Conductor:
         self.access_log = access_log
         self.pseudonym = pseudonym
         self.is_draining = False
+        self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
         self._id_prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
@@ -400,6 +401,8 @@ class Conductor:
                     finish(place.chain.complete, x)
         if life.on_complete is not None:
             life.on_complete()
+        if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
+            x.reason = Reason.DRAINED
         x.ended_at = monotonic()
         x.series.observe(x)
         self.access_log.record(x)

@@ -230,4 +230,5 @@ def test_a_drain_has_an_end_and_what_it_cuts_is_in_the_log(dns: NameServer, tmp_
         sock.sendall(f"CONNECT {HOST}:{origin.port} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         assert read_head(sock).startswith(b"HTTP/1.1 200 ")
         assert gateway.stop() == 0
-        assert [record["kind"] for record in gateway.records] == ["tunnel"]
+        assert [(record["kind"], record["reason"]) for record in gateway.records] == [("tunnel", "drained")]
+        assert "draining: what is under way has 1 s to end" in gateway.stderr

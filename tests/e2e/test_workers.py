@@ -396,7 +396,7 @@ def test_a_drain_has_an_end_and_what_it_cuts_is_counted(dns: NameServer, tmp_pat
             stack.enter_context(tunnel(port, origin))
         assert gateway.stop() == 0
         assert "5 connections cut at the deadline" in gateway.stderr
-        assert [record["kind"] for record in gateway.records] == ["tunnel"] * 5
+        assert [(record["kind"], record["reason"]) for record in gateway.records] == [("tunnel", "drained")] * 5
 
 
 def test_signals_to_a_worker_are_for_the_supervisor(dns: NameServer, tmp_path: Path):
