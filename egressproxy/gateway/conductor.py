@@ -260,11 +260,10 @@ class Conductor:
         if upstream.has_ended:
             client.send(head)
         else:
-            body = upstream.reader.take_whole_body() if plan is None else None
+            body = upstream.whole_body() if plan is None else None
             if body is None:
                 client.send(head)
                 return False
-            upstream.has_ended = True
             client.send(head + body)
         if not client.is_request_read:
             life.close = True  # answered before the request was whole: nothing can follow
@@ -292,11 +291,6 @@ class Conductor:
         life.release(reusable=upstream.is_reusable)
 
     # --- filters and bodies --------------------------------------------------------------------------------------
-    async def answered_by(self, steps: tuple[HeaderStep, ...], x: Exchange, client: ClientConnection) -> bool:
-        """Run a phase; true if a filter has answered (the answer is sent then)."""
-        outcome = run(steps, x)
-        return outcome is not None and await self.is_answered(outcome, steps, x, client)
-
     async def is_answered(
         self, outcome: Outcome, steps: tuple[HeaderStep, ...], x: Exchange, client: ClientConnection
     ) -> bool:

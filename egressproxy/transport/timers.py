@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class Wheel(Protocol):
     def remove(self, timer: Timer) -> None: ...
 
 
-class Timer:
+class Timer(ABC):
     """One moment in the future, at which `passed()` is called once unless it was moved or cleared."""
 
     __slots__ = ("at", "looked_at", "slot", "wheel")
@@ -39,9 +40,9 @@ class Timer:
         self.slot = -1  # the tick at which the wheel will look at this timer; -1: at none
         self.looked_at = NEVER  # when that tick begins: a move to any later time needs nothing more
 
+    @abstractmethod
     def passed(self) -> None:
         """The moment is over."""
-        raise NotImplementedError
 
     def set(self, at: float) -> None:
         """Fire at this monotonic time (seconds), instead of any earlier one."""

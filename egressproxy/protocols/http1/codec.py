@@ -364,7 +364,7 @@ class ResponseReader(_Reader):
 
     Interim heads (1xx but 101) are events of their own; the final head follows. Behind a 101, and a 2xx to CONNECT,
     nothing is read any more: `take_rest`. A connection may be used again only if the message ended, its head has no
-    `connection_close`, and `has_surplus` is false.
+    `connection_close`, and nothing is `buffered`: surplus octets belong to no response (RFC 9112 section 6.3).
     """
 
     __slots__ = ("_eof", "_fault", "_hop", "_hop_fields", "_interim", "_is_started", "_method", "_minor")
@@ -382,11 +382,6 @@ class ResponseReader(_Reader):
         self._is_started = False  # something of this response has come
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
         self._fault: tuple[Reason, str, Retry] | None = None
-
-    @property
-    def has_surplus(self) -> bool:
-        """Octets came that belong to no response: the connection must not be used again (RFC 9112 section 6.3)."""
-        return self._state is _IDLE and self._at < len(self._buffer)
 
     def expect(self, method: bytes) -> None:
         """Announce the response to a request with this method; it decides about the body. Before anything is fed."""

@@ -162,6 +162,13 @@ class UpstreamConnection(Flow):
             self.has_ended = True
         return head
 
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it is here, and nothing behind it: the answer is over with that. Else None."""
+        body = self.reader.take_whole_body()
+        if body is not None:
+            self.has_ended = True
+        return body
+
     def send_response_body_to(self, sink: BodySink) -> None:
         """The body goes there from now on; what is buffered goes at once."""
         self.sink = sink

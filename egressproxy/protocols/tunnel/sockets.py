@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from abc import abstractmethod
 from contextlib import suppress
 
 from egressproxy.errors import Reason
@@ -33,9 +34,9 @@ class SocketTunnel(Tunnel["SocketEnd"]):
 
     poller: Poller
 
+    @abstractmethod
     def over(self) -> None:
         """The tunnel has ended; `octets_in`, `octets_out`, `reason` and `error` say how."""
-        raise NotImplementedError
 
     @property
     def octets_in(self) -> int:

@@ -7,6 +7,7 @@ Source: RFC 9110 section 9.3.6: when one side closes, what it sent is still deli
 from __future__ import annotations
 
 import socket
+from abc import abstractmethod
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
@@ -82,17 +83,17 @@ class Tunnel(Timer, Generic[E]):
         self.after(guard_s if guard is not None and guard.must_be_tls else look_s)
 
     # --- how its octets are moved --------------------------------------------------------------------------------
+    @abstractmethod
     def both_ended(self) -> None:
         """Nobody says more: close both sides when everything is sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def octets_left(self) -> int | None:
         """What the end that is left over has still to take; None while there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cut(self, reason: Reason) -> None:
         """End it now."""
-        raise NotImplementedError
 
     # --- the guard -------------------------------------------------------------------------------------------------
     def admit(self, end: E, data: bytes) -> bytes:

@@ -166,7 +166,7 @@ def test_responses_follow_each_other_on_one_connection() -> None:
         assert reader.next() == b"ok"
         assert reader.next() is NO_TRAILERS
         assert reader.next() is None
-        assert not reader.has_surplus
+        assert not reader.buffered
         reader.expect(b"GET")
 
 
@@ -185,7 +185,7 @@ def test_what_follows_a_response_is_surplus_and_never_read(data: bytes, method: 
     while (event := reader.next()) is not None:
         heads += isinstance(event, ResponseHead)
     assert heads == 1
-    assert reader.has_surplus
+    assert reader.buffered
     reader.expect(b"GET")
     fault = fault_of(reader)
     assert (fault.reason, fault.retry) == (Reason.BAD_RESPONSE, Retry.IF_REUSED)
@@ -195,7 +195,7 @@ def test_an_answer_that_came_before_the_question_is_a_fault() -> None:
     reader = ResponseReader(HeadLimits())
     reader.feed(ANSWER)
     assert reader.next() is None
-    assert reader.has_surplus
+    assert reader.buffered
     reader.expect(b"GET")
     assert fault_of(reader).reason == Reason.BAD_RESPONSE
 
