@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from egressproxy import __version__
 from egressproxy.admin.state import Published
 from egressproxy.config.problems import ConfigError
@@ -22,6 +20,7 @@ from egressproxy.loading.apart import Loading, LoadingFailed
 from egressproxy.loading.result import Loaded, Place, builtin, shown
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.loop import Loop
 from egressproxy.workers.fleet import Configuration, Fleet, Refused, rest_memory
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def run(options: RunOptions, first: Loading | None = None) -> int:
     diagnostics = Diagnostics(options.log_level)
     diagnostics.start()
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(App(options, first).serve())
     finally:
         diagnostics.stop()

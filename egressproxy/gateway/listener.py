@@ -22,7 +22,7 @@ from egressproxy.model.exchange import Answer
 from egressproxy.protocols.http1.writer import answer_bytes
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.flow import peer_name
-from egressproxy.transport.poller import poller
+from egressproxy.transport.loop import poller
 from egressproxy.transport.sockets import Socket, SocketTransport
 from egressproxy.transport.tls import TlsStream
 from egressproxy.transport.tls_contexts import server_name
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Connections taken in one turn at most.
 MAX_AT_ONCE = 64
+#: After so many, it is another process's turn.
+TURN_CONNECTIONS = 8
 #: Without descriptors or memory: how long nothing is accepted, and how often it is said.
 PAUSE_S = 0.1
 SILENCE_S = 10.0
@@ -51,15 +53,19 @@ class BoundPort:
         self._accept_one = sock._accept  # type: ignore[attr-defined]    # without the Python class around the result
         self._family = int(sock.family)
         self._at_once = 1  # how many connections are taken in one turn
+        self._taken = 0  # since we joined the end of the queue of processes
         self.state = ListenerState(port)
         self.is_stream = port.is_stream
 
     def start(self) -> None:
-        """Accept connections. Other processes may share the socket: each connection wakes one of them."""
+        """Accept connections. Other processes may share the socket: each connection wakes one of them, the first in
+        the kernel's queue that has nothing to do.
+        """
         self._sock.setblocking(False)
         self._poller = poller()
         self._poller.watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self)
         self._is_accepting = True
+        self._taken = 0
 
     def stop_accepting(self) -> None:
         """Connections that are open end with their exchange: what they may ask for is no longer configured."""
@@ -82,14 +88,19 @@ class BoundPort:
                 fd, peer = self._accept_one()
             except (BlockingIOError, ConnectionAbortedError, InterruptedError):
                 self._at_once = max(1, self._at_once // 2)
-                return
+                break
             except OSError as error:
                 self._cannot_accept(error)
                 return
             sock = Socket(self._family, socket.SOCK_STREAM, 0, fd)
             sock.setblocking(False)
+            self._taken += 1
             SocketTransport(self._poller, sock, self._accept(), peer).start()
-        self._at_once = min(self._at_once * 2, MAX_AT_ONCE)
+        else:
+            self._at_once = min(self._at_once * 2, MAX_AT_ONCE)
+        if self._taken >= TURN_CONNECTIONS and self._is_accepting:
+            self._poller.leave(self._sock.fileno())
+            self._go_on()
 
     def failed(self, error: Exception) -> None:
         """One connection could not be taken; the next may be."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol, cast
 
-from egressproxy.transport.poller import Poller, poller
+from egressproxy.transport.loop import poller
+from egressproxy.transport.poller import Poller
 from egressproxy.transport.sockets import break_off
 
 __all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "peer_name", "reset"]

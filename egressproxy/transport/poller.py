@@ -1,8 +1,8 @@
-"""Poller: the sockets of one event loop, on an epoll descriptor of its own.
+"""Poller: the descriptors of one event loop, on its epoll descriptor.
 
-The loop sees one descriptor that becomes readable; a turn of the poller then serves what is ready, straight from a
-table of handlers. Compared with the loop's own transports a connection costs a third, since there is no handle, no
-context and no task for each step of its life.
+A turn serves what is ready, straight from a table of handlers; it happens while the loop waits (`transport/loop`).
+Compared with the loop's own transports a connection costs a third, since there is no handle, no context and no task
+for each step of its life.
 
 At the end of a turn what was sent is flushed, and then what is over is told so and closed; not before, so that the
 number of a closed descriptor never comes back while events of its former owner are still in hand.
@@ -14,10 +14,10 @@ import asyncio
 import select
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
-__all__ = ["ENDED", "READABLE", "WRITABLE", "Flushes", "Handler", "Poller", "poller"]
+__all__ = ["ENDED", "READABLE", "WRITABLE", "Flushes", "Handler", "Poller"]
 
 #: With EPOLLRDHUP an end is seen together with the last octets, and costs no turn of its own.
 READABLE = select.EPOLLIN | select.EPOLLRDHUP
@@ -25,11 +25,8 @@ WRITABLE = select.EPOLLOUT
 #: Reported whether asked for or not: both directions have ended, or the connection is broken.
 ENDED = select.EPOLLHUP | select.EPOLLERR
 
-#: Events in one turn: then the loop's other business (timers, DNS, the admin server) has its turn.
+#: Events in one turn: then what was sent is flushed, and the loop is given back if it is asked for.
 MAX_EVENTS = 128
-#: And so many times in a turn: what has become ready meanwhile need not wait for a round of the loop, which costs as
-#: much as an event.
-ROUNDS = 4
 
 
 class Handler(Protocol):
@@ -49,9 +46,9 @@ class Flushes(Protocol):
 
 
 class Poller:
-    """Descriptors and their handlers; one for each event loop, which `poller()` gives."""
+    """Descriptors and their handlers. `is_asked_back` may be set by anybody whom the loop has to see to."""
 
-    __slots__ = ("__weakref__", "_ending", "_epoll", "_flushing", "_handlers", "_is_due", "_poll")
+    __slots__ = ("_ending", "_epoll", "_flushing", "_handlers", "_is_due", "_loop", "_poll", "is_asked_back")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._epoll = select.epoll()
@@ -60,7 +57,8 @@ class Poller:
         self._flushing: list[Flushes] = []
         self._ending: list[Callable[[], object]] = []
         self._is_due = False  # the end of this turn comes by itself
-        loop.add_reader(self._epoll.fileno(), self.turn)
+        self._loop = loop
+        self.is_asked_back = False  # the loop has something to do itself
 
     # --- descriptors ---------------------------------------------------------------------------------------------
     def watch(self, fd: int, events: int, handler: Handler) -> None:
@@ -106,26 +104,30 @@ class Poller:
     def _fall_due(self) -> None:
         """Outside of a turn (a timer, a DNS answer, a task): one call of the loop ends what they all have begun."""
         self._is_due = True
-        asyncio.get_running_loop().call_soon(self._end_turn)
+        self._loop.call_soon(self._end_turn)
 
-    def turn(self) -> None:
-        """Serve what is ready, and what becomes ready meanwhile."""
+    def wait(self, timeout_s: float) -> None:
+        """Serve whatever is or becomes ready, turn by turn, until the loop is asked back; at most so long."""
         handlers = self._handlers
-        for _ in range(ROUNDS):
-            events = self._poll(0, MAX_EVENTS)
-            if not events:
+        until = monotonic() + timeout_s
+        self.is_asked_back = timeout_s <= 0
+        while True:
+            events = self._poll(timeout_s, MAX_EVENTS)
+            if events:
+                self._is_due = True
+                for fd, event in events:
+                    handler = handlers[fd]
+                    if handler is not None:
+                        try:
+                            handler.ready(fd, event)
+                        except Exception as error:
+                            self._report("a socket's handler failed", error)
+                            handler.failed(error)
+                self._end_turn()
+            if self.is_asked_back:
                 return
-            self._is_due = True
-            for fd, event in events:
-                handler = handlers[fd]
-                if handler is not None:
-                    try:
-                        handler.ready(fd, event)
-                    except Exception as error:
-                        _report("a socket's handler failed", error)
-                        handler.failed(error)
-            self._end_turn()
-            if len(events) == 1:  # there is little to do: more is hardly ready already
+            timeout_s = until - monotonic()
+            if timeout_s <= 0:
                 return
 
     def _end_turn(self) -> None:
@@ -135,7 +137,7 @@ class Poller:
                 try:
                     flow.flush()
                 except Exception as error:
-                    _report("a connection could not be written to", error)
+                    self._report("a connection could not be written to", error)
             if self._flushing:
                 continue
             ending, self._ending = self._ending, []
@@ -143,31 +145,16 @@ class Poller:
                 try:
                     call()
                 except Exception as error:
-                    _report("the end of a connection failed", error)
+                    self._report("the end of a connection failed", error)
         self._is_due = False
+
+    def _report(self, message: str, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": message, "exception": error})
+
+    def close(self) -> None:
+        """The loop is closed."""
+        self._handlers.clear()
+        self._epoll.close()
 
     def __repr__(self) -> str:
         return f"Poller({sum(handler is not None for handler in self._handlers)} descriptors)"
-
-
-_pollers: WeakKeyDictionary[asyncio.AbstractEventLoop, Poller] = WeakKeyDictionary()
-#: The one that was asked for last: a process has one loop, tests have many.
-_last: tuple[asyncio.AbstractEventLoop | None, Poller | None] = (None, None)
-
-
-def poller() -> Poller:
-    """That of the running loop."""
-    global _last
-    loop = asyncio.get_running_loop()
-    last, found = _last
-    if last is loop and found is not None:
-        return found
-    found = _pollers.get(loop)
-    if found is None:
-        found = _pollers[loop] = Poller(loop)
-    _last = loop, found
-    return found
-
-
-def _report(message: str, error: Exception) -> None:
-    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

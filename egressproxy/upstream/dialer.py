@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
-from egressproxy.transport.poller import WRITABLE, Poller, poller
+from egressproxy.transport.loop import poller
+from egressproxy.transport.poller import WRITABLE, Poller
 from egressproxy.transport.promise import Promise
 from egressproxy.transport.sockets import Socket, SocketTransport
 

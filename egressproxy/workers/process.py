@@ -16,13 +16,12 @@ from collections.abc import Coroutine
 from itertools import islice
 from typing import Any, Final
 
-import uvloop
-
 from egressproxy import __version__
 from egressproxy.filters.tally import Tally
 from egressproxy.gateway.live import Snapshot
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.transport.loop import Loop
 from egressproxy.transport.turn import Turn
 from egressproxy.workers.channel import Channel
 from egressproxy.workers.fleet import rest_memory
@@ -72,7 +71,7 @@ def main(descriptor: int) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # whatever the loop is busy with, it goes when the supervisor goes
     if os.getppid() != supervisor:
         return 1
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(_serve(socket.socket(fileno=descriptor)))
 
 

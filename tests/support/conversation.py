@@ -34,7 +34,6 @@ from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address
 from typing import Any, TypeVar, cast
 
-import uvloop
 import yaml
 
 from egressproxy.config.compile import Defaults, compile_config
@@ -54,6 +53,7 @@ from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.listening import bind
+from egressproxy.transport.loop import Loop
 from egressproxy.transport.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
 from tests.support.manifests import Manifest
@@ -488,7 +488,7 @@ class Conversation:
         self, written: str | ConfigSpec | Iterable[Manifest], filters: dict[str, Filter], *, is_memory: bool
     ) -> None:
         self.is_memory = is_memory
-        self.loop = asyncio.new_event_loop() if is_memory else uvloop.new_event_loop()
+        self.loop = Loop()
         self.catalog = Catalog((*BUILTIN_TYPES, scripted_type(filters)))
         self.log = Records()
         self.names = Names()

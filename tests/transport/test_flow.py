@@ -7,9 +7,9 @@ import socket
 from typing import Any, cast
 
 import pytest
-import uvloop
 
 from egressproxy.transport.flow import COPY_LIMIT, HIGH_WATER, Flow, reset
+from egressproxy.transport.loop import Loop
 
 
 class Transport:
@@ -139,5 +139,5 @@ def test_a_reset_is_an_error_for_the_peer_on_the_loop_of_production():
                 await loop.run_in_executor(None, client.recv, 1)
         server.close()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(go())

@@ -6,7 +6,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from egressproxy.transport.poller import READABLE, Poller, poller
+from egressproxy.transport.loop import Loop, poller
+from egressproxy.transport.poller import READABLE, Poller
 
 
 class Watcher:
@@ -56,7 +57,8 @@ def test_each_loop_has_its_own():
     async def main() -> Poller:
         return poller()
 
-    assert asyncio.run(main()) is not asyncio.run(main())
+    with asyncio.Runner(loop_factory=Loop) as one, asyncio.Runner(loop_factory=Loop) as other:
+        assert one.run(main()) is not other.run(main())
 
 
 async def test_a_handler_hears_of_its_descriptor_until_it_leaves():

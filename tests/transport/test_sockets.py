@@ -10,18 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import uvloop
 
-from egressproxy.transport.poller import poller
+from egressproxy.transport.loop import Loop, poller
 from egressproxy.transport.sockets import READ_OCTETS, SocketTransport
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Any:
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-
+@pytest.fixture
+def run() -> Any:
     def runs(main: Any) -> Any:
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(asyncio.wait_for(main, 20))
 
     return runs

@@ -5,10 +5,10 @@ import ssl
 from typing import Any
 
 import pytest
-import uvloop
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.spec.backend import BackendTlsSpec
+from egressproxy.transport.loop import Loop
 from egressproxy.transport.tls import TlsStream, TlsTruncated, tls_fault
 from egressproxy.transport.tls_contexts import client_tls, server_context
 from tests.support.pki import Pki
@@ -467,12 +467,10 @@ def test_tls_inside_tls(pair: Pair):
     assert inside.client_inner.heard == ["made", "eof", ("lost", None)]
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Any:
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-
+@pytest.fixture
+def run() -> Any:
     def runs(main: Any) -> Any:
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(main)
 
     return runs

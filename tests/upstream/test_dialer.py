@@ -9,9 +9,9 @@ from ipaddress import IPv4Address, ip_address
 from typing import Any
 
 import pytest
-import uvloop
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.transport.loop import Loop
 from egressproxy.upstream.dialer import Dialer, abandon
 
 LOCAL = IPv4Address("127.0.0.1")
@@ -60,12 +60,10 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Any:
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-
+@pytest.fixture
+def run() -> Any:
     def runs(main: Any) -> Any:
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(asyncio.wait_for(main, 10))
 
     return runs

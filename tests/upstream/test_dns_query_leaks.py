@@ -9,8 +9,8 @@ import socket
 import dns.name
 import dns.rdatatype
 import pytest
-import uvloop
 
+from egressproxy.transport.loop import Loop
 from egressproxy.upstream.dns_query import Server, ask
 
 
@@ -33,6 +33,6 @@ def test_a_question_given_up_leaves_no_descriptor(turns: int):
                 await asyncio.sleep(0)
             return len(os.listdir("/proc/self/fd")) - before
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=Loop) as runner:
             runner.run(asyncio.sleep(0))
             assert runner.run(give_up()) == 0

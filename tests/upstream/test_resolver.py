@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import uvloop
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.spec.policy import DnsSpec, Family
+from egressproxy.transport.loop import Loop
 from egressproxy.upstream import resolver as resolver_module
 from egressproxy.upstream import system_files
 from egressproxy.upstream.resolver import Resolver
@@ -437,5 +437,5 @@ def test_it_works_on_uvloop(tmp_path: Path):
         await asyncio.sleep(0)
         assert (await bench.fault("other.test")).reason is Reason.DNS_ERROR
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(asyncio.wait_for(main(), 10))

@@ -16,8 +16,8 @@ from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.sockets import SocketTunnel
+from egressproxy.transport.loop import poller
 from egressproxy.transport.parked import Parked
-from egressproxy.transport.poller import poller
 from egressproxy.transport.sockets import SocketTransport
 from egressproxy.transport.timers import TimerWheel
 
