@@ -13,7 +13,7 @@ import select
 import selectors
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from egressproxy.transport.poller import Poller
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
 __all__ = ["Loop", "poller"]
+
+Args = TypeVarTuple("Args")
 
 #: How long is waited where there is no timer: a bound that asks for nothing.
 LONG_S = 3600.0
@@ -35,12 +37,14 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__(_Selector(self.poller))
 
     # What is scheduled while handlers are served has its turn behind them; else the poller would go on waiting.
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
         self.poller.is_asked_back = True
         return super().call_soon(callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
         self.poller.is_asked_back = True
         return super().call_at(when, callback, *args, context=context)

@@ -1,7 +1,8 @@
 """SocketTunnel: two plain sockets joined on the poller, with nothing above them.
 
-Octets go from one socket to the other through one buffer that all tunnels share; a copy is made only of what the other
-side does not take, and until it has taken it nothing more is read. An open tunnel costs these objects and no more.
+Octets go from one socket to the other through one buffer that all tunnels share, or, where many come at once, through a
+pipe within the kernel; a copy is made only of what the other side does not take, and until it has taken it nothing more
+is read. An open tunnel costs these objects and no more.
 """
 
 from __future__ import annotations
@@ -17,14 +18,42 @@ from egressproxy.protocols.tunnel.tunnel import Tunnel
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.poller import ENDED, READABLE, WRITABLE, Poller
 from egressproxy.transport.sockets import END_FOLLOWS, NOT_WATCHED, SocketTransport, break_off
+from egressproxy.transport.splicing import Pipe
 
 __all__ = ["SocketEnd", "SocketTunnel"]
 
 #: What one side may say in one event.
 BUFFER_OCTETS = 256 * 1024
 
+#: From so much in one event on, the next is spliced: below, two more system calls cost more than two copies.
+LONG_OCTETS = 64 * 1024
+
 _buffer = bytearray(BUFFER_OCTETS)
 _view = memoryview(_buffer)
+_shared: Pipe | None = None
+_can_splice = True
+
+
+def _pipe() -> Pipe | None:
+    """The pipe of all tunnels; None where there is none to be had."""
+    global _shared
+    if _shared is None or _shared.is_closed:
+        if not _can_splice:
+            return None
+        try:
+            _shared = Pipe(BUFFER_OCTETS)
+        except OSError:
+            return None
+    return _shared
+
+
+def _cannot_splice() -> None:
+    """This kernel does not know it for such sockets."""
+    global _can_splice, _shared
+    _can_splice = False
+    if _shared is not None:
+        _shared.close()
+        _shared = None
 
 
 class SocketTunnel(Tunnel["SocketEnd"]):
@@ -156,7 +185,7 @@ class SocketEnd:
     """One side: its socket, and what it did not take yet."""
 
     __slots__ = (
-        "has_ended", "is_held", "octets_in", "other", "pending", "sock", "tunnel", "wants_eof", "watched",
+        "has_ended", "is_held", "is_long", "octets_in", "other", "pending", "sock", "tunnel", "wants_eof", "watched",
     )  # fmt: skip
 
     other: SocketEnd
@@ -169,6 +198,7 @@ class SocketEnd:
         self.octets_in = 0
         self.has_ended = False
         self.is_held = False
+        self.is_long = False  # so much comes at once that it need not be copied
         self.wants_eof = False
         if self.watched != NOT_WATCHED:
             tunnel.poller.hand_over(self.sock.fileno(), self)
@@ -183,6 +213,8 @@ class SocketEnd:
         other = self.other
         if self.has_ended or self.is_held or other.pending is not None:
             self._look_away(events)
+            return
+        if self.is_long and self._splice():
             return
         while True:
             try:
@@ -210,9 +242,45 @@ class SocketEnd:
             if sent < size:
                 other.keep(_view[sent:size])
                 return
+            self.is_long = size >= LONG_OCTETS
             # Once more only where the end is known to be behind it: anything else would be an error to catch.
             if not events & END_FOLLOWS or size == BUFFER_OCTETS:
                 return
+
+    def _splice(self) -> bool:
+        """Octets from this side to the other within the kernel. False where that cannot be done: nothing has happened
+        then.
+        """
+        tunnel, other = self.tunnel, self.other
+        pipe = _pipe()
+        if pipe is None:
+            self.is_long = False
+            return False
+        try:
+            size = pipe.take(self.sock.fileno())
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                tunnel.broken(self)
+                return True
+            _cannot_splice()
+            self.is_long = False
+            return False
+        if not size:
+            self.ended()
+            return True
+        self.is_long = size >= LONG_OCTETS
+        tunnel.last_activity = tunnel.wheel.now
+        self.octets_in += size
+        try:
+            rest = pipe.give(other.sock.fileno(), size)
+        except OSError as error:
+            tunnel.refused(other, error)
+            return True
+        if rest:
+            other.keep(rest)
+        return True
 
     def failed(self, error: Exception) -> None:
         self.tunnel.cut(Reason.INTERNAL)
@@ -247,7 +315,7 @@ class SocketEnd:
         if sent < len(data):
             self.keep(memoryview(data)[sent:])
 
-    def keep(self, rest: memoryview) -> None:
+    def keep(self, rest: bytes | memoryview) -> None:
         """It did not take this: nothing more is read for it until it has."""
         self.pending = bytes(rest)
         self.watch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import socket
 import struct
@@ -14,11 +15,13 @@ import pytest
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority
+from egressproxy.protocols.tunnel import sockets
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.sockets import SocketTunnel
 from egressproxy.transport.loop import poller
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.sockets import SocketTransport
+from egressproxy.transport.splicing import Pipe
 from egressproxy.transport.timers import TimerWheel
 
 
@@ -157,6 +160,75 @@ async def test_a_reset_behind_an_end_is_noticed():
     await world.until(lambda: world.result)
     with pytest.raises(ConnectionError):
         world.origin.sock.send(b"x")
+    world.close()
+
+
+@pytest.fixture
+def spliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many octets went through the pipe, a number for each time."""
+    sizes: list[int] = []
+    take = Pipe.take
+
+    def counted(pipe: Pipe, fd: int) -> int:
+        size = take(pipe, fd)
+        sizes.append(size)
+        return size
+
+    monkeypatch.setattr(Pipe, "take", counted)
+    monkeypatch.setattr(sockets, "_can_splice", True)
+    return sizes
+
+
+async def carry(tunnels: list[World], octets: int) -> None:
+    """Every client sends so many of its own kind, and ends; every origin reads them, in turn."""
+    rests = [memoryview(bytes([number + 1]) * octets) for number in range(len(tunnels))]
+    async with asyncio.timeout(30):
+        while not all(world.origin.has_eof or world.origin.error for world in tunnels):
+            await asyncio.sleep(0)
+            for number, world in enumerate(tunnels):
+                with suppress(BlockingIOError, OSError):
+                    rests[number] = rests[number][world.client.sock.send(rests[number]) :]
+                if not rests[number]:
+                    with suppress(OSError):
+                        world.client.sock.shutdown(socket.SHUT_WR)
+                world.origin.reads()
+
+
+async def test_long_transfers_go_through_the_kernel_and_arrive_each_with_its_own(spliced: list[int]):
+    tunnels = [World() for _ in range(4)]
+    await carry(tunnels, 8 << 20)
+    for number, world in enumerate(tunnels):
+        assert world.origin.got == bytes([number + 1]) * (8 << 20)
+        world.close()
+    assert sum(spliced) > 8 << 20
+
+
+async def test_a_reset_amid_long_transfers_leaves_nothing_to_the_others(spliced: list[int]):
+    tunnels = [World() for _ in range(6)]
+    loop = asyncio.get_running_loop()
+    for number, world in enumerate(tunnels[::2]):
+        loop.call_later(0.005 * (number + 1), (world.origin if number % 2 else world.client).resets)
+    await carry(tunnels, 8 << 20)
+    for number, world in enumerate(tunnels):
+        assert world.origin.got.strip(bytes([number + 1])) == b""
+        if number % 2:
+            assert len(world.origin.got) == 8 << 20
+        world.close()
+    assert spliced
+
+
+@pytest.mark.parametrize("lack", ["of descriptors", "of splice"])
+async def test_without_a_pipe_long_transfers_are_copied(lack: str, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE if lack == "of descriptors" else errno.EINVAL, "")
+
+    monkeypatch.setattr(sockets, "_shared", None)
+    monkeypatch.setattr(sockets, "_can_splice", True)
+    monkeypatch.setattr(Pipe, "__init__" if lack == "of descriptors" else "take", refuse)
+    world = World()
+    await carry([world], 4 << 20)
+    assert world.origin.got == b"\1" * (4 << 20)
+    assert sockets._can_splice == (lack == "of descriptors")
     world.close()
 
 

@@ -1,0 +1,84 @@
+"""Pipe: octets from one socket to another that never leave the kernel.
+
+For long transfers, of which a copy through our memory costs more than half. One pipe serves all, since it is empty
+again after each step: what the taker does not take is read out of it. A pipe in which something could be left behind
+by an error is closed, so that no octet can reach another's connection. Source: splice(2), pipe(7).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+__all__ = ["Pipe", "PipeError"]
+
+#: splice(2): SPLICE_F_MOVE | SPLICE_F_NONBLOCK; Python has names for them from 3.14 on.
+_FLAGS = 1 | 2
+#: fcntl(2): F_SETPIPE_SZ.
+_SET_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
+
+
+class PipeError(Exception):
+    """The pipe did not give back what went into it: those octets are lost."""
+
+
+class Pipe:
+    """Empty between two calls of `take`, each of which is followed by one of `give` or by `close`.
+
+    `octets`: what it is to hold at most; the kernel may allow less (fs.pipe-user-pages-soft).
+    """
+
+    __slots__ = ("_reading", "_writing", "octets")
+
+    def __init__(self, octets: int) -> None:
+        """Raises OSError: no descriptor is left."""
+        self.octets = octets
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.fcntl(self._writing, _SET_SIZE, octets)
+        except OSError:
+            self.octets = 65_536  # pipe(7): what every pipe holds
+
+    def take(self, fd: int) -> int:
+        """How many octets came out of this socket; 0 at its end. Raises OSError, as recv(2) does, with EINVAL where
+        this kernel cannot splice.
+        """
+        return os.splice(fd, self._writing, self.octets, flags=_FLAGS)
+
+    def give(self, fd: int, size: int) -> bytes:
+        """Give this socket what was taken; returns what it does not take. Raises OSError, as send(2) does, and
+        PipeError; the pipe is closed then.
+        """
+        left = size
+        try:
+            while left:
+                left -= os.splice(self._reading, fd, left, flags=_FLAGS)
+        except (BlockingIOError, InterruptedError):
+            return self._empty(left)
+        except BaseException:
+            self.close()
+            raise
+        return b""
+
+    def _empty(self, size: int) -> bytes:
+        """Read out what is left."""
+        try:
+            rest = os.read(self._reading, size)
+        except OSError:
+            rest = b""
+        if len(rest) != size:
+            self.close()
+            raise PipeError(f"a pipe had {len(rest)} octets left of {size}")
+        return rest
+
+    def close(self) -> None:
+        os.close(self._reading)
+        os.close(self._writing)
+        self._reading = self._writing = -1
+
+    @property
+    def is_closed(self) -> bool:
+        return self._reading < 0
+
+    def __repr__(self) -> str:
+        return f"Pipe({'closed' if self.is_closed else self.octets})"
