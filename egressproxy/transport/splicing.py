@@ -23,62 +23,73 @@ class PipeError(Exception):
 
 
 class Pipe:
-    """Empty between two calls of `take`, each of which is followed by one of `give` or by `close`.
+    """Empty between two calls of `take`, each of which is followed by one of `give` or by `close`; `is_empty` says so.
 
     `octets`: what it is to hold at most; the kernel may allow less (fs.pipe-user-pages-soft).
     """
 
-    __slots__ = ("_reading", "_writing", "octets")
+    __slots__ = ("_inside", "_reading", "_writing", "octets")
 
     def __init__(self, octets: int) -> None:
         """Raises OSError: no descriptor is left."""
         self.octets = octets
+        self._inside = 0  # what was taken and not given yet
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             fcntl.fcntl(self._writing, _SET_SIZE, octets)
         except OSError:
-            self.octets = 65_536  # pipe(7): what every pipe holds
+            self.octets = 65_536  # pipe(7): what most pipes hold
 
     def take(self, fd: int) -> int:
         """How many octets came out of this socket; 0 at its end. Raises OSError, as recv(2) does, with EINVAL where
         this kernel cannot splice.
         """
-        return os.splice(fd, self._writing, self.octets, flags=_FLAGS)
+        size = self._inside = os.splice(fd, self._writing, self.octets, flags=_FLAGS)
+        return size
 
     def give(self, fd: int, size: int) -> bytes:
         """Give this socket what was taken; returns what it does not take. Raises OSError, as send(2) does, and
         PipeError; the pipe is closed then.
         """
         left = size
+        rest = b""
         try:
-            while left:
-                left -= os.splice(self._reading, fd, left, flags=_FLAGS)
-        except (BlockingIOError, InterruptedError):
-            return self._empty(left)
+            try:
+                while left:
+                    left -= os.splice(self._reading, fd, left, flags=_FLAGS)
+            except (BlockingIOError, InterruptedError):
+                rest = self._empty(left)
         except BaseException:
             self.close()
             raise
-        return b""
+        self._inside = 0
+        return rest
 
     def _empty(self, size: int) -> bytes:
         """Read out what is left."""
         try:
             rest = os.read(self._reading, size)
-        except OSError:
+        except BlockingIOError:
             rest = b""
         if len(rest) != size:
-            self.close()
             raise PipeError(f"a pipe had {len(rest)} octets left of {size}")
         return rest
 
     def close(self) -> None:
-        os.close(self._reading)
-        os.close(self._writing)
-        self._reading = self._writing = -1
+        if not self.is_closed:
+            reading, self._reading = self._reading, -1
+            os.close(reading)
+            os.close(self._writing)
+            self._writing = -1
 
     @property
     def is_closed(self) -> bool:
         return self._reading < 0
+
+    @property
+    def is_empty(self) -> bool:
+        """It is open, and nothing was left behind in it."""
+        return not self._inside and self._reading >= 0
 
     def __repr__(self) -> str:
         return f"Pipe({'closed' if self.is_closed else self.octets})"

@@ -102,6 +102,40 @@ def test_octets_that_are_missing_are_an_error(tcp: list[socket.socket], pipe: Pi
     assert pipe.is_closed
 
 
+def test_a_pipe_that_cannot_be_read_out_is_closed(
+    tcp: list[socket.socket], pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+):
+    far, near, to, _ = tcp
+    to.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    def no_memory(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr("os.read", no_memory)
+
+    def carry() -> None:
+        for _ in range(200):
+            far.sendall(bytes(50_000))
+            pipe.give(to.fileno(), pipe.take(near.fileno()))
+
+    with pytest.raises(MemoryError):
+        carry()
+    assert pipe.is_closed
+    pipe.close()
+
+
+def test_a_pipe_knows_that_something_was_left_in_it(tcp: list[socket.socket], pipe: Pipe):
+    far, near, to, _ = tcp
+    assert pipe.is_empty
+    far.sendall(b"four")
+    size = pipe.take(near.fileno())
+    assert not pipe.is_empty
+    pipe.give(to.fileno(), size)
+    assert pipe.is_empty
+    pipe.close()
+    assert not pipe.is_empty
+
+
 def test_a_kernel_that_gives_no_larger_pipe_gives_an_ordinary_one(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "")

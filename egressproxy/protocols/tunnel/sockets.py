@@ -28,6 +28,9 @@ BUFFER_OCTETS = 256 * 1024
 #: From so much in one event on, the next is spliced: below, two more system calls cost more than two copies.
 LONG_OCTETS = 64 * 1024
 
+#: splice(2) is not known here, or not allowed (a filter of system calls).
+_NOT_FOR_US = frozenset((errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP))
+
 _buffer = bytearray(BUFFER_OCTETS)
 _view = memoryview(_buffer)
 _shared: Pipe | None = None
@@ -37,7 +40,10 @@ _can_splice = True
 def _pipe() -> Pipe | None:
     """The pipe of all tunnels; None where there is none to be had."""
     global _shared
-    if _shared is None or _shared.is_closed:
+    if _shared is None or not _shared.is_empty:
+        if _shared is not None:
+            _shared.close()
+            _shared = None
         if not _can_splice:
             return None
         try:
@@ -250,26 +256,27 @@ class SocketEnd:
     def _splice(self) -> bool:
         """Octets from this side to the other within the kernel. False where that cannot be done: nothing has happened
         then.
+
+        That nothing is there, and that this is the end, is for recv(2) to say: splice(2) says either of what stands
+        before an urgent octet, too, at which it stops (RFC 9293 section 3.8.5; recv passes over it).
         """
         tunnel, other = self.tunnel, self.other
+        self.is_long = False
         pipe = _pipe()
         if pipe is None:
-            self.is_long = False
             return False
         try:
             size = pipe.take(self.sock.fileno())
         except (BlockingIOError, InterruptedError):
-            return True
+            return False
         except OSError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno not in _NOT_FOR_US:
                 tunnel.broken(self)
                 return True
             _cannot_splice()
-            self.is_long = False
             return False
         if not size:
-            self.ended()
-            return True
+            return False
         self.is_long = size >= LONG_OCTETS
         tunnel.last_activity = tunnel.wheel.now
         self.octets_in += size
@@ -283,7 +290,12 @@ class SocketEnd:
         return True
 
     def failed(self, error: Exception) -> None:
-        self.tunnel.cut(Reason.INTERNAL)
+        """What was in hand may be lost: nothing that either side got may look whole."""
+        tunnel = self.tunnel
+        if not tunnel.is_over:
+            break_off(self.sock)
+            break_off(self.other.sock)
+            tunnel.cut(Reason.INTERNAL)
 
     def received(self, data: bytes) -> None:
         """These octets came from this side: past the guard, to the other."""

@@ -217,18 +217,79 @@ async def test_a_reset_amid_long_transfers_leaves_nothing_to_the_others(spliced:
     assert spliced
 
 
-@pytest.mark.parametrize("lack", ["of descriptors", "of splice"])
-async def test_without_a_pipe_long_transfers_are_copied(lack: str, monkeypatch: pytest.MonkeyPatch):
+async def make_long(world: World) -> None:
+    """The client sends until what it sends is to be spliced, and all of it arrives."""
+    sent = 0
+    async with asyncio.timeout(10):
+        while not (world.tunnel.client.is_long and len(world.origin.got) == sent):
+            if not world.tunnel.client.is_long:
+                with suppress(BlockingIOError):
+                    sent += world.client.sock.send(b"x" * 200_000)
+            await asyncio.sleep(0.001)
+            world.origin.reads()
+    world.origin.got = b""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_an_urgent_octet_neither_stops_a_long_transfer_nor_ends_it(ends: bool, spliced: list[int]):
+    world = World()
+    await make_long(world)
+    spliced.clear()
+    world.client.sock.send(b"!", socket.MSG_OOB)
+    world.client.sock.send(b"behind it")
+    if ends:
+        world.client.sock.shutdown(socket.SHUT_WR)
+    await world.until(lambda: world.origin.has_eof if ends else world.origin.got)
+    assert world.origin.got == b"behind it"
+    assert len(spliced) < 5
+    world.close()
+
+
+async def test_what_a_defect_has_lost_does_not_look_whole(spliced: list[int], monkeypatch: pytest.MonkeyPatch):
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    world = World()
+    await make_long(world)
+    give = Pipe.give
+    monkeypatch.setattr(Pipe, "give", lambda pipe, fd, size: give(pipe, fd, size + 1))
+    world.client.sock.send(b"y" * 100_000)
+    await world.until(lambda: world.origin.error and world.client.error)
+    assert [reason for _, _, reason in world.result] == [Reason.INTERNAL]
+    world.close()
+
+
+async def test_what_an_error_has_left_in_the_pipe_reaches_nobody(spliced: list[int], monkeypatch: pytest.MonkeyPatch):
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)
+    one, other = World(), World()
+    await make_long(one)
+    await make_long(other)
+
+    def no_memory(*_: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipe, "give", no_memory)
+        one.client.sock.send(b"secret" * 10_000)
+        await one.until(lambda: one.result)
+    other.client.sock.send(b"y" * 100_000)
+    await other.until(lambda: len(other.origin.got) >= 100_000)
+    assert other.origin.got == b"y" * 100_000
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES])
+async def test_without_a_pipe_long_transfers_are_copied(code: int, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
-        raise OSError(errno.EMFILE if lack == "of descriptors" else errno.EINVAL, "")
+        raise OSError(code, "")
 
     monkeypatch.setattr(sockets, "_shared", None)
     monkeypatch.setattr(sockets, "_can_splice", True)
-    monkeypatch.setattr(Pipe, "__init__" if lack == "of descriptors" else "take", refuse)
+    monkeypatch.setattr(Pipe, "__init__" if code == errno.EMFILE else "take", refuse)
     world = World()
     await carry([world], 4 << 20)
     assert world.origin.got == b"\1" * (4 << 20)
-    assert sockets._can_splice == (lack == "of descriptors")
+    assert sockets._can_splice == (code == errno.EMFILE)
     world.close()
 
 
