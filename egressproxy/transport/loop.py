@@ -81,13 +81,15 @@ class _Selector(selectors.BaseSelector):
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
         key = self._keys.pop(fileobj if isinstance(fileobj, int) else fileobj.fileno())
-        self._poller.leave(key.fd)
+        if self._poller.serves(key.fd, self):  # else it was closed before, and its number is another's now
+            self._poller.leave(key.fd)
         return key
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._poller.wait(LONG_S if timeout is None else max(0.0, timeout))
         found, self._found = self._found, []
-        return found
+        keys = self._keys  # a handler of the same turn may have ended a registration, or made another
+        return [(key, events) for key, events in found if keys.get(key.fd) is key]
 
     def ready(self, fd: int, events: int) -> None:
         self._poller.is_asked_back = True

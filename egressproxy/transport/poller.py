@@ -77,6 +77,9 @@ class Poller:
         """Another handler gets what is watched for."""
         self._handlers[fd] = handler
 
+    def serves(self, fd: int, handler: Handler) -> bool:
+        return fd < len(self._handlers) and self._handlers[fd] is handler
+
     def leave(self, fd: int) -> None:
         """Watch no more for anything. The descriptor stays open."""
         self.forget(fd)
@@ -107,7 +110,10 @@ class Poller:
         self._loop.call_soon(self._end_turn)
 
     def wait(self, timeout_s: float) -> None:
-        """Serve whatever is or becomes ready, turn by turn, until the loop is asked back; at most so long."""
+        """Serve whatever is or becomes ready, turn by turn, until the loop is asked back; at most so long.
+
+        Raises SystemExit and KeyboardInterrupt of a handler, when the turn has been ended.
+        """
         handlers = self._handlers
         until = monotonic() + timeout_s
         self.is_asked_back = timeout_s <= 0
@@ -115,15 +121,16 @@ class Poller:
             events = self._poll(timeout_s, MAX_EVENTS)
             if events:
                 self._is_due = True
-                for fd, event in events:
-                    handler = handlers[fd]
-                    if handler is not None:
-                        try:
-                            handler.ready(fd, event)
-                        except Exception as error:
-                            self._report("a socket's handler failed", error)
-                            handler.failed(error)
-                self._end_turn()
+                try:
+                    for fd, event in events:
+                        handler = handlers[fd]
+                        if handler is not None:
+                            try:
+                                handler.ready(fd, event)
+                            except BaseException as error:
+                                self._failed(handler, error)
+                finally:
+                    self._end_turn()
             if self.is_asked_back:
                 return
             timeout_s = until - monotonic()
@@ -131,24 +138,36 @@ class Poller:
                 return
 
     def _end_turn(self) -> None:
-        while self._flushing or self._ending:
-            flushing, self._flushing = self._flushing, []
-            for flow in flushing:
-                try:
-                    flow.flush()
-                except Exception as error:
-                    self._report("a connection could not be written to", error)
-            if self._flushing:
-                continue
-            ending, self._ending = self._ending, []
-            for call in ending:
-                try:
-                    call()
-                except Exception as error:
-                    self._report("the end of a connection failed", error)
-        self._is_due = False
+        try:
+            while self._flushing or self._ending:
+                flushing, self._flushing = self._flushing, []
+                for flow in flushing:
+                    try:
+                        flow.flush()
+                    except BaseException as error:
+                        self._report("a connection could not be written to", error)
+                if self._flushing:
+                    continue
+                ending, self._ending = self._ending, []
+                for call in ending:
+                    try:
+                        call()
+                    except BaseException as error:
+                        self._report("the end of a connection failed", error)
+        finally:
+            self._is_due = False
 
-    def _report(self, message: str, error: Exception) -> None:
+    def _failed(self, handler: Handler, error: BaseException) -> None:
+        self._report("a socket's handler failed", error)
+        try:
+            handler.failed(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
+        except BaseException as another:
+            self._report("a socket's handler failed twice", another)
+
+    def _report(self, message: str, error: BaseException) -> None:
+        """As the loop does with its callbacks: nothing but what is to end the process goes beyond one of them."""
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise error
         self._loop.call_exception_handler({"message": message, "exception": error})
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+import pytest
+
 from egressproxy.transport.loop import Loop, poller
 from egressproxy.transport.poller import READABLE, Poller
 
@@ -124,6 +126,72 @@ async def test_a_failing_handler_is_reported_and_the_others_are_served():
     assert isinstance(bad.error, ValueError)
     for sock in (one, two, three, four):
         sock.close()
+
+
+class Unlucky(Watcher):
+    """It fails when it is told that it has failed."""
+
+    def failed(self, error: Exception) -> None:
+        super().failed(error)
+        raise ValueError("again")
+
+
+async def test_a_handler_that_fails_in_a_way_that_is_no_exception_ends_nothing_but_itself():
+    failures: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _loop, context: failures.append(type(context["exception"]).__name__)
+    )
+
+    def fail(fd: int) -> None:
+        poller().leave(fd)
+        poller().end_later(lambda: fail_again())
+        raise asyncio.CancelledError
+
+    def fail_again() -> None:
+        raise GeneratorExit
+
+    one, two = pair()
+    bad = Unlucky(fail)
+    poller().watch(one.fileno(), READABLE, bad)
+    two.send(b"x")
+    await settle(lambda: len(failures) == 3)
+    assert failures == ["CancelledError", "ValueError", "GeneratorExit"]
+    assert isinstance(bad.error, RuntimeError)
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("where", ["event", "end"])
+def test_what_is_to_end_the_process_gets_out_and_the_turn_is_ended(where: str):
+    said: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async def fails() -> None:
+        one, two = pair()
+
+        def act(fd: int) -> None:
+            poller().leave(fd)
+            if where == "end":
+                poller().end_later(interrupt)
+                return
+            poller().end_later(lambda: said.append("end"))
+            interrupt()
+
+        poller().watch(one.fileno(), READABLE, Watcher(act))
+        two.send(b"x")
+        await asyncio.sleep(10)
+
+    async def goes_on() -> None:
+        poller().end_later(lambda: said.append("afterwards"))
+        await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(fails())
+        runner.run(goes_on())
+    assert said == (["end"] if where == "event" else []) + ["afterwards"]
 
 
 async def test_outside_of_a_turn_what_was_begun_is_ended_by_one_call_of_the_loop():
