@@ -90,7 +90,8 @@ class BoundPort:
                 self._at_once = max(1, self._at_once // 2)
                 break
             except OSError as error:
-                self._cannot_accept(error)
+                if self._is_accepting:  # else what was just accepted has closed it
+                    self._cannot_accept(error)
                 return
             sock = Socket(self._family, socket.SOCK_STREAM, 0, fd)
             sock.setblocking(False)

@@ -83,12 +83,12 @@ class Poller:
     def leave(self, fd: int) -> None:
         """Watch no more for anything. The descriptor stays open."""
         self.forget(fd)
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it was closed; or the loop was
             self._epoll.unregister(fd)
 
     def forget(self, fd: int) -> None:
         """The descriptor is about to be closed, which ends what the kernel watches for."""
-        if fd < len(self._handlers):
+        if 0 <= fd < len(self._handlers):  # -1: it was closed, and is nobody's
             self._handlers[fd] = None
 
     # --- turns -----------------------------------------------------------------------------------------------------

@@ -285,3 +285,21 @@ def test_a_single_listener_serves_its_own_hostname_alone(converse: Start, is_tls
     assert (status, error["reason"]) == (404, "no_route")
     talk.client >> b"GET / HTTP/1.1\r\nHost: one.example\r\n\r\n"
     talk.dialled("a.example", 80)
+
+
+def test_a_port_that_is_closed_by_what_it_accepts_is_closed_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    talk = conversation(forward(), wire="sockets")
+    talk.counts_octets = False
+    (bound,) = talk.ports
+    accept = bound._accept
+
+    def close() -> object:
+        bound.stop_accepting()
+        return accept()
+
+    monkeypatch.setattr(bound, "_accept", close)
+    bound._at_once = 8
+    with socket.create_connection(bound._sock.getsockname()):
+        talk.until(lambda: bound.state.is_closed)
+    assert talk.metrics.connections_rejected == {}
+    assert bound._pause is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 
@@ -105,6 +106,20 @@ async def test_who_was_forgotten_in_a_turn_hears_nothing_of_that_turn():
     for one, two in pairs:
         one.close()
         two.close()
+
+
+async def test_a_descriptor_that_was_closed_before_it_is_left_costs_nobody_anything():
+    one, two = pair()
+    seen = Watcher(lambda fd: poller().leave(fd))
+    last = 1023  # of the table, which grows by 64
+    os.dup2(one.fileno(), last)
+    poller().watch(last, READABLE, seen)
+    one.close()
+    poller().leave(one.fileno())
+    two.send(b"x")
+    await settle(lambda: bool(seen.seen))
+    os.close(last)
+    two.close()
 
 
 async def test_a_failing_handler_is_reported_and_the_others_are_served():
