@@ -3,8 +3,8 @@
 Back-pressure is a high-water mark of 64 KiB of unsent octets per direction: the transport calls `pause_writing`, and
 the connection that feeds this one stops reading until the buffer has drained.
 
-What is sent in one turn of the event loop goes out in one write at its end: uvloop 0.23 would make a system call, and
-wake the peer, for each piece (measured: W1 77 against 60 us).
+What is sent in one turn of the event loop goes out in one write at its end: each piece by itself would be a system
+call, and wake the peer (measured: W1 77 against 60 us).
 """
 
 from __future__ import annotations

@@ -167,7 +167,6 @@ class TimerWheel:
     def _tick(self) -> None:
         if self._loop is None:
             return
-        # The clock, not loop.time(): uvloop's stands still during one turn of the loop.
         now = time.monotonic()
         late_s, self._due = now - self._due, now + TICK_S
         self._handle = self._loop.call_later(TICK_S, self._tick)

@@ -213,7 +213,7 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
-        if self._answered.done():  # whoever asked has gone meanwhile; uvloop would leave the socket open for good
+        if self._answered.done():  # whoever asked has gone meanwhile
             self.close()
         else:
             self._transport.sendto(self._wire)
