@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.gateway.conftest import Start
@@ -40,6 +42,22 @@ def test_pipelined_requests_are_answered_in_order(converse_on: Start):
         assert not talk.origin.got
         talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % number
         talk.client << b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nContent-Length: 1\r\n\r\n%d" % number
+
+
+def test_pipelined_requests_that_are_refused_take_turns_with_everybody_else(converse: Start):
+    """One client's thousand refusals would be 50 ms in which nobody else is served."""
+    talk = converse(forward())
+    answered: list[int] = []
+
+    def look() -> None:
+        answered.append(len(talk.records))
+        if answered[-1] < 100:
+            talk.loop.call_soon(look)
+
+    talk.loop.call_soon(look)
+    talk.client >> GET.replace(b"a.example", b"no.example") * 100
+    assert max(after - before for before, after in pairwise(answered)) < 20
+    assert [talk.client.answer()[0] for _ in range(100)] == [403] * 100
 
 
 def test_the_octets_of_pipelined_requests_are_counted_once(converse: Start):

@@ -24,6 +24,9 @@ __all__ = ["DownstreamConnection", "RequestHandler"]
 LINGER_S = 2.0
 LINGER_OCTETS = 1024 * 1024
 
+#: Heads and pieces of body in one turn: a thousand pipelined requests that are refused keep nobody else waiting.
+MAX_AT_ONCE = 16
+
 
 class RequestHandler(Protocol):
     """What a connection needs of the gateway."""
@@ -218,8 +221,11 @@ class DownstreamConnection(Flow):
     def _pump(self) -> None:
         """Take from the reader whatever can be used now."""
         self._is_pumping = True
+        is_unfinished = False
         try:
-            while not self.is_lost and not self.is_lingering:
+            for _ in range(MAX_AT_ONCE):
+                if self.is_lost or self.is_lingering:
+                    break
                 if self.in_exchange:
                     if self.is_request_read or self.sink is None:
                         break
@@ -249,12 +255,15 @@ class DownstreamConnection(Flow):
                         trailers = event.trailers  # type: ignore[union-attr]
                         sink.end_body(trailers.block if trailers is not None else b"")
                     self.driver.resume()
+            else:
+                is_unfinished = True  # nobody else takes from the reader until we go on
+                asyncio.get_running_loop().call_soon(self._pump)
             if self.reader.buffered > HIGH_WATER:
                 self.pause_reading()
         except GatewayError as error:
             self._refuse(error)
         finally:
-            self._is_pumping = False
+            self._is_pumping = is_unfinished
 
     def _body(self, data: bytes) -> None:
         self.body_octets += len(data)

@@ -78,7 +78,7 @@ class UpstreamConnection(Flow):
         elif self.has_ended:
             self.pause_reading()  # surplus: `is_reusable` looks at it, and nobody wants more
         else:
-            if self.reader.buffered > HIGH_WATER and self.head is not None:
+            if self.head is not None and self.reader.buffered > HIGH_WATER:
                 self.pause_reading()
             if self.driver is not None:
                 self.driver.resume()
