@@ -139,6 +139,15 @@ class ChunkedDecoder:
                     if not pieces:
                         self._check_unfinished_line(buffer, at)
                     break
+                digits, extensions = line.groups()
+                start = line.end()
+                end = start + int(digits, 16)
+                if not extensions and start < end <= size - 2 and buffer.startswith(b"\r\n", end):
+                    # all of the chunk is here: one step in place of three
+                    pieces.append(bytes(buffer[start:end]))
+                    self._total += end - start
+                    at = end + 2
+                    continue
                 if pieces and not self._is_acceptable(line):
                     break
                 at = self._begin_chunk(line)
