@@ -14,7 +14,6 @@ import os
 import select
 import socket
 import struct
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -56,7 +55,7 @@ class SocketTransport(asyncio.Transport):
 
     __slots__ = (
         "_error", "_fd", "_has_eof", "_high", "_is_closing", "_is_ending", "_is_reading", "_is_write_paused", "_low",
-        "_peer", "_protocol", "_queue", "_queued", "_socket", "_wants_eof", "_watched", "poller",
+        "_peer", "_protocol", "_queue", "_socket", "_wants_eof", "_watched", "poller",
     )  # fmt: skip
 
     def __init__(
@@ -75,8 +74,7 @@ class SocketTransport(asyncio.Transport):
         self._fd = sock.fileno()
         self._protocol: Any = protocol
         self._peer = peer
-        self._queue: deque[Any] | None = None  # what the kernel did not take; never empty
-        self._queued = 0  # octets
+        self._queue: bytearray | None = None  # what the kernel did not take; never empty
         self._high = HIGH_WATER
         self._low = HIGH_WATER // 4
         self._watched = watched
@@ -240,15 +238,13 @@ class SocketTransport(asyncio.Transport):
             sent = max(0, sent - len(piece))
 
     def _enqueue(self, data: Any, sent: int) -> None:
-        rest = memoryview(data if isinstance(data, bytes) else bytes(data))[sent:]
         if self._queue is None:
-            self._queue = deque()
+            self._queue = bytearray()
             self._watch()
             if self._is_ending:
                 return
-        self._queue.append(rest)
-        self._queued += len(rest)
-        if self._queued > self._high and not self._is_write_paused:
+        self._queue += memoryview(data)[sent:]  # in one piece: many small ones take far more room
+        if len(self._queue) > self._high and not self._is_write_paused:
             self._is_write_paused = True
             self._protocol.pause_writing()
 
@@ -257,22 +253,17 @@ class SocketTransport(asyncio.Transport):
         assert queue is not None
         assert self._socket is not None
         try:
-            while queue:
-                sent = self._socket.send(queue[0])
-                self._queued -= sent
-                if sent < len(queue[0]):
-                    queue[0] = queue[0][sent:]
-                    break
-                queue.popleft()
+            del queue[: self._socket.send(queue)]
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._break(error)
             return
-        if not queue:
+        left = len(queue)
+        if not left:
             self._queue = None
             self._all_sent()
-        if self._is_write_paused and self._queued <= self._low and not self._is_closing:
+        if self._is_write_paused and left <= self._low and not self._is_closing:
             self._is_write_paused = False
             self._protocol.resume_writing()
 
@@ -285,7 +276,7 @@ class SocketTransport(asyncio.Transport):
             self._shut_down()
 
     def get_write_buffer_size(self) -> int:
-        return self._queued
+        return len(self._queue) if self._queue is not None else 0
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return self._low, self._high
@@ -340,7 +331,6 @@ class SocketTransport(asyncio.Transport):
         self._is_closing = self._is_ending = True
         self._is_reading = False
         self._queue = None
-        self._queued = 0
         self.poller.forget(self._fd)
         self.poller.end_later(self._end)
 
@@ -366,9 +356,8 @@ class SocketTransport(asyncio.Transport):
         self._is_closing = self._is_ending = True
         self._is_reading = False
         self._socket = self._queue = None
-        self._queued = 0
         self._protocol = _GONE
-        return sock, b"".join(queue) if queue is not None else None, watched
+        return sock, bytes(queue) if queue is not None else None, watched
 
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -397,4 +386,4 @@ class SocketTransport(asyncio.Transport):
 
     def __repr__(self) -> str:
         state = "gone" if self._socket is None else "closing" if self._is_closing else "open"
-        return f"SocketTransport({state}, {self._queued} octets queued)"
+        return f"SocketTransport({state}, {self.get_write_buffer_size()} octets queued)"
