@@ -35,6 +35,9 @@ log = logging.getLogger("egressproxy")
 FAILURES = (LoadingFailed, Refused, OSError)
 REFUSALS = (ConfigError, *FAILURES)
 
+#: How long a thread that computes (the text of many metrics) holds up the loop at each of its system calls: 5 ms else.
+SWITCH_S = 0.0005
+
 OPEN_PROXY = """\
 No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
 Try it:
@@ -65,6 +68,7 @@ def run(options: RunOptions, first: Loading | None = None) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets
+    sys.setswitchinterval(SWITCH_S)
     diagnostics = Diagnostics(options.log_level)
     diagnostics.start()
     try:
