@@ -48,7 +48,7 @@ WARN_INTERVAL_S: Final = 60.0
 #: The quotation marks of the part of a line that `_plain` formats: 12 keys, 8 texts.
 _QUOTES: Final = 40
 #: Places whose part of a line is kept; more than there are routes and identities in nearly every configuration.
-MAX_PLACES: Final = 4096
+MAX_PLACES: Final = 16_384
 _OK: Final = Reason.OK
 _METHODS: Final = {
     name.encode(): name
