@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
 from egressproxy.transport.loop import poller
-from egressproxy.transport.poller import WRITABLE, Poller
+from egressproxy.transport.poller import ENDED, WRITABLE, Poller
 from egressproxy.transport.promise import Promise
 from egressproxy.transport.sockets import Socket, SocketTransport
 
@@ -157,10 +157,10 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
             raise
         self._trying[fd] = sock, target, place
 
-    def ready(self, fd: int, _events: int) -> None:
+    def ready(self, fd: int, events: int) -> None:
         """An attempt has succeeded or failed."""
         sock, target, place = self._trying.pop(fd)
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if events & ENDED else 0
         if code:
             self._close(sock)
             self._failures.append((target, OSError(code, os.strerror(code))))
