@@ -26,7 +26,7 @@ WRITABLE = select.EPOLLOUT
 ENDED = select.EPOLLHUP | select.EPOLLERR
 
 #: Events in one turn: then what was sent is flushed, and the loop is given back if it is asked for.
-MAX_EVENTS = 128
+MAX_EVENTS = 64
 
 
 class Handler(Protocol):
