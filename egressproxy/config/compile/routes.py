@@ -21,7 +21,7 @@ from egressproxy.config.compile.placement import Placement, Where
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.weighing import Choices, Weigher, default_where
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.route_filters import HttpFilter
 from egressproxy.config.resources.routes import (
     BackendRef,
@@ -196,14 +196,14 @@ class RouteCompiler:
             self._filters(route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP)
         except FilterNotSupported as error:
             findings.closed[index] = str(error)
-        self._examine_refs(route, rule.backend_refs, findings)
+        self._examine_refs(route, (*rule.backend_refs, *_filter_refs(rule)), findings)
         for number, ref in enumerate(rule.backend_refs):
             try:
                 self._filters(route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP)
             except FilterNotSupported as error:
                 findings.closed[index] = f"backendRefs[{number}]: {error}"
 
-    def _examine_refs(self, route: Resource, refs: Iterable[BackendRef], findings: Findings) -> None:
+    def _examine_refs(self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings) -> None:
         for ref in refs:
             try:
                 self._backends.resolve(route, ref)
@@ -293,6 +293,12 @@ class RouteCompiler:
                 made = replace(policy, destinations=replace(policy.destinations, deny=tuple(deny)))
             self._denying[key] = made
         return made
+
+
+def _filter_refs(rule: HttpRule) -> list[BackendObjectReference]:
+    """The backends of the rule's filters, and of its backendRefs' filters."""
+    filters = (*rule.filters, *(entry for ref in rule.backend_refs for entry in ref.filters))
+    return [entry.backend_ref for entry in filters if entry.backend_ref is not None]
 
 
 def _patterns(match: HttpMatch) -> list[str]:

@@ -17,7 +17,7 @@ from egressproxy.config.compile.merging import Layer, Level, Merged
 from egressproxy.config.compile.placement import Placement, Where
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.routes import BackendRef
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
 from egressproxy.spec.route import WeightedBackend
@@ -76,6 +76,28 @@ class Weigher:
         resolved = ResolvedBackend(BackendSpec("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
         return self._weigh(resolved, merged, layers, default_where(listener), 1, (), error)
 
+    def of_filter(
+        self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], where: Where
+    ) -> WeightedBackend:
+        """The backend that a filter of a rule names (RequestMirror, ExternalAuth), under everything that holds for it.
+
+        `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no
+        other backend's); limits of bodies are among them, since the filter's request is not the rule's.
+        """
+        try:
+            resolved = self._backends.resolve(route, ref)
+        except Unresolved as unresolved:
+            return WeightedBackend(None, error=unresolved.message)
+        layers += self._backend_layers(resolved)
+        limits: tuple[Placed, ...] = ()
+        error = ""
+        try:
+            limits = tuple(self._placement.body_limits(layers))
+        except FilterNotSupported as unsupported:
+            error = str(unsupported)
+        merged = self._policies.merge(layers, is_routed=True)
+        return self._weigh(resolved, merged, layers, _at(resolved, where), 1, limits, error)
+
     def _choice(
         self,
         route: Resource,
@@ -98,8 +120,7 @@ class Weigher:
             more += self._placement.body_limits(layers)
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
-        where = Where(where.gateway, where.route, f"{resolved.target[1]} {resolved.spec.name}")
-        return self._weigh(resolved, merged, layers, where, ref.weight, own, error)
+        return self._weigh(resolved, merged, layers, _at(resolved, where), ref.weight, own, error)
 
     def _backend_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
         whole = self._policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
@@ -152,6 +173,10 @@ def default_where(listener: ListenerPlan) -> Where:
     """The names that limits are counted under for what no route matches."""
     gateway = str(listener.gateway)
     return Where(gateway, f"{gateway}, no route", f"{gateway}, any destination")
+
+
+def _at(resolved: ResolvedBackend, where: Where) -> Where:
+    return Where(where.gateway, where.route, f"{resolved.target[1]} {resolved.spec.name}")
 
 
 def _harden(tls: BackendTlsSpec, merged: Merged) -> BackendTlsSpec | str:

@@ -208,6 +208,12 @@ class HttpFilter(_Filter):
     cors: CorsFilter | None = None
     external_auth: ExternalAuthFilter | None = None
 
+    @property
+    def backend_ref(self) -> BackendObjectReference | None:
+        """The backend that the filter itself asks or sends to: a mirror, an authorization server."""
+        block = self.request_mirror or self.external_auth
+        return block.backend_ref if block is not None else None
+
 
 class GrpcFilter(_Filter):
     BLOCKS: ClassVar[dict[str, str]] = {

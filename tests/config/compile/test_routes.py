@@ -155,3 +155,19 @@ def test_an_unmatched_destination_is_served_by_the_default_backend():
 
 def test_a_reverse_listener_has_no_default_backend():
     assert listener(compiled(REVERSE)).default_backend is None
+
+
+MIRROR = "{type: RequestMirror, requestMirror: {backendRef: {name: copy, port: 80}}}"
+AUTH = "{type: ExternalAuth, externalAuth: {protocol: HTTP, backendRef: {name: copy, port: 80}, http: {}}}"
+
+
+@pytest.mark.parametrize("entry", [MIRROR, AUTH])
+def test_the_backend_of_a_filter_counts_for_the_references_of_a_route(entry: str):
+    made = compiled(REVERSE, PLAIN, with_rule(f"filters: [{entry}]"))
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    on_backend = ROUTE.replace(f"[{REF}]", f"[{REF[:-1]}, filters: [{entry}]}}]")
+    assert of_route(compiled(REVERSE, PLAIN, on_backend), "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    elsewhere = with_rule(f"filters: [{entry.replace('name: copy', 'name: copy, namespace: other')}]")
+    assert of_route(compiled(REVERSE, PLAIN, elsewhere), "ResolvedRefs")[:2] == ("False", "RefNotPermitted")
+    known = entry.replace("name: copy, port: 80", "group: egressproxy.io, kind: Backend, name: plain")
+    assert of_route(compiled(REVERSE, PLAIN, with_rule(f"filters: [{known}]")), "ResolvedRefs")[0] == "True"
