@@ -7,15 +7,17 @@ Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from egressproxy.config.compile import support
+from egressproxy.config.compile.backend_tls import validated_tls
 from egressproxy.config.compile.contract import Key, Status
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
 from egressproxy.config.compile.merging import dns_notes
 from egressproxy.config.compile.references import Reference, References, Unresolved
-from egressproxy.config.compile.services import Services, validation_tls
+from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.backend import (
@@ -91,6 +93,25 @@ class Backends:
             raise Unresolved(found.reason, found.message)
         return found
 
+    def services(self, route: Resource) -> set[tuple[str, str]]:
+        """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
+        found: set[tuple[str, str]] = set()
+        for ref in _backend_refs(route):
+            try:
+                self._references.check_permitted(route, ref)
+            except Unresolved:
+                continue
+            namespace = self._references.namespace_of(route, ref)
+            if (ref.group, ref.kind) == ("", "Service"):
+                found.add((namespace, ref.name))
+                continue
+            backend = self._resources.get(ref.group, _ALIASES.get((ref.group, ref.kind), ref.kind), namespace, ref.name)
+            if isinstance(backend, Backend | WorkingGroupBackend | XBackendDestination):
+                service = backend.spec.destination.service
+                if service is not None:
+                    found.add((service.namespace or backend.namespace, service.name))
+        return found
+
     def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
         """The status of every Backend object, used or not."""
         statuses: dict[Key, Status] = {}
@@ -160,7 +181,11 @@ class Backends:
         if spec.tls.mode != "None":
             tls = BackendTlsSpec()
             if spec.tls.validation is not None:
-                tls = validation_tls(backend, spec.tls.validation, self._references)
+                refs = spec.tls.validation.ca_certificate_refs
+                pem, problems = self._references.ca_bundles(backend, refs)
+                if problems:
+                    raise problems[0]
+                tls = validated_tls(spec.tls.validation, pem)
             if spec.tls.client_certificate_ref is not None:
                 tls = self._with_client_certificate(backend, spec.tls.client_certificate_ref, tls)
         made = BackendSpec(
@@ -238,7 +263,7 @@ class Backends:
         made = BackendTlsSpec(
             sni=tls.sni or "",
             ca_pem="".join(self._references.ca_bundle(backend, ref) for ref in tls.ca_bundle_ref),
-            names=tuple(name.lower() for name in tls.subject_alt_names),
+            names=tuple(name if "://" in name else name.lower() for name in tls.subject_alt_names),
             min_version=tls.min_version,
             insecure_skip_verify=tls.insecure_skip_verify,
             crl_pem="".join(self._references.crl(backend, ref) for ref in tls.crl_refs),
@@ -297,6 +322,17 @@ class _OwnReference:
     namespace: str
     name: str
     port: int | None = None
+
+
+def _backend_refs(route: Resource) -> Iterator[Reference]:
+    """Every reference of a route to a backend: of its rules, and of filters that send requests somewhere."""
+    for rule in route.spec.rules:  # type: ignore[attr-defined]
+        yield from rule.backend_refs
+        holders = (rule, *rule.backend_refs)
+        for entry in chain.from_iterable(getattr(holder, "filters", ()) for holder in holders):
+            for part in (entry.request_mirror, getattr(entry, "external_auth", None)):
+                if part is not None:
+                    yield part.backend_ref
 
 
 _KNOWN = frozenset(

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 
 from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
+from egressproxy.config.compile.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.filters import ExtensionCompiler
@@ -94,7 +95,8 @@ class _Run:
         self._problems = Problems()
         self._references = References(resources)
         self._namespaces = Namespaces(resources)
-        self._services = Services(resources, self._references)
+        self._tls_policies = BackendTlsPolicies(resources, self._references)
+        self._services = Services(resources, self._tls_policies)
         self._extensions = ExtensionCompiler(catalog, self._references, self._problems)
         self._names = Names(resources)
         self._policies = Policies(resources, self._references, self._names)
@@ -137,7 +139,7 @@ class _Run:
             plan.close()
             statuses[plan.gateway.key] = plan.to_status()
             statuses.update(set_statuses(plan))
-        statuses.update(self._services.policy_statuses(self._generation))
+        statuses.update(self._tls_policies.statuses(self._generation))
         statuses.update(self._policies.statuses(self._generation, self._extensions.missing))
         for pipeline in self._resources.of(PayloadProcessingPipeline):
             conditions = Conditions(self._generation(pipeline.key))
@@ -204,7 +206,9 @@ class _Run:
                     attachment.listener.attached += conditions.holds("Accepted")
         if findings is None:
             return
+        services = self._backends.services(route) if found else ()
         for listener, (attachment, conditions) in found.items():
+            self._tls_policies.note_use(listener.gateway, services)
             for error in findings.unsaid(self._serve(route, attachment, findings)):
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
         self._statuses[route.key] = status.to_status()

@@ -10,6 +10,7 @@ import base64
 import binascii
 import difflib
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Protocol
 
 from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair
@@ -177,6 +178,16 @@ class References:
             return read_ca_bundle(pem)
         except CertificateProblem as problem:
             raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+
+    def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[Unresolved]]:
+        """What these references to CA certificates give together, PEM; and why the others give nothing."""
+        bundles, problems = [], []
+        for ref in refs:
+            try:
+                bundles.append(self.ca_bundle(source, ref))
+            except Unresolved as unresolved:
+                problems.append(unresolved)
+        return "".join(bundles), problems
 
     def crl(self, source: Resource, ref: Reference) -> str:
         """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises Unresolved."""

@@ -23,6 +23,8 @@ UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Proto
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.
 ROUTE_FEATURES: Final[tuple[str, ...]] = (
+    "BackendTLSPolicy",
+    "BackendTLSPolicySANValidation",
     "Gateway",
     "GatewayAddressEmpty",
     "GatewayPort8080",

@@ -25,7 +25,18 @@ from egressproxy.config.resources.meta import (
     SecretObjectReference,
 )
 from egressproxy.config.resources.policy import Dns, Extension
-from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, Refused
+from egressproxy.config.resources.values import (
+    Address,
+    Bool,
+    ExternalHostname,
+    Label,
+    Name,
+    Pin,
+    Port,
+    PreciseHostname,
+    Refused,
+    check_unique,
+)
 from egressproxy.spec.backend import Protocol
 
 __all__ = [
@@ -247,7 +258,7 @@ class XBackendDestination(Resource):
 class SubjectAltName(Model):
     type: Literal["Hostname", "URI"]
     hostname: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    uri: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    uri: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^:/?#]+://[^/?#]*[^?#]*")] | None = None
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
@@ -265,7 +276,7 @@ class BackendTlsValidation(Model):
 
     ca_certificate_refs: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
     well_known_ca_certificates: Annotated[Literal["System"] | None, Field(alias="wellKnownCACertificates")] = None
-    hostname: ExternalHostname
+    hostname: PreciseHostname
     subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
 
     @model_validator(mode="after")
@@ -278,7 +289,7 @@ class BackendTlsValidation(Model):
 class XBackendValidation(BackendTlsValidation):
     """As in BackendTLSPolicy; `hostname` may be left out, and is the backend's then."""
 
-    hostname: ExternalHostname | None = None  # type: ignore[assignment]
+    hostname: PreciseHostname | None = None  # type: ignore[assignment]
 
 
 class XBackendTls(Model):
@@ -332,6 +343,21 @@ class BackendTlsPolicySpec(Model):
     target_refs: Annotated[tuple[PolicyTargetReference, ...], Field(min_length=1, max_length=16)]
     validation: BackendTlsValidation
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
+
+    @model_validator(mode="after")
+    def _targets_are_told_apart(self) -> Self:
+        """Several ports of one target may be named; the whole of it and a port of it may not (rules of the CRD)."""
+        whole = [(ref.group, ref.kind, ref.name) for ref in self.target_refs if not ref.section_name]
+        for ref in self.target_refs:
+            if ref.section_name and (ref.group, ref.kind, ref.name) in whole:
+                remedy = "name a sectionName in each, or in none"
+                raise Refused(f"targetRefs names {ref.kind} {ref.name} with and without a sectionName", remedy)
+        check_unique(
+            [f"{ref.kind} {ref.name} {ref.section_name or ''}".rstrip() for ref in self.target_refs],
+            "target",
+            "targetRefs",
+        )
+        return self
 
 
 class BackendTlsPolicy(Resource):
