@@ -7,14 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from egressproxy.cli.addresses import address, address_and_port
+from egressproxy.cli.numbers import Seconds, WholeNumber
 from egressproxy.cli.problems import show_problems
 
 __all__ = ["command"]
 
 #: Beyond any machine: a slip of the finger must not start ten thousand processes.
 MAX_WORKERS = 256
+#: A day.
+MAX_DRAIN_S = 86_400
+
+
+def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise click.BadParameter("it is empty; give a file, - for standard output, or off")
+    return value
 
 
 @click.command("run", short_help="Serve traffic.")
@@ -33,10 +43,11 @@ MAX_WORKERS = 256
 )  # fmt: skip
 @click.option(
     "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
-    help="A second address that answers /metrics, /healthz and /readyz alone, for scrapers of the network.",
+    help="A second address that answers /metrics, /healthz, /livez and /readyz alone, for scrapers and probes of the"
+    " network. `off` for none.",
 )  # fmt: skip
 @click.option(
-    "--access-log", metavar="PATH", default=None,
+    "--access-log", metavar="PATH", default=None, callback=_path,
     help="Where one JSON line for every exchange goes: a file, `-` for standard output (the default), `off` for"
     " nowhere. SIGHUP opens a file again.",
 )  # fmt: skip
@@ -45,15 +56,17 @@ MAX_WORKERS = 256
     help="Of the diagnostics on standard error.",
 )  # fmt: skip
 @click.option(
-    "--drain-timeout", "drain_timeout_s", type=click.FloatRange(min=0), default=10.0, show_default=True,
-    metavar="SECONDS",
+    "--drain-timeout", "drain_timeout_s", type=Seconds(MAX_DRAIN_S), default=10.0, show_default=True, metavar="SECONDS",
     help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
 @click.option(
-    "--workers", type=click.IntRange(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
-    help="Processes that serve, each on one core; they share the listening sockets. With 1 this process serves itself.",
+    "--workers", type=WholeNumber(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
+    help=f"Processes that serve, each on one core, {MAX_WORKERS} at most; they share the listening sockets. With 1 this"
+    " process serves itself.",
 )  # fmt: skip
+@click.pass_context
 def command(
+    ctx: click.Context,
     config: tuple[Path, ...],
     bind: tuple[str, ...],
     admin: tuple[str, int] | None,
@@ -79,6 +92,11 @@ def command(
     """
     from egressproxy.loading.apart import Loading
 
+    if not config and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
+        raise click.UsageError(
+            "--bind says where the Gateways of a configuration listen; without one the open proxy stays on 127.0.0.1;"
+            " give --config, or leave --bind out"
+        )
     bind = tuple(dict.fromkeys(bind))
     first = None
     if config:

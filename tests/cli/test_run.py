@@ -97,6 +97,8 @@ def test_off_and_dash_are_understood(asked: list[RunOptions]):
         ["--log-level", "loud"],
         ["--nope"],
         ["--drain-timeout", "-1"],
+        ["--drain-timeout", "nan"],
+        ["--access-log", ""],
         ["extra"],
         ["--workers", "0"],
         ["--workers", "100000"],
@@ -105,6 +107,13 @@ def test_off_and_dash_are_understood(asked: list[RunOptions]):
 )
 def test_wrong_usage_is_2_and_starts_nothing(asked: list[RunOptions], arguments: list[str]):
     assert invoke(*arguments).exit_code == 2
+    assert asked == []
+
+
+def test_an_address_to_bind_without_a_configuration_is_not_left_out_in_silence(asked: list[RunOptions]):
+    result = invoke("--bind", "0.0.0.0")
+    assert result.exit_code == 2
+    assert "give --config, or leave --bind out" in result.stderr
     assert asked == []
 
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import click
+import pytest
+
+from egressproxy.cli.numbers import Seconds, WholeNumber
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), (" 7", 7), ("256", 256), (1, 1)])
+def test_a_whole_number_in_its_range_is_taken(text: object, value: int):
+    assert WholeNumber(1, 256).convert(text, None, None) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("abc", "'abc' is not a whole number"),
+        ("", "'' is not a whole number"),
+        ("1.5", "'1.5' is not a whole number"),
+        ("0", "0 is too small"),
+        ("-1", "-1 is too small"),
+        ("257", "257 is too great"),
+    ],
+)
+def test_another_is_refused_with_its_range(text: str, why: str):
+    with pytest.raises(click.BadParameter, match=f"^{why}; give one from 1 to 256$"):
+        WholeNumber(1, 256).convert(text, None, None)
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("2.5", 2.5), (10.0, 10.0), ("86400", 86400.0)])
+def test_seconds_are_taken_with_a_fraction_or_without(text: object, value: float):
+    assert Seconds(86_400).convert(text, None, None) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("10s", "'10s' is not a number"),
+        ("", "'' is not a number"),
+        ("nan", "'nan' is not a number"),
+        ("-0.5", "-0.5 is too small"),
+        ("inf", "inf is too great"),
+        ("1e400", "1e400 is too great"),
+        ("86401", "86401 is too great"),
+    ],
+)
+def test_other_seconds_are_refused_with_an_example(text: str, why: str):
+    with pytest.raises(click.BadParameter, match=f"^{why}; give seconds from 0 to 86,400, such as 10 or 2.5"):
+        Seconds(86_400).convert(text, None, None)
