@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import resource
 import signal
@@ -37,12 +38,22 @@ REFUSALS = (ConfigError, *FAILURES)
 
 #: How long a thread that computes (the text of many metrics) holds up the loop at each of its system calls: 5 ms else.
 SWITCH_S = 0.0005
+#: How long cutting everything may take; who needs longer does not answer any more.
+CUT_S = 2.0
 
 OPEN_PROXY = """\
 No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
 Try it:
   curl -x http://{place} https://example.com/
-To say what may leave, see `egressproxy schema` and `egressproxy run --help`."""
+To say what may leave, see `egressproxy schema` and `egressproxy run --help`.
+"""
+
+#: What helps where the admin address, or that of --metrics, cannot be had.
+ADDRESS_REMEDIES = {
+    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give another port)",
+    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give another port)",
+    errno.EADDRNOTAVAIL: " (this machine has no such address; give one that it has, or 0.0.0.0 for all of them)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ class App:
         self._generation = 0
         self._rejection = ""
         self._told: set[str] = set()
+        self._servers: list[AdminServer] = []
+        self._own: dict[str, tuple[str, int]] = {}  # what is served beside traffic, and where
         self._is_draining = False
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
@@ -122,19 +135,18 @@ class App:
         try:
             return await self._serve()
         finally:
+            for server in self._servers:
+                await server.stop()
             await self._fleet.stop()
 
     async def _serve(self) -> int:
         changed = changes(self.options.config, self._stop)  # what changes from here on is seen
         try:
             await self._fleet.start()
+            await self._start_admin()  # it tells that the rest is not there yet
             await self._take_configuration()
         except FAILURES as error:
             return _start_failed(str(error))
-        try:
-            servers = await self._start_admin()
-        except OSError as error:
-            return _start_failed(f"admin: {error.strerror or error}")
         rest_memory()
         self._announce()
         watcher = asyncio.create_task(self._watch(changed)) if self.options.config else None
@@ -147,20 +159,25 @@ class App:
         log.info(
             "draining: what is under way has %g s to end; a second signal ends it at once", self.options.drain_timeout_s
         )
-        cut = await self._drain()
-        log.info("stopped%s", f"; {_counted(cut, 'connection')} cut at the deadline" if cut else "")
-        for server in servers:
-            await server.stop()
+        log.info("stopped%s", await self._drain())
         return 0
 
-    async def _drain(self) -> int:
+    async def _drain(self) -> str:
+        """What was cut, for the log."""
+        when = "at the deadline"
         draining = asyncio.create_task(self._fleet.drain(self.options.drain_timeout_s))
         while not draining.done():
             await asyncio.wait((draining,), timeout=0.1)
             if self._signals > 1:  # asked again: at once
-                draining.cancel()
-                return 0
-        return draining.result()
+                when = "at the second signal"
+                self._fleet.hurry()
+                await asyncio.wait((draining,), timeout=CUT_S)
+                break
+        if not draining.done():
+            draining.cancel()
+            return f"; not everything that was cut {when} is in the access log"
+        cut = draining.result()
+        return f"; {_counted(cut, 'connection')} cut {when}" if cut else ""
 
     def _asked_to_stop(self) -> None:
         self._signals += 1
@@ -170,29 +187,33 @@ class App:
         log.info("SIGHUP: the configuration is read again, the access log opened again")
         self._reload.set()
 
-    async def _start_admin(self) -> list[AdminServer]:
+    async def _start_admin(self) -> None:
+        """Raises Refused."""
         if self.options.admin is None and self.options.metrics is None:
-            return []
+            return
         # A third of all that this process would import.
         from egressproxy.admin.server import AdminServer, Surface
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
-        servers = []
-        for place, surface in ((self.options.admin, Surface.FULL), (self.options.metrics, Surface.METRICS)):
+        asked = (("admin", self.options.admin, Surface.FULL), ("metrics", self.options.metrics, Surface.METRICS))
+        for what, place, surface in asked:
             if place is not None:
                 server = AdminServer(self, place[0], place[1], surface)
-                await server.start()
-                servers.append(server)
-        return servers
+                try:
+                    await server.start()
+                except OSError as error:
+                    why = f"cannot bind {place[0]} port {place[1]}: {error.strerror or error}"
+                    raise Refused(f"--{what}: {why}{ADDRESS_REMEDIES.get(error.errno or 0, '')}") from None
+                self._servers.append(server)
+                self._own[what] = (server.host, server.port)
 
     # --- configuration ---------------------------------------------------------------------------------------------
     async def _take_configuration(self) -> None:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
         fresh = await self._read()
-        await self._fleet.apply(
-            Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, tuple(self._own_sockets()))
-        )
+        own = tuple(self._own.values())
+        await self._fleet.apply(Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, own))
         self._loaded = replace(fresh, spec=b"")
         self._generation += 1
         self._rejection = ""
@@ -213,11 +234,6 @@ class App:
             memory = self._loaded.memory if self._loaded is not None else b""
             loading = Loading(self.options.config, self.options.bind, memory)
         return await loading.result()
-
-    def _own_sockets(self) -> Iterator[tuple[str, int]]:
-        for place in (self.options.admin, self.options.metrics):
-            if place is not None:
-                yield place
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:
         async for _ in changed:
@@ -253,12 +269,14 @@ class App:
     def _announce(self) -> None:
         assert self._loaded is not None
         for address, port, protocol, listener in self._loaded.places:
-            place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            place = _place(address, port)
             log.info("%s listener %s on %s", protocol, listener, place)
             if not self.options.config:  # said only now that the port is ours
-                print(OPEN_PROXY.format(place=place), file=sys.stderr)
-        if self.options.admin is not None:
-            log.info("admin on http://%s:%d/", *self.options.admin)
+                print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)  # in one piece, beside other lines
+        for what, (address, port) in self._own.items():
+            log.info("%s on http://%s/", what, _place(address, port))
+        if serving := self._fleet.announcement():
+            log.info("%s", serving)
         if self.options.config:
             self._tell_generation()
 
@@ -298,6 +316,10 @@ def _with_rejection(status: Mapping[str, Any], why: str, generation: int) -> dic
         "observedGeneration": generation,
     }
     return {**status, "conditions": [*status.get("conditions", ()), condition]}
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +74,36 @@ async def test_an_open_proxy_says_so_and_how_to_try_it_once_it_listens(
     assert "OPEN" in said.err
     assert f"curl -x http://127.0.0.1:{port} " in said.err
     assert said.out == ""  # standard output belongs to the access log
+
+
+@pytest.mark.parametrize(
+    ("what", "place", "why"),
+    [
+        ("admin", ("192.0.2.1", 15000), r"--admin: cannot bind 192.0.2.1 port 15000: .* \(this machine has no such"),
+        ("metrics", ("127.0.0.1", 0), r"--metrics: cannot bind 127.0.0.1 port \d+: .* \(`ss -ltnp` shows who has it"),
+    ],
+)
+async def test_an_address_of_its_own_that_cannot_be_had_is_told_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, place: tuple[str, int], why: str
+):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = (place[0], place[1] or taken.getsockname()[1])
+        asked = replace(options(tmp_path, m.gateway(m.forward_listener(free_port()))), **{what: place})  # type: ignore[arg-type]
+        assert await App(asked).serve() == 1
+    assert re.search(why, capsys.readouterr().err)
+
+
+async def test_where_it_answers_scrapers_is_told_with_the_port_that_the_system_chose(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "egressproxy")
+    asked = options(tmp_path, m.gateway(m.forward_listener(free_port())))
+    app = App(replace(asked, admin=("::1", 0), metrics=("127.0.0.1", 0)))
+    await served(app)
+    (admin,) = (message for message in caplog.messages if message.startswith("admin on "))
+    (metrics,) = (message for message in caplog.messages if message.startswith("metrics on "))
+    assert re.fullmatch(r"admin on http://\[::1\]:[1-9]\d*/", admin)
+    assert re.fullmatch(r"metrics on http://127\.0\.0\.1:[1-9]\d*/", metrics)
 
 
 async def test_a_start_and_an_end_are_told_in_plain_words(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import click
 
-__all__ = ["Seconds", "WholeNumber"]
+__all__ = ["seconds", "whole_number"]
 
 
-class WholeNumber(click.ParamType):
-    """An integer from `least` to `most`. Raises click.BadParameter."""
+def whole_number(least: int, most: int) -> Callable[[object], int]:
+    """Reads an integer from `least` to `most`. What it gives raises click.BadParameter."""
+    remedy = f"give one from {least:,} to {most:,}"
 
-    name = "integer"
-
-    def __init__(self, least: int, most: int) -> None:
-        self._least = least
-        self._most = most
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        remedy = f"give one from {self._least:,} to {self._most:,}"
+    def read(value: object) -> int:
         try:
             number = int(str(value))
         except ValueError:
-            self.fail(f"{str(value)!r} is not a whole number; {remedy}", param, ctx)
-        if not self._least <= number <= self._most:
-            self.fail(f"{number} is too {'small' if number < self._least else 'great'}; {remedy}", param, ctx)
+            raise click.BadParameter(f"{str(value)!r} is not a whole number; {remedy}") from None
+        if not least <= number <= most:
+            raise click.BadParameter(f"{number} is too {'small' if number < least else 'great'}; {remedy}")
         return number
 
+    return read
 
-class Seconds(click.ParamType):
-    """A time from 0 to `most` seconds, with or without a fraction. Raises click.BadParameter."""
 
-    name = "seconds"
+def seconds(most: int) -> Callable[[object], float]:
+    """Reads a time from 0 to `most` seconds, with a fraction or without. What it gives raises click.BadParameter."""
+    remedy = f"give seconds from 0 to {most:,}, such as 10 or 2.5, without a unit"
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        remedy = f"give seconds from 0 to {self._most:,}, such as 10 or 2.5, without a unit"
+    def read(value: object) -> float:
         try:
-            seconds = float(str(value))
+            number = float(str(value))
         except ValueError:
-            seconds = math.nan
-        if math.isnan(seconds):
-            self.fail(f"{str(value)!r} is not a number; {remedy}", param, ctx)
-        if not 0 <= seconds <= self._most:
-            self.fail(f"{value} is too {'small' if seconds < 0 else 'great'}; {remedy}", param, ctx)
-        return seconds
+            number = math.nan
+        if math.isnan(number):
+            raise click.BadParameter(f"{str(value)!r} is not a number; {remedy}")
+        if not 0 <= number <= most:
+            raise click.BadParameter(f"{value} is too {'small' if number < 0 else 'great'}; {remedy}")
+        return number
+
+    return read

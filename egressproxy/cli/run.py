@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from egressproxy.cli.addresses import address, address_and_port
-from egressproxy.cli.numbers import Seconds, WholeNumber
+from egressproxy.cli.numbers import seconds, whole_number
 from egressproxy.cli.problems import show_problems
 
 __all__ = ["command"]
@@ -56,11 +56,11 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     help="Of the diagnostics on standard error.",
 )  # fmt: skip
 @click.option(
-    "--drain-timeout", "drain_timeout_s", type=Seconds(MAX_DRAIN_S), default=10.0, show_default=True, metavar="SECONDS",
+    "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True, metavar="SECONDS",
     help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
 @click.option(
-    "--workers", type=WholeNumber(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
+    "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
     help=f"Processes that serve, each on one core, {MAX_WORKERS} at most; they share the listening sockets. With 1 this"
     " process serves itself.",
 )  # fmt: skip

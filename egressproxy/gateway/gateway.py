@@ -61,6 +61,7 @@ class Gateway:
         self._bind = bind
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
+        self._is_hurried = False
         metrics.add_upstream_source(self._upstream_counts)
         metrics.add_downstream_source(self._downstream_counts)
         metrics.add_filter_source(self._filter_counts)
@@ -148,7 +149,7 @@ class Gateway:
             port.stop_accepting()
             port.close_idle()
         waited = 0.0
-        while waited < timeout_s and any(port.open_connections for port in ports):
+        while waited < timeout_s and not self._is_hurried and any(port.open_connections for port in ports):
             await asyncio.sleep(DRAIN_POLL_S)
             waited += DRAIN_POLL_S
         cut = sum(port.open_connections for port in ports)
@@ -161,6 +162,10 @@ class Gateway:
         await asyncio.sleep(0)
         self.wheel.stop()
         return cut
+
+    def hurry(self) -> None:
+        """While it drains: cut what is left without waiting any longer."""
+        self._is_hurried = True
 
     # --- metrics -----------------------------------------------------------------------------------------------------
     def _upstream_counts(self) -> Iterator[tuple[str, int, int]]:

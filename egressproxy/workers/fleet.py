@@ -46,6 +46,9 @@ class Fleet(Protocol):
     async def apply(self, configuration: Configuration) -> None:
         """Put it into service everywhere at once. Raises Refused, and has changed nothing then."""
 
+    def announcement(self) -> str:
+        """Which processes serve, for the log; "" where that is this one alone."""
+
     def why_not_ready(self) -> str:
         """ "" while somebody serves."""
 
@@ -58,10 +61,10 @@ class Fleet(Protocol):
         """What each worker costs."""
 
     async def drain(self, timeout_s: float) -> int:
-        """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut.
+        """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut."""
 
-        Cancelled, it cuts at once.
-        """
+    def hurry(self) -> None:
+        """While it drains: cut what is left without waiting any longer."""
 
     async def stop(self) -> None:
         """End everything, and write what is to be logged."""

@@ -36,7 +36,7 @@ from egressproxy.workers.messages import (
     encode,
 )
 
-__all__ = ["Handle", "WorkerEnded"]
+__all__ = ["Handle", "WorkerEnded", "WorkerSilent"]
 
 log = logging.getLogger("egressproxy")
 
@@ -55,6 +55,10 @@ NO_SOCKETS: Final[Mapping[tuple[str, int], socket.socket]] = {}
 
 class WorkerEnded(Exception):
     """The process ended, or had to be ended, before it answered. The message begins with which one."""
+
+
+class WorkerSilent(WorkerEnded):
+    """It had to be ended."""
 
 
 class Handle:
@@ -202,7 +206,7 @@ class Handle:
                 return await asyncio.wait_for(answer, timeout_s)
             except TimeoutError:
                 self.kill()
-                raise WorkerEnded(f"{self} did not answer within {timeout_s:g} s and is ended") from None
+                raise WorkerSilent(f"{self} did not answer within {timeout_s:g} s and is ended") from None
             finally:
                 self._answer = None
 

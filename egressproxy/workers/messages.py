@@ -23,6 +23,7 @@ __all__ = [
     "Drain",
     "Drained",
     "Forget",
+    "Hurry",
     "Listen",
     "Message",
     "NotBegun",
@@ -95,6 +96,11 @@ class Drain:
     timeout_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """While it drains: cut what is left without waiting any longer."""
+
+
 # --- from a worker
 
 
@@ -140,7 +146,7 @@ class Drained:
 
 
 Message = (
-    Begin | Build | Forget | Listen | Swap | CountsAsked | ReopenAccessLog | Drain
+    Begin | Build | Forget | Listen | Swap | CountsAsked | ReopenAccessLog | Drain | Hurry
     | Begun | NotBegun | Built | NotBuilt | Serving | Counted | Drained
 )  # fmt: skip
 

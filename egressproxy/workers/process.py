@@ -35,6 +35,7 @@ from egressproxy.workers.messages import (
     Drain,
     Drained,
     Forget,
+    Hurry,
     Listen,
     Message,
     NotBegun,
@@ -132,6 +133,8 @@ class WorkerProcess:
                 self.worker.access_log.reopen()
             case Drain(timeout_s):
                 self._start(self._drain(timeout_s))
+            case Hurry():
+                self.worker.gateway.hurry()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

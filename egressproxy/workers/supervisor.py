@@ -23,8 +23,8 @@ from egressproxy.telemetry.process_figures import ProcessFigures
 from egressproxy.transport.listening import BindError, bind, bind_error
 from egressproxy.transport.turn import memory_file
 from egressproxy.workers.fleet import Configuration, Refused
-from egressproxy.workers.handle import Handle, WorkerEnded
-from egressproxy.workers.messages import Begin, Forget, ReopenAccessLog
+from egressproxy.workers.handle import Handle, WorkerEnded, WorkerSilent
+from egressproxy.workers.messages import Begin, Forget, Hurry, ReopenAccessLog
 
 __all__ = ["Supervisor"]
 
@@ -85,6 +85,10 @@ class Supervisor:
         for task in self._tasks:
             task.add_done_callback(_tell_defect)
 
+    def announcement(self) -> str:
+        pids = ", ".join(str(handle.pid) for handle in self._serving())
+        return f"{len(self._serving())} workers serve: processes {pids}"
+
     def why_not_ready(self) -> str:
         return "" if self._serving() else "no worker serves"
 
@@ -100,6 +104,10 @@ class Supervisor:
                 handle.end()
         cut = await asyncio.gather(*(self._drain(handle, timeout_s) for handle in self._serving()))
         return sum(cut)
+
+    def hurry(self) -> None:
+        for handle in self._serving():
+            handle.tell(Hurry())
 
     async def stop(self) -> None:
         self._cancel_tasks()
@@ -169,7 +177,11 @@ class Supervisor:
                 await self._begin(fresh)
                 await self._bring_up(fresh)
                 log.info("%s serves", fresh)
-            except (WorkerEnded, Refused, OSError) as error:  # OSError: no descriptor to send it a socket with
+            except WorkerSilent as error:
+                log.error("%s", error)
+            except WorkerEnded:
+                pass  # how it ended is told with when the next one comes
+            except (Refused, OSError) as error:  # OSError: no descriptor to send it a socket with
                 log.error("%s cannot serve: %s", fresh, error)
                 fresh.end()
             return fresh
@@ -218,8 +230,11 @@ class Supervisor:
     ) -> None:
         try:
             await handle.swap(configuration, new)
-        except WorkerEnded as error:  # who cannot take the new one must not serve the old one; the next one takes it
+        # Who cannot take the new one must not serve the old one; the next one takes it.
+        except WorkerSilent as error:
             log.error("%s", error)
+        except WorkerEnded:
+            pass  # how it ended is told with when the next one comes
         except OSError as error:
             log.error("%s cannot be sent what it is to serve (%s) and is ended", handle, error.strerror)
             handle.end()

@@ -108,6 +108,9 @@ class InProcess:
         except REFUSALS as error:
             raise Refused(str(error)) from None
 
+    def announcement(self) -> str:
+        return ""
+
     def why_not_ready(self) -> str:
         return ""
 
@@ -123,10 +126,14 @@ class InProcess:
     async def drain(self, timeout_s: float) -> int:
         return await self.worker.gateway.drain(timeout_s)
 
+    def hurry(self) -> None:
+        self.worker.gateway.hurry()
+
     async def stop(self) -> None:
         if self._worker is not None:
             self._worker.close()
 
 
 def access_log_failed(target: str | None, error: OSError) -> str:
-    return f"access log {target}: {error.strerror}"
+    remedy = "--access-log takes a file in a folder that is there, - for standard output, or off"
+    return f"access log {target}: {error.strerror} ({remedy})"

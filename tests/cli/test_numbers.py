@@ -3,12 +3,12 @@ from __future__ import annotations
 import click
 import pytest
 
-from egressproxy.cli.numbers import Seconds, WholeNumber
+from egressproxy.cli.numbers import seconds, whole_number
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), (" 7", 7), ("256", 256), (1, 1)])
 def test_a_whole_number_in_its_range_is_taken(text: object, value: int):
-    assert WholeNumber(1, 256).convert(text, None, None) == value
+    assert whole_number(1, 256)(text) == value
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ def test_a_whole_number_in_its_range_is_taken(text: object, value: int):
 )
 def test_another_is_refused_with_its_range(text: str, why: str):
     with pytest.raises(click.BadParameter, match=f"^{why}; give one from 1 to 256$"):
-        WholeNumber(1, 256).convert(text, None, None)
+        whole_number(1, 256)(text)
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("2.5", 2.5), (10.0, 10.0), ("86400", 86400.0)])
 def test_seconds_are_taken_with_a_fraction_or_without(text: object, value: float):
-    assert Seconds(86_400).convert(text, None, None) == value
+    assert seconds(86_400)(text) == value
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_seconds_are_taken_with_a_fraction_or_without(text: object, value: float
 )
 def test_other_seconds_are_refused_with_an_example(text: str, why: str):
     with pytest.raises(click.BadParameter, match=f"^{why}; give seconds from 0 to 86,400, such as 10 or 2.5"):
-        Seconds(86_400).convert(text, None, None)
+        seconds(86_400)(text)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,3 +233,52 @@ def test_a_drain_has_an_end_and_what_it_cuts_is_in_the_log(dns: NameServer, tmp_
         assert gateway.stop() == 0
         assert [(record["kind"], record["reason"]) for record in gateway.records] == [("tunnel", "drained")]
         assert "draining: what is under way has 1 s to end" in gateway.stderr
+
+
+def test_a_second_signal_cuts_what_is_left_and_logs_it(dns: NameServer, tmp_path: Path):
+    port = free_port()
+    process = GatewayProcess(tmp_path / "gw", forward(port, dns), arguments=["--drain-timeout", "600"])
+    with Origin(echo) as origin, process as gateway, client(port) as sock:
+        sock.sendall(f"CONNECT {HOST}:{origin.port} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+        assert read_head(sock).startswith(b"HTTP/1.1 200 ")
+        os.kill(gateway.pid, signal.SIGTERM)
+        deadline = time.monotonic() + WAIT_S
+        while gateway.admin("/readyz")[0] != 503:
+            assert time.monotonic() < deadline
+        assert gateway.stop() == 0  # which sends the second, and waits for less than the drain
+        assert [(record["kind"], record["reason"]) for record in gateway.records] == [("tunnel", "drained")]
+        assert "stopped; 1 connection cut at the second signal" in gateway.stderr
+
+
+def test_the_admin_address_says_that_the_listeners_are_not_there_yet(dns: NameServer, tmp_path: Path):
+    """A filter's file holds the start up until somebody has asked."""
+    port = free_port()
+    go = tmp_path / "go"
+    extension = {"name": "slow", "type": "egressproxy.io/Python:v1", "phase": "request-headers"}
+    extension["config"] = {"path": "slow.py"}
+    process = GatewayProcess(tmp_path / "gw", forward(port, dns, extensions=[extension]))
+    (process.config / "slow.py").write_text(
+        "import os, time\n"
+        "from egressproxy.filters import Filter\n"
+        f"while not os.path.exists({str(go)!r}):\n"
+        "    time.sleep(0.05)\n"
+        "class Slow(Filter):\n"
+        "    def request_headers(self, x):\n"
+        "        pass\n"
+    )
+    starting = threading.Thread(target=process.start)
+    starting.start()
+    try:
+        deadline = time.monotonic() + WAIT_S
+        found = (0, "")
+        while not found[0]:
+            assert time.monotonic() < deadline
+            try:
+                found = process.admin("/readyz")
+            except OSError:
+                time.sleep(0.02)
+    finally:
+        go.touch()
+        starting.join()
+        process.stop()
+    assert found == (503, "not ready: the listeners are not bound yet\n")

@@ -114,6 +114,8 @@ def test_both_serve_and_a_scrape_shows_their_sum(dns: NameServer, tmp_path: Path
         assert gateway.metric("egress_downstream_connections") == len(found)
         assert gateway.metric("egress_workers") == 2
         assert gateway.metric("egress_config_generation") == 1
+        one, other = workers(gateway)
+        assert f"2 workers serve: processes {one}, {other}\n" in gateway.stderr
         for number in ("1", "2"):
             assert gateway.metric("egress_worker_resident_memory_bytes", worker=number) > 0
         until(lambda: len(gateway.records) == 2 * len(found))
@@ -386,6 +388,8 @@ def test_a_second_signal_ends_at_once(dns: NameServer, tmp_path: Path):
         assert sock.recv(100) == b"still here"
         assert gateway.stop() == 0  # which sends the second, and waits for less than the drain
         assert not any(Path(f"/proc/{pid}").exists() for pid in known)
+        assert [(record["kind"], record["reason"]) for record in gateway.records] == [("tunnel", "drained")]
+        assert "1 connection cut at the second signal" in gateway.stderr
 
 
 def test_a_drain_has_an_end_and_what_it_cuts_is_counted(dns: NameServer, tmp_path: Path):

@@ -20,6 +20,7 @@ from egressproxy.spec.route import WeightedBackend
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.workers import supervisor as module
 from egressproxy.workers.fleet import Configuration, Refused
+from egressproxy.workers.handle import Handle
 from egressproxy.workers.supervisor import Supervisor
 from tests.support.net import free_port
 
@@ -130,6 +131,26 @@ async def test_who_dies_again_and_again_is_replaced_more_and_more_slowly(
         "it is replaced again in 0.1 s: it is number 3 in a row",
         "it is replaced again in 0.2 s: it is number 4 in a row",
     ]
+
+
+async def test_who_is_ended_while_it_starts_is_told_once(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    killed: list[int] = []
+    bring_up = fleet._bring_up
+
+    async def killed_at_first(handle: Handle) -> None:
+        if not killed:
+            killed.append(handle.pid)
+            os.kill(handle.pid, signal.SIGKILL)
+        await bring_up(handle)
+
+    monkeypatch.setattr(fleet, "_bring_up", killed_at_first)
+    os.kill(fleet._handles[1].pid, signal.SIGKILL)
+    await until(lambda: bool(killed) and len(fleet._serving()) == 2)
+    assert [f"(process {killed[0]})" in message for message in caplog.messages].count(True) == 1
 
 
 async def test_where_nobody_else_serves_nobody_waits_long(
