@@ -96,7 +96,13 @@ def route_request(x: Exchange, listener: Listener) -> Route:
     elif listener.is_forward:
         route = default_route(x, listener, authority)
     else:
-        raise GatewayFault(Reason.NO_ROUTE, f"no route for {authority.host} on this listener", status=404)
+        raise GatewayFault(
+            Reason.NO_ROUTE,
+            f"no route for this request to {authority.host} on this listener",
+            status=404,
+            remedy="attach an HTTPRoute whose hostnames and matches (path, method, headers, query) fit; status of those"
+            " that are there says whether they are attached",
+        )
     x.route = route.name
     x.series = route.series
     return route

@@ -63,7 +63,8 @@ class DestinationPolicy:
             return self._not_allowed(authority, self._sources[0])
         for group in self._allow:
             if group.find(authority) is None:
-                return self._not_allowed(authority, group.policy or (self._sources[0] if self._sources else "-"))
+                policy = group.policy or (self._sources[0] if self._sources else "-")
+                return self._not_allowed(authority, policy, is_port_alone=group.names(authority))
         if len(self._allowed) >= MAX_KNOWN:
             self._allowed.clear()
         self._allowed[authority.host, authority.port] = self._sni_check(authority)
@@ -81,7 +82,8 @@ class DestinationPolicy:
         return SniCheck.MATCH
 
     @staticmethod
-    def _not_allowed(authority: Authority, policy: str) -> Denied:
+    def _not_allowed(authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
+        """`is_port_alone`: on another port it would be allowed."""
         host, port = authority.host, authority.port
         if authority.address is None:
             remedy = f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
@@ -89,7 +91,10 @@ class DestinationPolicy:
             remedy = "leave it closed: this is a cloud metadata address, which hands out the machine's own credentials"
         else:
             remedy = f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow'
-        message = f"{host} is not allowed by policy {policy}"
+            if not authority.address.is_global:
+                remedy += "; not being public, it has to be in addresses.allow, too"
+        where = f"on port {port} " if is_port_alone else ""
+        message = f"{host} is not allowed {where}by policy {policy}"
         return Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
@@ -117,6 +122,15 @@ class _Entries:
                     everywhere = []
                     self._hosts.put("", everywhere)
                 everywhere.append(rule)
+
+    def names(self, authority: Authority) -> bool:
+        """Whether an entry matches the host, on whatever port."""
+        address = authority.address
+        if address is not None and any(
+            address.version == network.version and address in network for network, _ in self._networks
+        ):
+            return True
+        return bool(self._hosts.exact(authority.host)) or any(self._hosts.after_exact(authority.host))
 
     def find(self, authority: Authority) -> DestinationRule | None:
         """The first entry that matches host and port, the most specific hostname first."""

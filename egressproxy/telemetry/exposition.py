@@ -129,7 +129,9 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
         "reason",
         counts.connections_rejected,
     )
-    yield _counter("egress_config_reloads", "Configurations read, by result.", "result", counts.reloads)
+    yield _counter(
+        "egress_config_reloads", "Configurations read, that of the start included, by result.", "result", counts.reloads
+    )
     for name, reading in counts.readings.items():
         family = CounterMetricFamily if reading.kind is Kind.COUNTER else GaugeMetricFamily
         yield family(name, reading.description, reading.value)

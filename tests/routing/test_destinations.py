@@ -87,6 +87,29 @@ def test_a_refusal_says_what_to_add():
     assert refused.rule == "EgressPolicy ns/p"
 
 
+def test_a_refusal_of_an_address_says_under_which_key_and_what_else_it_takes():
+    policy = DestinationPolicy(DestinationsSpec(allow=((rule("a.test"),),)))
+    for address, more in (("1.1.1.1", ""), ("10.0.0.7", "; not being public, it has to be in addresses.allow, too")):
+        refused = policy.refusal(parse_authority(f"{address}:80".encode(), None))
+        assert refused is not None
+        assert refused.remedy == f'add {{cidrs: ["{address}"], ports: [80]}} to destinations.allow{more}'
+
+
+def test_a_refusal_for_the_port_alone_says_so():
+    allowed = rule("a.test", "*.b.test", cidrs=(ip_network("192.0.2.0/24"),), ports=(443,))
+    policy = DestinationPolicy(DestinationsSpec(allow=((allowed,),)))
+    for authority, found in (
+        (b"a.test:81", "a.test is not allowed on port 81 by policy ns/p"),
+        (b"c.b.test:81", "c.b.test is not allowed on port 81 by policy ns/p"),
+        (b"192.0.2.9:81", "192.0.2.9 is not allowed on port 81 by policy ns/p"),
+        (b"b.test:81", "b.test is not allowed by policy ns/p"),
+        (b"192.0.3.9:443", "192.0.3.9 is not allowed by policy ns/p"),
+    ):
+        refused = policy.refusal(parse_authority(authority, None))
+        assert refused is not None
+        assert str(refused) == found
+
+
 def test_a_refusal_of_cloud_metadata_does_not_say_how_to_open_it():
     policy = DestinationPolicy(DestinationsSpec(allow=((rule("a.test"),),)))
     for address in (b"169.254.169.254:80", b"[fd00:ec2::254]:80", b"[::ffff:169.254.169.254]:80"):
