@@ -40,11 +40,11 @@ class Chosen(click.ParamType[tuple[str, ...]]):
         if isinstance(value, tuple):
             return value
         by_lower_case = {name.lower(): name for name in self.known}
-        asked = [word.strip().lower() for word in value.split(",") if word.strip()]
+        asked = [word.strip() for word in value.split(",") if word.strip()]
         for word in asked:
-            if word not in by_lower_case:
+            if word.lower() not in by_lower_case:
                 self.fail(f"{word!r} is not known; choose from {', '.join(self.known)}", param, ctx)
-        return tuple(name for name in self.known if name.lower() in asked)
+        return tuple(name for name in self.known if name.lower() in {word.lower() for word in asked})
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,12 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a goal; `reached` is None where a figure is missing."""
+    """What became of a goal; `reached` is None where a figure is missing, and `why` says which."""
 
     goal: Goal
     reached: float | None
     spread: tuple[float, float] = (0.0, 0.0)
+    why: str = ""
 
     @property
     def word(self) -> str:
@@ -51,7 +52,7 @@ class Verdict:
     @property
     def figures(self) -> str:
         if self.reached is None:
-            return ""
+            return self.why
         digits = 4 if self.goal.limit < 0.01 else 2
         least, greatest = self.spread
         return f"{self.reached:.{digits}f} ({least:.{digits}f} to {greatest:.{digits}f})"
@@ -60,7 +61,7 @@ class Verdict:
         return {
             "workload": self.goal.workload, "goal": str(self.goal), "is_beyond": self.goal.is_beyond,
             "reached": self.reached,
-            "spread": self.spread if self.reached is not None else None, "verdict": self.word,
+            "spread": self.spread if self.reached is not None else None, "verdict": self.word, "why": self.why,
         }  # fmt: skip
 
 
@@ -92,8 +93,10 @@ def judge(goal: Goal, rows: Sequence[Row]) -> Verdict:
     """Of the rows of the goal's workload."""
     by_name = {row.proxy: row for row in rows if row.rounds}
     ours, its = by_name.get(US), by_name.get(goal.against)
-    if ours is None or (goal.against and its is None):
-        return Verdict(goal, None)
+    if ours is None:
+        return Verdict(goal, None, why=_missing(US, rows))
+    if goal.against and its is None:
+        return Verdict(goal, None, why=_missing(goal.against, rows))
     if its is not None:
         ratio = ours.as_ratio_to(its)
         return Verdict(goal, ratio.median, (ratio.least, ratio.greatest))
@@ -101,6 +104,14 @@ def judge(goal: Goal, rows: Sequence[Row]) -> Verdict:
         seen = [each.extra[goal.extra] for each in ours.rounds]
         return Verdict(goal, ours.extra(goal.extra), (min(seen), max(seen)))
     return Verdict(goal, ours.figure, (min(ours.figures), max(ours.figures)))
+
+
+def _missing(proxy: str, rows: Sequence[Row]) -> str:
+    """Why there is no figure of this proxy."""
+    for row in rows:
+        if row.proxy == proxy:
+            return f"{proxy}: {row.missing or 'not measured'}"
+    return f"{proxy} was not among the peers"
 
 
 def judge_all(results: Mapping[str, Sequence[Row]]) -> list[Verdict]:

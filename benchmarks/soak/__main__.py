@@ -56,7 +56,8 @@ class Run:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--minutes", type=click.FloatRange(0.1), default=10.0, show_default=True, help="At most so long.")
+@click.option("--minutes", type=click.FloatRange(0.1), default=10.0, show_default=True,
+              help="How long the load lasts, at most; what is left of it then has a minute to end.")  # fmt: skip
 @click.option("--requests", type=click.IntRange(1), default=None, help="End after so many. [default: minutes alone]")
 @click.option("--rate", type=click.IntRange(1), default=2500, show_default=True, help="Requests a second, at most.")
 @click.option("--lanes", type=click.IntRange(1, 2000), default=96, show_default=True, help="Clients at a time.")
@@ -123,6 +124,8 @@ async def _soak(
     reload_every: float,
     seed: int,
 ) -> Run:
+    if not console.is_terminal:  # where nothing is shown meanwhile
+        console.print(f"load for {minutes * 60:,.0f} s at most, then up to a minute for what is left of it to end")
     names, origins = NameServer(), Origins(subject.server_context())
     await names.start()
     await origins.start()
@@ -151,6 +154,7 @@ async def _soak(
             live.update(_progress(samples, load, now - begun, end - begun), refresh=True)
         seconds = time.monotonic() - begun
         load.is_ending = True
+        live.update("the load is over; what was begun ends", refresh=True)
         await running
         lag = subject.lag
         subject.configure(changes + 1)
@@ -179,7 +183,7 @@ async def _soak(
 
 async def _settle(subject: Subject, before: Sample, live: Live) -> Sample:
     """The gateway once everything that was asked of it is over, or its timeouts are."""
-    live.update("waiting for what is left to end", refresh=True)
+    live.update(f"up to {SETTLE_S:.0f} s for what the gateway still holds to end", refresh=True)
     deadline = time.monotonic() + SETTLE_S
     while True:
         sample = await subject.sample()
@@ -191,7 +195,7 @@ async def _settle(subject: Subject, before: Sample, live: Live) -> Sample:
 
 def _progress(samples: list[Sample], load: Load, done_s: float, all_s: float) -> Table:
     last = samples[-1]
-    table = Table(title=f"{done_s:,.0f} of {all_s:,.0f} s", title_justify="left")
+    table = Table(title=f"load for {done_s:,.0f} of {all_s:,.0f} s", title_justify="left")
     for heading in (
         "requests",
         "RSS MiB",
@@ -229,6 +233,7 @@ def _report(console: Console, run: Run, settings: dict[str, Any], out: Path) -> 
         "findings": [finding.as_dict() for finding in run.findings],
         "lag_ms": run.lag,
         "scenarios": dict(load.scenarios.most_common()),
+        "faults": dict(sorted(load.faults.items())),
         "unexpected": {name: [count, load.examples.get(name, "")] for name, count in load.unexpected.items()},
         "complaints": run.complaints[:50],
         "failures": run.failures,
@@ -251,6 +256,8 @@ def _report(console: Console, run: Run, settings: dict[str, Any], out: Path) -> 
         for target in (console, Console(file=file, width=132)):
             target.print(table)
             target.print("lag in ms: " + ", ".join(f"{name} {value:.1f}" for name, value in run.lag.items()))
+            faults = ", ".join(f"{kind} × {count:,}" for kind, count in sorted(load.faults.items()))
+            target.print(f"faults sent: {faults}", markup=False, highlight=False, soft_wrap=True)
             for name, count in load.unexpected.most_common():
                 target.print(
                     f"unexpected: {name} × {count}: {load.examples.get(name, '')}", markup=False, soft_wrap=True

@@ -130,6 +130,7 @@ class Load:
     choices: Sequence[tuple[Scenario, float]] = ()
     requests: int = 0
     scenarios: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)  # by kind: requests that are none, how origins and names fail
     unexpected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     is_ending: bool = False
@@ -307,7 +308,9 @@ class Load:
 
     async def bad_request(self) -> int:
         async with await Peer.open(self.subject.reverse) as peer:
-            peer.send(self.chance.choice(BAD_REQUESTS))
+            what, octets = self.chance.choice(BAD_REQUESTS)
+            self.faults[f"request: {what}"] += 1
+            peer.send(octets)
             await peer.expect((400, 413, 414, 421, 431, 501, 505))
             await peer.expect_end()
         return 1
@@ -387,6 +390,7 @@ class Load:
         path = self.chance.choice(
             ("/reset", "/reset-body", "/truncated", "/half-chunked", "/garbage", "/garbage-chunk")
         )
+        self.faults[f"origin: {path[1:]}"] += 1
         async with await Peer.open(self.subject.reverse) as peer:
             peer.send(get(host, path))
             await peer.expect_broken()
@@ -403,8 +407,10 @@ class Load:
         return 3
 
     async def upstream_stalls(self) -> int:
+        path = self.chance.choice(("/stall", "/stall-body"))
+        self.faults[f"origin: {path[1:]}"] += 1
         async with await Peer.open(self.subject.reverse) as peer:
-            peer.send(get("plain.soak.example", self.chance.choice(("/stall", "/stall-body"))))
+            peer.send(get("plain.soak.example", path))
             if self.chance.random() < 0.5:
                 await peer.expect_broken()
             else:
@@ -414,6 +420,7 @@ class Load:
 
     async def name_fails(self) -> int:
         name = self.chance.choice(("nowhere", "broken", "silent"))
+        self.faults[f"name: {name}"] += 1
         async with await Peer.open(self.subject.forward) as peer:
             host = f"{name}-{self.chance.randrange(1000)}.soak.example"
             peer.send(get(host, "/", scheme="http://"))
@@ -450,15 +457,19 @@ def get(host: str, path: str, *, scheme: str = "") -> bytes:
 
 
 BAD_REQUESTS = (
-    b"\x00\x01\x02\x03\r\n\r\n",
-    b"GET / HTTP/1.1\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: plain.soak.example\r\nHost: tls.soak.example\r\n\r\n",
-    b"GET / HTTP/3.0\r\nHost: plain.soak.example\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: plain.soak.example\r\nX: \x00\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: plain.soak.example\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: plain.soak.example\r\nContent-Length: -3\r\n\r\n",
-    b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: plain.soak.example\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: plain.soak.example\r\n" + b"X: y\r\n" * 500 + b"\r\n",
+    ("no HTTP", b"\x00\x01\x02\x03\r\n\r\n"),
+    ("no Host", b"GET / HTTP/1.1\r\n\r\n"),
+    ("two Hosts", b"GET / HTTP/1.1\r\nHost: plain.soak.example\r\nHost: tls.soak.example\r\n\r\n"),
+    ("HTTP/3.0", b"GET / HTTP/3.0\r\nHost: plain.soak.example\r\n\r\n"),
+    ("NUL in a field", b"GET / HTTP/1.1\r\nHost: plain.soak.example\r\nX: \x00\r\n\r\n"),
+    (
+        "framed in two ways",
+        b"POST / HTTP/1.1\r\nHost: plain.soak.example\r\nContent-Length: 3\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ),
+    ("negative length", b"POST / HTTP/1.1\r\nHost: plain.soak.example\r\nContent-Length: -3\r\n\r\n"),
+    ("target too long", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: plain.soak.example\r\n\r\n"),
+    ("500 fields", b"GET / HTTP/1.1\r\nHost: plain.soak.example\r\n" + b"X: y\r\n" * 500 + b"\r\n"),
 )
 
 #: Scenarios and how often each is chosen.

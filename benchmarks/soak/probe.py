@@ -39,16 +39,16 @@ class Probe(Filter):
             self._is_running = True
             gc.callbacks.append(self._collected)
             self._arm()
-        frozen = 0
         if x.request.target == b"/collect":
+            gc.unfreeze()  # what a reload has frozen for good, and is garbage, is to be found, too
             gc.collect()
-            frozen = gc.get_freeze_count()
+            gc.freeze()
         report = {
             "pid": os.getpid(),
             "late": self._late.report(),
             "busy": self._busy.report(),
             "tasks": len(asyncio.all_tasks(asyncio.get_running_loop())),
-            "garbage": self._garbage + frozen,
+            "garbage": self._garbage,
         }
         body = json.dumps(report).encode()
         self._late, self._busy = Delays(), Delays()

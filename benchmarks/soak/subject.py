@@ -291,8 +291,8 @@ class Subject:
         return lag, of_each(reports, "tasks")
 
     async def collect_garbage(self) -> int:
-        """Objects in cycles that the collectors of the workers have found since the start, now included, and those that
-        are frozen: each reload freezes what there is, and garbage with it, which is never found then.
+        """Objects in cycles that the collectors of the workers have found since the start, now included, also among
+        what reloads have frozen.
         """
         return of_each(await self._ask_workers("/collect"), "garbage")
 

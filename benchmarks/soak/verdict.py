@@ -98,7 +98,9 @@ def judge(
     ):  # fmt: skip
         findings.append(Finding(f"{name} left", getattr(after, name) - getattr(before, name), spare, "", left))
     findings.append(Finding("lag p99", lag_p99_ms, LAG_P99_MS, "ms", "of the time, by a timer of 5 ms inside"))
-    findings.append(Finding("garbage", garbage, GARBAGE, "", "objects in cycles, found or frozen, for 1,000 requests"))
+    findings.append(
+        Finding("garbage", garbage, GARBAGE, "", "objects in cycles that had to be found, for 1,000 requests")
+    )
     findings.append(Finding("unexpected", unexpected, 0, "", "answers and ends that are not as they have to be"))
     findings.append(Finding("complaints", complaints, 0, "", "errors in the diagnostics"))
     return findings

@@ -25,14 +25,14 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.argument("names", nargs=-1, type=click.Choice(tuple(MEASURES)))
+@click.argument("names", nargs=-1, type=click.Choice(tuple(MEASURES)), metavar="[NAME]…")
 @click.option("--scale", type=click.FloatRange(0.01, 1.0), default=1.0, show_default=True,
               help="Shrinks counts and times, for a first look.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Of `egressproxy run`.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS,
               help="Where trouble-DATE.json and .txt go. [default: benchmarks/results]")  # fmt: skip
 def main(names: tuple[str, ...], scale: float, workers: int, out: Path) -> None:
-    """Bring trouble to a real gateway and measure what it costs. Without NAMES: everything, about four minutes.
+    """Bring trouble to a real gateway and measure what it costs. Without a NAME: everything, about four minutes.
 
     \b
     clients      10,000 idle kept-alive connections          at most 20 KiB each
@@ -41,7 +41,7 @@ def main(names: tuple[str, ...], scale: float, workers: int, out: Path) -> None:
     origins      100 clients that send to deaf origins       at most 64 MiB together
     saturated    as many requests as it takes                event loop's lag p99 at most 20 ms
     reloads      10,000 rules put into service               event loop's lag at most 50 ms
-    chunks       256 KiB and 3 MiB in chunks of 5 octets     event loop's lag at most 20 ms
+    chunks       256 KiB and 3 MiB in chunks of 5 octets     lag at most 20 ms, the median of five bodies
     descriptors  more clients than it may have descriptors   it does not spin, and recovers
     upstreams    3,000 names asked for once                  told only
 

@@ -1,3 +1,4 @@
+from benchmarks.comparison import Row
 from benchmarks.goals import GOALS, Goal, judge, judge_all
 from benchmarks.workloads import WORKLOADS
 from tests.benchmarks.kit import results, row
@@ -24,8 +25,16 @@ def test_a_goal_can_be_about_what_was_seen_beside():
 
 
 def test_without_one_of_the_two_figures_there_is_no_verdict():
-    assert judge(Goal("W1", 0.7, "squid"), results()["W1"]).word == "no figure"
-    assert judge(Goal("W1", 0.7, "envoy"), results()["W1"][1:]).word == "no figure"
+    rows = results()["W1"]
+    without_its = judge(Goal("W1", 0.7, "caddy"), rows)
+    assert (without_its.word, without_its.figures) == ("no figure", "caddy was not among the peers")
+    without_ours = judge(Goal("W1", 0.7, "envoy"), rows[1:])
+    assert (without_ours.word, without_ours.figures) == ("no figure", "egressproxy was not among the peers")
+
+
+def test_why_a_peer_has_no_figure_stands_where_the_goal_is():
+    rows = [row("W1", "egressproxy", 40.0), Row("W1", "envoy", missing="12 failed connections")]
+    assert judge(Goal("W1", 0.7, "envoy"), rows).figures == "envoy: 12 failed connections"
 
 
 def test_only_what_was_run_is_judged():

@@ -17,7 +17,7 @@ def test_help_tells_of_every_workload_and_peer():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--only", "W9"], "'w9' is not known"),
+        (["--only", "W9"], "'W9' is not known"),
         (["--peers", "apache"], "'apache' is not known"),
         (["--only", ""], "names no workload"),
         (["--rounds", "0"], "0 is not in the range"),
