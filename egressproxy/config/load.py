@@ -113,7 +113,7 @@ class _Reader:
     def finish(self, where: str) -> ResourceSet:
         if not self.objects and not self.problems:
             remedy = "write at least one manifest, or check the path"
-            self.problems.append(Problem(where, 0, 0, "", "", f"no objects found in {where}", remedy))
+            self.problems.append(Problem(where, 0, 0, "", "", "no objects found", remedy))
         if self.problems:
             raise ConfigError(self.problems)
         return ResourceSet(self.objects.values())

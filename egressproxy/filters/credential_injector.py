@@ -72,6 +72,7 @@ class CredentialInjector(Filter):
         assert isinstance(config, CredentialInjectorConfig)
         self._name = context.name
         self._source = context.source
+        self._remedy = f"create the Secret {config.secret_ref.name} with the key {config.secret_ref.key}"
         self._secret_name = f"{config.secret_ref.name}/{config.secret_ref.key}"
         self._allow_plaintext = config.allow_plaintext
         self._query = config.query.encode()
@@ -110,7 +111,7 @@ class CredentialInjector(Filter):
                 f"the credential of {x.backend} is not available",
                 status=503,
                 rule=self._source,
-                remedy=f"create the Secret key {self._secret_name}",
+                remedy=self._remedy,
             )
         if not (x.backend_is_secure or self._allow_plaintext):
             raise Denied(

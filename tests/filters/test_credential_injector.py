@@ -87,7 +87,7 @@ def test_a_missing_or_empty_secret_fails_closed(secret):
     with pytest.raises(GatewayFault) as caught:
         sent(secret=secret)
     assert (caught.value.status, caught.value.reason) == (503, Reason.CREDENTIAL_MISSING)
-    assert "s/token" in caught.value.remedy
+    assert caught.value.remedy == "create the Secret s with the key token"
 
 
 def test_blanks_at_the_end_of_a_secret_are_trimmed():
