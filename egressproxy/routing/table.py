@@ -2,8 +2,9 @@
 
 Precedence, continuing on ties (Gateway API, HTTPRouteSpec.hostnames and HTTPRouteRule.matches): exact hostname,
 wildcard by longest suffix, any host; then exact path, regular expression (implementation-specific: here between the
-two), longest prefix; a method; more header matches; more query matches; the oldest route; namespace/name; the order in
-the route. Hostnames give *precedence*, not isolation: where no rule of the most specific hostname matches, the rules of
+two), longest prefix; a method; more header matches; more query matches; what was written before what was derived (a
+CORS preflight request for a method that a rule matches); the oldest route; namespace/name; the order in the route.
+Hostnames give *precedence*, not isolation: where no rule of the most specific hostname matches, the rules of
 the next one are tried.
 
 What is matched:
@@ -119,7 +120,11 @@ class _Candidate(Generic[T]):
         self.path = path
         self.pattern = compile_pattern(match.path) if match.path_type is PathMatchType.REGEX else None
         self.method = match.method.encode()
-        self.headers = tuple(_ValueTest(header) for header in match.headers)
+        headers = match.headers
+        if match.is_preflight:
+            headers += (ValueMatch("access-control-request-method", match.method),)
+            self.method = b"OPTIONS"
+        self.headers = tuple(_ValueTest(header) for header in headers)
         self.query = tuple(_ValueTest(parameter) for parameter in match.query)
         self.plain = not (self.method or self.headers or self.query)
         self.result: tuple[T, bytes] = (payload, prefix)
@@ -251,6 +256,7 @@ def _candidate(route: HttpRouteSpec, rule_index: int, match: MatchSpec, payload:
         0 if match.method else 1,
         -len(match.headers),
         -len(match.query),
+        match.is_preflight,
         route.created,
         route.name,
         rule_index,

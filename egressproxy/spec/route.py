@@ -42,13 +42,17 @@ class ValueMatch:
 
 @dataclass(frozen=True, slots=True)
 class MatchSpec:
-    """HTTPRouteMatch: all of it has to hold."""
+    """HTTPRouteMatch: all of it has to hold.
+
+    `is_preflight`: what has to hold for a CORS preflight request that asks for `method` (Fetch standard).
+    """
 
     path: str = "/"
     path_type: PathMatchType = PathMatchType.PREFIX
     method: str = ""
     headers: tuple[ValueMatch, ...] = ()
     query: tuple[ValueMatch, ...] = ()
+    is_preflight: bool = False
 
 
 @dataclass(frozen=True, slots=True)

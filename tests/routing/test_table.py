@@ -85,6 +85,28 @@ def test_ties_go_to_the_oldest_then_by_name_then_by_the_order_in_the_route():
     assert ask(table(route("n/a", prefix("/x"), prefix("/x"))), b"/x") == "n/a#0"
 
 
+def test_a_preflight_request_goes_to_the_rule_of_the_method_that_it_asks_for():
+    made = table(
+        route("get", prefix("/a", method="GET"), prefix("/a", method="GET", is_preflight=True)),
+        route("any", prefix("/")),
+        route("put", prefix("/a", method="PUT"), prefix("/a", method="PUT", is_preflight=True)),
+    )  # fmt: skip
+    asking = [(b"origin", b"https://b.test"), (b"Access-Control-Request-Method", b"PUT")]
+    assert ask(made, b"/a", method=b"OPTIONS", fields=asking) == "put#1"
+    assert ask(made, b"/a", method=b"OPTIONS") == "any"
+    assert ask(made, b"/a", method=b"GET", fields=asking) == "get#0"
+    assert ask(made, b"/b", method=b"OPTIONS", fields=asking) == "any"
+
+
+def test_what_is_written_beats_what_is_derived_for_preflight_requests():
+    derived = route("derived", prefix("/a", method="PUT", is_preflight=True), created="2020-01-01T00:00:00Z")
+    asking = [(b"access-control-request-method", b"PUT")]
+    made = table(derived, route("written", prefix("/a", method="OPTIONS")))
+    assert ask(made, b"/a", method=b"OPTIONS", fields=asking) == "written"
+    made = table(derived, route("plain", prefix("/a")))
+    assert ask(made, b"/a", method=b"OPTIONS", fields=asking) == "derived"
+
+
 def test_a_more_specific_hostname_beats_every_path():
     made = table(
         route("any", MatchSpec("/x", EXACT), hosts=()),

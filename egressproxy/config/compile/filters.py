@@ -46,9 +46,12 @@ ROUTE_LEVEL, BACKEND_LEVEL = 1, 2
 
 #: Priority of HTTPRoute filters: before extensions (100), after limits (0).
 ROUTE_FILTER_PRIORITY = 50
+#: CORS before the others: a preflight request carries no credential, and must not be redirected.
+CORS_PRIORITY = 40
 
 HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
 URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
+CORS = "egressproxy.io/Cors:v1"
 REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
 
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
@@ -152,7 +155,7 @@ class ExtensionCompiler:
         )
         made = []
         for index, entry in enumerate(filters):
-            phase = request
+            phase, priority = request, ROUTE_FILTER_PRIORITY
             config: dict[str, Any]
             if entry.request_header_modifier is not None:
                 type_name, config = HEADER_POLICY, {"request": _header_changes(entry.request_header_modifier)}
@@ -163,9 +166,11 @@ class ExtensionCompiler:
                 type_name, config = URL_REWRITE, _rewrite(entry.url_rewrite)
             elif entry.request_redirect is not None:
                 type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
+            elif entry.cors is not None:
+                type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
             else:
                 raise FilterNotSupported(f"filter {entry.type} is not supported yet")
-            made.append(self.builtin(type_name, entry.type, phase, config, route, place, ROUTE_FILTER_PRIORITY, index))
+            made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))
         return tuple(made)
 
     def _extension(self, owner: Resource, extension: Extension, path: str, place: Place) -> ExtensionSpec | None:

@@ -8,7 +8,7 @@ whose regular expression is refused cannot keep its matches; it is left out, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from egressproxy.config.compile.attachment import Attachment
@@ -196,7 +196,9 @@ class RouteCompiler:
             self._filters(route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP)
         except FilterNotSupported as error:
             findings.closed[index] = str(error)
-        self._examine_refs(route, (*rule.backend_refs, *_filter_refs(rule)), findings)
+        self._examine_refs(route, rule.backend_refs, findings)
+        own = (entry.backend_ref for entry in _filters(rule))
+        self._examine_refs(route, (ref for ref in own if ref is not None), findings)
         for number, ref in enumerate(rule.backend_refs):
             try:
                 self._filters(route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP)
@@ -257,7 +259,7 @@ class RouteCompiler:
         request = timeouts.request if timeouts is not None else None
         attempt = timeouts.backend_request if timeouts is not None else None
         return HttpRuleSpec(
-            matches=tuple(self._match(match) for match in rule.matches),
+            matches=self._matched(rule),
             backends=found.backends,
             policy=self._with_denials(merged.policy, found.backends),
             extensions=ordered([*placed, *found.filters]),
@@ -265,6 +267,14 @@ class RouteCompiler:
             backend_request_s=attempt.seconds if attempt is not None else None,
             name=rule.name or "",
         )
+
+    def _matched(self, rule: HttpRule) -> tuple[MatchSpec, ...]:
+        """What the rule matches; with CORS also the preflight requests (OPTIONS) for the methods that it matches."""
+        made = tuple(self._match(match) for match in rule.matches)
+        if not any(entry.cors is not None for entry in _filters(rule)):
+            return made
+        asked = (match for match in made if match.method not in ("", "OPTIONS"))
+        return made + tuple(replace(match, is_preflight=True) for match in asked)
 
     def _match(self, match: HttpMatch) -> MatchSpec:
         made = self._matches.get(match)
@@ -295,10 +305,11 @@ class RouteCompiler:
         return made
 
 
-def _filter_refs(rule: HttpRule) -> list[BackendObjectReference]:
-    """The backends of the rule's filters, and of its backendRefs' filters."""
-    filters = (*rule.filters, *(entry for ref in rule.backend_refs for entry in ref.filters))
-    return [entry.backend_ref for entry in filters if entry.backend_ref is not None]
+def _filters(rule: HttpRule) -> Iterator[HttpFilter]:
+    """The filters of a rule and of its backendRefs."""
+    yield from rule.filters
+    for ref in rule.backend_refs:
+        yield from ref.filters
 
 
 def _patterns(match: HttpMatch) -> list[str]:

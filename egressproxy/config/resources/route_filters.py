@@ -5,9 +5,10 @@ Each filter is one block, named by its `type`, as the CRD's rules say.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from egressproxy.config.resources.meta import BackendObjectReference, LocalObjectReference, Model
 from egressproxy.config.resources.values import Bool, HeaderName, Port, PreciseHostname, Refused, check_unique
@@ -105,13 +106,28 @@ class UrlRewrite(Model):
     path: PathModifier | None = None
 
 
+_ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^:/?#\s]+(:[0-9]{1,5})?")
+
+
+def _origin(text: str) -> str:
+    if not _ORIGIN.fullmatch(text):
+        raise Refused(f"{text} is no origin", "write SCHEME://HOST[:PORT], where HOST may hold *, or * alone")
+    return text
+
+
+#: CORSOrigin.
+Origin = Annotated[str, Field(max_length=253), AfterValidator(_origin)]
+#: HTTPMethodWithWildcard.
+AnyMethod = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "*"]
+
+
 class CorsFilter(Model):
-    allow_origins: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    allow_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
     allow_credentials: Bool = False
-    allow_methods: Annotated[tuple[str, ...], Field(max_length=9)] = ()
-    allow_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    expose_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    max_age: Annotated[int, Field(strict=True, ge=1)] = 5
+    allow_methods: Annotated[tuple[AnyMethod, ...], Field(max_length=9)] = ()
+    allow_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
+    expose_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
+    max_age: Annotated[int, Field(strict=True, ge=1, le=2_147_483_647)] = 5
 
     @model_validator(mode="after")
     def _star_stands_alone(self) -> Self:

@@ -304,7 +304,6 @@ def test_filters_of_a_backend_ref_run_for_that_backend():
     ("kind", "block"),
     [
         ("RequestMirror", "requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}"),
-        ("CORS", "cors: {allowOrigins: ['https://a.example']}"),
         ("ExtensionRef", "extensionRef: {group: egressproxy.io, kind: EgressPolicy, name: p}"),
         (
             "ExternalAuth",
@@ -319,6 +318,20 @@ def test_a_filter_that_is_not_there_closes_its_rule(kind: str, block: str):
     assert kind in rule(made).backends[0].error
     assert of_route(made, "Accepted")[:2] == ("False", "UnsupportedValue")
     assert kind in of_route(made, "Accepted")[2]
+
+
+def test_cors_runs_before_the_other_filters_of_its_rule():
+    redirect = "{type: RequestRedirect, requestRedirect: {hostname: b.example}}"
+    cors = "{type: CORS, cors: {allowOrigins: ['https://a.example'], allowMethods: [PUT]}}"
+    route = ROUTE.replace(
+        "- backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]", f"- filters: [{redirect}, {cors}]"
+    )
+    first, second = rule(compiled(REVERSE, PLAIN, route)).extensions
+    assert (first.type, second.type) == ("egressproxy.io/Cors:v1", "egressproxy.io/RequestRedirect:v1")
+    assert json.loads(first.config) == {
+        "allowOrigins": ["https://a.example"], "allowCredentials": False, "allowMethods": ["PUT"], "allowHeaders": [],
+        "exposeHeaders": [], "maxAge": 5,
+    }  # fmt: skip
 
 
 def test_the_other_rules_of_such_a_route_work():

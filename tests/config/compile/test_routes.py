@@ -171,3 +171,16 @@ def test_the_backend_of_a_filter_counts_for_the_references_of_a_route(entry: str
     assert of_route(compiled(REVERSE, PLAIN, elsewhere), "ResolvedRefs")[:2] == ("False", "RefNotPermitted")
     known = entry.replace("name: copy, port: 80", "group: egressproxy.io, kind: Backend, name: plain")
     assert of_route(compiled(REVERSE, PLAIN, with_rule(f"filters: [{known}]")), "ResolvedRefs")[0] == "True"
+
+
+CORS = "{type: CORS, cors: {allowOrigins: ['*']}}"
+GET_AND_ALL = "matches: [{path: {value: /a}, method: GET}, {path: {value: /b}}, {method: OPTIONS}]"
+
+
+def test_a_rule_with_cors_matches_the_preflight_requests_for_its_methods():
+    plain = rule(compiled(REVERSE, PLAIN, with_rule(GET_AND_ALL))).matches
+    text = with_rule(f"{GET_AND_ALL}\n    filters: [{CORS}]")
+    preflight = MatchSpec("/a", method="GET", is_preflight=True)
+    assert rule(compiled(REVERSE, PLAIN, text)).matches == (*plain, preflight)
+    on_backend = with_rule(GET_AND_ALL).replace(f"[{REF}]", f"[{REF[:-1]}, filters: [{CORS}]}}]")
+    assert rule(compiled(REVERSE, PLAIN, on_backend)).matches == (*plain, preflight)

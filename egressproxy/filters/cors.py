@@ -1,0 +1,196 @@
+"""CORS: answers preflight requests, and says which origins may read an answer.
+
+Sources: Gateway API HTTPCORSFilter (GEP-1767), the Fetch standard. What stands as `*` is answered with what was asked
+(the origin, the method, the fields), never with `*`: that is right with and without credentials. The route decides
+alone: CORS fields of the backend are taken out. Where an origin is not allowed there are no such fields; it is the
+browser that refuses then, so the request itself is served.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.settings import Checked, FieldName, FilterConfig, Within
+from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.fields import TOKEN, Fields, cutter
+
+__all__ = ["CORS", "Cors", "CorsConfig"]
+
+#: What `*` in an origin stands for: any number of labels.
+_ANY = "[a-z0-9._-]+"
+_HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+#: RFC 6454 section 6.2: what browsers send. Longer ones than a name of DNS can make are nobody's.
+_ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(?::[0-9]{{1,5}})?".encode())
+_WRITTEN = re.compile(rf"\*|[A-Za-z][A-Za-z0-9+.-]*://(?:[A-Za-z0-9._*-]+|{_HOST})(?::[0-9]{{1,5}})?")
+_MAX_ORIGIN = 300
+_DEFAULT_PORTS = ((b"http://", b":80"), (b"https://", b":443"))
+_NAMES = re.compile(rb"%b(?:[ \t]*,[ \t]*%b)*" % (TOKEN.pattern, TOKEN.pattern))
+
+_FIELDS = cutter(frozenset(
+    b"access-control-" + name for name in (
+        b"allow-credentials", b"allow-headers", b"allow-methods", b"allow-origin", b"expose-headers", b"max-age",
+    )
+))  # fmt: skip
+#: Readable without being exposed (Fetch, CORS-safelisted response-header name), or never readable.
+_NOT_EXPOSED = frozenset((
+    b"cache-control", b"content-language", b"content-length", b"content-type", b"expires", b"last-modified", b"pragma",
+    b"set-cookie", b"set-cookie2",
+))  # fmt: skip
+_PREFLIGHT_VARY = b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
+
+#: Where the response part runs of a filter that was placed in a request phase.
+_PHASES = {
+    Phase.REQUEST_HEADERS: frozenset((Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS)),
+    Phase.BACKEND_REQUEST: frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE)),
+}
+
+
+def _origin(text: str) -> str:
+    if not _WRITTEN.fullmatch(text):
+        raise ValueError(f"{text!r} is no origin: write SCHEME://HOST[:PORT], where HOST may hold *, or * alone")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class CorsConfig(FilterConfig):
+    """HTTPCORSFilter. `max_age` in seconds. No `allow_origins`: no origin is allowed."""
+
+    allow_origins: tuple[Annotated[str, Checked(_origin)], ...] = ()
+    allow_credentials: bool = False
+    allow_methods: tuple[FieldName, ...] = ()
+    allow_headers: tuple[FieldName, ...] = ()
+    expose_headers: tuple[FieldName, ...] = ()
+    max_age: Annotated[int, Within(ge=1)] = 5
+
+
+class Cors(Filter):
+    def __init__(self, context: FilterContext) -> None:
+        config = context.config
+        assert isinstance(config, CorsConfig)
+        self.runs_in = _PHASES[context.phase]
+        self._origins = _Origins(config.allow_origins)
+        self._methods = _listed(config.allow_methods)
+        self._headers = _listed(config.allow_headers)
+        exposed = _listed(config.expose_headers)
+        # With credentials `*` would mean a field of that name (Fetch, Access-Control-Expose-Headers).
+        self._exposes_all = exposed == b"*" and config.allow_credentials
+        always = [(b"Access-Control-Allow-Credentials", b"true")] if config.allow_credentials else []
+        if exposed and not self._exposes_all:
+            always.append((b"Access-Control-Expose-Headers", exposed))
+        self._always = tuple(always)
+        self._always_block = Fields.of(always).block
+        self._max_age = b"%d" % config.max_age
+
+    def request_headers(self, x: Exchange) -> Answer | None:
+        """Answers a preflight request; every other passes."""
+        if not _is_preflight(x):
+            return None
+        fields = x.request.fields
+        origin = self._origins.allowed(fields)
+        if not origin:
+            return Answer(200, ((b"Vary", _PREFLIGHT_VARY),))
+        lines = [(b"Access-Control-Allow-Origin", origin), *self._always]
+        methods = _answered(self._methods, fields.get_all(b"access-control-request-method"))
+        if methods:
+            lines.append((b"Access-Control-Allow-Methods", methods))
+        headers = _answered(self._headers, fields.get_all(b"access-control-request-headers"))
+        if headers:
+            lines.append((b"Access-Control-Allow-Headers", headers))
+        lines += [(b"Access-Control-Max-Age", self._max_age), (b"Vary", _PREFLIGHT_VARY)]
+        return Answer(200, tuple(lines))
+
+    def backend_request(self, x: Exchange) -> Answer | None:
+        return self.request_headers(x)
+
+    def response_headers(self, x: Exchange) -> None:
+        if _is_preflight(x):
+            return  # it is our own answer
+        fields = x.response.fields
+        fields.cut(_FIELDS)
+        origin = self._origins.allowed(x.request.fields)
+        if origin:
+            exposed = b""
+            if self._exposes_all:
+                names = dict.fromkeys(name for name, _ in fields if name not in _NOT_EXPOSED)
+                exposed = b"\r\nAccess-Control-Expose-Headers: " + b", ".join(names) if names else b""
+            fields.block += b"\r\nAccess-Control-Allow-Origin: " + origin + self._always_block + exposed
+        vary = b",".join(fields.get_all(b"vary")).lower()
+        if not {b"origin", b"*"}.intersection(name.strip() for name in vary.split(b",")):
+            fields.block += b"\r\nVary: Origin"
+
+    def backend_response(self, x: Exchange) -> None:
+        self.response_headers(x)
+
+
+class _Origins:
+    """The origins that are allowed: exact ones by their normal form, others by one expression."""
+
+    __slots__ = ("_all", "_exact", "_pattern")
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._all = "*" in origins
+        normal = [_normal(origin.encode()) for origin in origins if origin != "*"]
+        self._exact = frozenset(origin for origin in normal if b"*" not in origin)
+        patterns = [
+            re.escape(origin.decode()).replace(r"\*", _ANY) for origin in normal if origin not in self._exact
+        ]  # fmt: skip
+        self._pattern = re.compile("|".join(patterns).encode()) if patterns else None
+
+    def allowed(self, fields: Fields) -> bytes:
+        """The request's Origin as it came, b"" where it has none (or several), or one that is not allowed."""
+        found = fields.get_all(b"origin")
+        if len(found) != 1:
+            return b""
+        origin = found[0]
+        if len(origin) > _MAX_ORIGIN or not _ORIGIN.fullmatch(origin):
+            return b""
+        if self._all:
+            return origin
+        normal = _normal(origin)
+        if normal in self._exact or (self._pattern is not None and self._pattern.fullmatch(normal)):
+            return origin
+        return b""
+
+
+def _normal(origin: bytes) -> bytes:
+    """In lower case, and without the port that its scheme has anyway."""
+    origin = origin.lower()
+    for scheme, port in _DEFAULT_PORTS:
+        if origin.startswith(scheme) and origin.endswith(port):
+            return origin[: -len(port)]
+    return origin
+
+
+def _is_preflight(x: Exchange) -> bool:
+    """Fetch, CORS-preflight request: OPTIONS with these two fields."""
+    request = x.request
+    if request.method != b"OPTIONS":
+        return False
+    return b"origin" in request.fields and b"access-control-request-method" in request.fields
+
+
+def _listed(names: Iterable[str]) -> bytes:
+    """A field value; b"*" where everything is meant, b"" for nothing."""
+    return b"*" if "*" in names else ", ".join(names).encode()
+
+
+def _answered(allowed: bytes, asked: list[bytes]) -> bytes:
+    """The list that is allowed; where that is `*`, what was asked, b"" if that is no list of names."""
+    if allowed != b"*":
+        return allowed
+    value = b", ".join(asked)
+    return value if _NAMES.fullmatch(value) else b""
+
+
+CORS = FilterType(
+    name="egressproxy.io/Cors:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    config_model=CorsConfig,
+    build=Cors,
+    also=frozenset((Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE)),
+    summary="Answers CORS preflight requests, and says which origins may read an answer (Gateway API CORS).",
+)
