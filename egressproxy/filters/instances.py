@@ -54,6 +54,12 @@ class FilterInstances:
     def get(self, spec: ExtensionSpec) -> Filter:
         return self.place(spec).filter
 
+    def secrets(self, spec: ExtensionSpec) -> dict[str, bool]:
+        """The Secrets that this filter refers to (`name/key`), and whether each is there."""
+        kind, context = self._context(spec)
+        wanted = (f"{name}/{key}" for name, key in kind.secret_refs(context.config))
+        return {name: name in context.secrets for name in wanted}
+
     def stats(self) -> list[FilterStats]:
         """The counters of every filter, one entry per phase in which it runs."""
         return [stats for placed in self._made.values() for stats in placed.stats.values()]

@@ -46,10 +46,11 @@ class FilterStats:
 class Step:
     """One filter in one phase. `mark` is the note that asks for its `complete` ("" where it has none)."""
 
-    __slots__ = ("call", "fail_open", "mark", "name", "source", "stats", "timeout_s")
+    __slots__ = ("call", "fail_open", "mark", "name", "source", "spec", "stats", "timeout_s")
 
     def __init__(self, call: Callable[..., object], spec: ExtensionSpec, stats: FilterStats, mark: str) -> None:
         self.call = call
+        self.spec = spec
         self.name = spec.name
         self.source = spec.source
         self.fail_open = spec.fail_open

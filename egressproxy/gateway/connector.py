@@ -154,9 +154,9 @@ class Connector:
         Raises Denied. Sources: resources.md (address rules hold for every address of a client's request), RFC 6761.
         """
         if authority.address is not None:
-            self._address_policy().check(authority.host, (authority.address,), authority.port)
+            self.address_policy().check(authority.host, (authority.address,), authority.port)
         elif authority.host == "localhost" or authority.host.endswith(".localhost"):
-            self._address_policy().check(authority.host, LOOPBACK, authority.port)
+            self.address_policy().check(authority.host, LOOPBACK, authority.port)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else
@@ -311,7 +311,7 @@ class Connector:
         connect: tuple[HeaderStep, ...] | None,
     ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
-        policy = self._address_policy()
+        policy = self.address_policy()
         if self.spec.backend.destination in (Destination.IP, Destination.SERVICE):
             address = ip_address(target.host)
             policy.check_operator(address, target.port)
@@ -400,7 +400,8 @@ class Connector:
             host = x.authority.host if x.authority is not None else self.name
             raise Denied(Reason.ADDRESS_DENIED, f"{host} leads back to a listener of this gateway")
 
-    def _address_policy(self) -> AddressPolicy:
+    def address_policy(self) -> AddressPolicy:
+        """The address rules, with the sockets that are ours at this moment."""
         if self._policy_listeners is not self.network.own_listeners:
             self._policy = AddressPolicy(self.spec.addresses, self.network.own_listeners)
             self._policy_listeners = self.network.own_listeners

@@ -81,6 +81,11 @@ class DestinationPolicy:
             return SniCheck.ANY
         return SniCheck.MATCH
 
+    def grounds(self, authority: Authority) -> tuple[DestinationRule, ...]:
+        """The entries that allow this destination, one of each level that says something; for explanations."""
+        found = (group.find(authority) for group in self._allow)
+        return tuple(rule for rule in found if rule is not None)
+
     @staticmethod
     def _not_allowed(authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
         """`is_port_alone`: on another port it would be allowed."""

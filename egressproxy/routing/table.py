@@ -25,7 +25,7 @@ leading part of the path. It grows with the number of rules that differ in nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Generic, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -36,6 +36,7 @@ from egressproxy.model.path import has_dot_segment
 from egressproxy.model.steps import Steps, finished
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import MAX_SUBJECT, PatternError, compile_pattern
+from egressproxy.routing.precedence import Match, Rank
 from egressproxy.spec.route import HttpRouteSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
 
 __all__ = ["HttpTable", "RouteError"]
@@ -69,7 +70,6 @@ class HttpTable(Generic[T]):
     def building(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> Steps[HttpTable[T]]:
         """`build`, a route at a time."""
         hosts: HostMap[_Bucket[T]] = HostMap()
-        ranked: list[_Candidate[T]] = []
         for route, payloads in routes:
             candidates = [
                 _candidate(route, rule_index, match, payload)
@@ -79,16 +79,13 @@ class HttpTable(Generic[T]):
             for hostname in route.hostnames or ("",):
                 bucket = hosts.exactly(hostname)
                 if bucket is None:
-                    bucket = _Bucket()
+                    bucket = _Bucket(hostname)
                     hosts.put(hostname, bucket)
                 bucket.candidates += candidates
-            ranked += candidates
             yield None
         for bucket in hosts.values():
             bucket.seal()
             yield None
-        for candidate in ranked:
-            candidate.rank = ()  # it has done its work in every bucket that shares the candidate
         return cls(hosts)
 
     def match(self, host: str, method: bytes, path: bytes, fields: Fields) -> tuple[T, bytes] | None:
@@ -109,13 +106,45 @@ class HttpTable(Generic[T]):
                 return found
         return None
 
+    def matches(self, host: str, method: bytes, path: bytes, fields: Fields) -> Iterator[Match[T]]:
+        """Every rule that would serve the request, in the order of precedence, each with the first of its matches that
+        holds: what `match` finds, then what it would find without that rule, and so on. For explanations: each costs a
+        copy of the host's rules. Raises as `match` does.
+        """
+        for bucket in self._buckets(host):
+            left = bucket
+            while (found := left.always or left.match(method, path, fields)) is not None:
+                yield left.candidate_of(found).described(bucket.hostname)
+                left = left.without(found[0])
+
+    def rules_of(self, host: str) -> Iterator[Match[T]]:
+        """Every match that this host has, whatever the path: what else the author of a request may have meant."""
+        for bucket in self._buckets(host):
+            for candidate in bucket.sealed():
+                yield candidate.described(bucket.hostname)
+
+    def depends_on_fields(self, host: str) -> bool:
+        """Whether which rule serves this host may depend on headers or query parameters."""
+        every = (candidate for bucket in self._buckets(host) for candidate in bucket.sealed())
+        return any(candidate.headers or candidate.query for candidate in every)
+
+    def _buckets(self, host: str) -> Iterator[_Bucket[T]]:
+        exact = self._hosts.exact(host)
+        if exact is not None:
+            yield exact
+        yield from self._hosts.after_exact(host)
+
 
 class _Candidate(Generic[T]):
-    """One match of one rule. `result` is what `HttpTable.match` gives back for it."""
+    """One match of one rule. `result` is what `HttpTable.match` gives back for it; `rank` is its precedence under one
+    hostname, `origin` the kind of its route, and the rule's place there and name.
+    """
 
-    __slots__ = ("headers", "method", "path", "path_type", "pattern", "plain", "query", "rank", "result")
+    __slots__ = ("headers", "method", "origin", "path", "path_type", "pattern", "plain", "query", "rank", "result")
 
-    def __init__(self, match: MatchSpec, payload: T, path: bytes, prefix: bytes) -> None:
+    def __init__(
+        self, match: MatchSpec, payload: T, path: bytes, prefix: bytes, rank: Rank, origin: tuple[str, int, str]
+    ) -> None:
         self.path_type = match.path_type
         self.path = path
         self.pattern = compile_pattern(match.path) if match.path_type is PathMatchType.REGEX else None
@@ -128,7 +157,19 @@ class _Candidate(Generic[T]):
         self.query = tuple(_ValueTest(parameter) for parameter in match.query)
         self.plain = not (self.method or self.headers or self.query)
         self.result: tuple[T, bytes] = (payload, prefix)
-        self.rank: tuple[object, ...] = ()
+        self.rank = rank
+        self.origin = origin
+
+    def described(self, hostname: str) -> Match[T]:
+        kind, rule, rule_name = self.origin
+        return Match(self.result[0], kind, self.rank[7], rule, rule_name, hostname, self._text(), self.rank)
+
+    def _text(self) -> str:
+        pattern = self.pattern.pattern if self.pattern is not None else self.path or b"/"
+        parts = [self.method, self.path_type.value.encode(), pattern]
+        parts += [b"header " + test.text() for test in self.headers]
+        parts += [b"query " + test.text() for test in self.query]
+        return b" ".join(filter(None, parts)).decode(errors="replace")
 
     def holds(self, method: bytes, target: bytes, fields: Fields) -> bool:
         """Whether everything but the path holds."""
@@ -164,17 +205,21 @@ class _ValueTest:
             return value == self.value
         return self.pattern.fullmatch(_bounded(value, too_long)) is not None
 
+    def text(self) -> bytes:
+        return self.name + (b"=" if self.pattern is None else b"~") + self.value
+
 
 class _Bucket(Generic[T]):
-    """The matches of one hostname pattern. Filled with `candidates`, then sealed, then only read.
+    """The matches of one hostname pattern ("" for every host). Filled with `candidates`, then sealed, then only read.
 
     `always` is the result where the first match by precedence takes every request. Prefixes are kept without a slash at
     their end, so that "/" is b"".
     """
 
-    __slots__ = ("_exact", "_is_bound", "_longest", "_patterns", "_prefixes", "always", "candidates")
+    __slots__ = ("_exact", "_is_bound", "_longest", "_patterns", "_prefixes", "always", "candidates", "hostname")
 
-    def __init__(self) -> None:
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname
         self.candidates: list[_Candidate[T]] = []
         self.always: tuple[T, bytes] | None = None
         self._exact: dict[bytes, list[_Candidate[T]]] = {}
@@ -237,6 +282,29 @@ class _Bucket(Generic[T]):
                 return candidate.result
         return None
 
+    def sealed(self) -> Iterator[_Candidate[T]]:
+        """Every candidate, those of one path in their order."""
+        for candidates in (*self._exact.values(), self._patterns, *self._prefixes.values()):
+            yield from candidates
+
+    def candidate_of(self, result: tuple[T, bytes]) -> _Candidate[T]:
+        """The candidate that gave this very result."""
+        return next(candidate for candidate in self.sealed() if candidate.result is result)
+
+    def without(self, payload: T) -> _Bucket[T]:
+        """A bucket like this one, but for the rule with this payload."""
+        made: _Bucket[T] = _Bucket(self.hostname)
+        made._exact = _others(self._exact, payload)
+        made._patterns = [candidate for candidate in self._patterns if candidate.result[0] is not payload]
+        made._prefixes = _others(self._prefixes, payload)
+        made._longest, made._is_bound = self._longest, self._is_bound
+        return made
+
+
+def _others(by_path: dict[bytes, list[_Candidate[T]]], payload: T) -> dict[bytes, list[_Candidate[T]]]:
+    kept = {path: [each for each in found if each.result[0] is not payload] for path, found in by_path.items()}
+    return {path: found for path, found in kept.items() if found}
+
 
 def _candidate(route: HttpRouteSpec, rule_index: int, match: MatchSpec, payload: T) -> _Candidate[T]:
     path = match.path.encode()
@@ -246,11 +314,7 @@ def _candidate(route: HttpRouteSpec, rule_index: int, match: MatchSpec, payload:
     if match.path_type is PathMatchType.PREFIX:
         prefix = match.path.encode()
         path = path.rstrip(b"/")
-    try:
-        made = _Candidate(match, payload, path, prefix)
-    except PatternError as error:
-        raise RouteError(f"{route.kind} {route.name}, rule {rule_index}: {error}") from None
-    made.rank = (
+    rank = (
         _PATH_RANK[match.path_type],
         0 if match.path_type is PathMatchType.EXACT else -len(path),
         0 if match.method else 1,
@@ -261,7 +325,11 @@ def _candidate(route: HttpRouteSpec, rule_index: int, match: MatchSpec, payload:
         route.name,
         rule_index,
     )
-    return made
+    rule = route.rules[rule_index]
+    try:
+        return _Candidate(match, payload, path, prefix, rank, (route.kind, rule.index, rule.name))
+    except PatternError as error:
+        raise RouteError(f"{route.kind} {route.name}, rule {rule_index}: {error}") from None
 
 
 def _unreserved(path: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from egressproxy.model.authority import IPAddress
@@ -42,7 +42,8 @@ class BackendTlsSpec:
     """TLS origination. `sni` "" means: the host that is dialled. `ca_pem` "" means the system's roots.
 
     `names`: the subject alternative names accepted (any of them); empty: the SNI name. `min_version` is "1.2" or "1.3".
-    `client_certificate` is certificate chain PEM; `client_key` its key.
+    `client_certificate` is certificate chain PEM; `client_key` its key. `ca_source` and `client_source` name
+    the objects that these came from, for people.
     """
 
     sni: str = ""
@@ -54,6 +55,8 @@ class BackendTlsSpec:
     insecure_skip_verify: bool = False
     crl_pem: str = ""
     pins: tuple[str, ...] = ()
+    ca_source: str = field(default="", compare=False)
+    client_source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from egressproxy.spec.backend import BackendSpec
@@ -76,7 +76,7 @@ class HttpRuleSpec:
     """One rule. `extensions` hold everything that runs for it at Gateway and Route level, HTTPRoute filters included.
 
     `request_s` and `backend_request_s`: rule timeouts; None where the rule says nothing (the policy's hold); 0
-    disables.
+    disables. `index` is its place in the route as written, from 0, dropped rules counted.
     """
 
     matches: tuple[MatchSpec, ...] = (MatchSpec(),)
@@ -86,6 +86,7 @@ class HttpRuleSpec:
     request_s: float | None = None
     backend_request_s: float | None = None
     name: str = ""
+    index: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,15 @@ class AddressPolicy:
         if (_unmapped(address) in METADATA or self._is_own(address, port)) and not self._is_named(host, address):
             raise self._denied(host, (address,), port)
 
+    def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
+        """Whether `check` leaves this address, and why, in words: for explanations."""
+        kind = classify(address) or "public"
+        if not self.allows(host, address):
+            return False, f"{kind}: not allowed"
+        if self._is_loop(host, address, port):
+            return False, f"{kind}: a listener of this gateway"
+        return True, kind if kind == "public" else f"{kind}: allowed by {self._rule}"
+
     def _in_every_group(self, host: str, address: IPAddress, scope: _Scope) -> bool:
         return bool(self._allow) and all(any(_covers(a, host, address, scope) for a in group) for group in self._allow)
 

@@ -16,7 +16,7 @@ from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy, BackendTlsValidation
 from egressproxy.config.resources.core import Service, ServicePort
 from egressproxy.config.resources.gateway import Gateway
-from egressproxy.config.resources.meta import PolicyTargetReference
+from egressproxy.config.resources.meta import PolicyTargetReference, Resource
 from egressproxy.spec.backend import BackendTlsSpec
 
 __all__ = ["BackendTlsPolicies", "validated_tls"]
@@ -56,7 +56,7 @@ class BackendTlsPolicies:
         pem, problems = self._trusted(policy)
         if problems and not pem:
             raise Unresolved("InvalidBackend", f"{service} cannot be verified: {policy}: {problems[0].message}")
-        return validated_tls(policy.spec.validation, pem)
+        return validated_tls(policy, policy.spec.validation, pem, self._references)
 
     def note_use(self, gateway: Gateway, services: Iterable[tuple[str, str]]) -> None:
         """Routes of this Gateway lead to these Services (namespace, name): it is an ancestor of their policies."""
@@ -132,10 +132,13 @@ class BackendTlsPolicies:
         return self._trust[policy.key]
 
 
-def validated_tls(validation: BackendTlsValidation, ca_pem: str) -> BackendTlsSpec:
+def validated_tls(
+    source: Resource, validation: BackendTlsValidation, ca_pem: str, references: References
+) -> BackendTlsSpec:
     """How a BackendTLSPolicy (or XBackend) wants the server verified, with these CA certificates.
 
     Names are compared instead of the SNI, where there are any; a URI as it is written.
     """
     names = [name.hostname.lower() if name.hostname else name.uri or "" for name in validation.subject_alt_names]
-    return BackendTlsSpec(sni=validation.hostname or "", ca_pem=ca_pem, names=tuple(names))
+    ca_source = references.names(source, validation.ca_certificate_refs)
+    return BackendTlsSpec(sni=validation.hostname or "", ca_pem=ca_pem, names=tuple(names), ca_source=ca_source)

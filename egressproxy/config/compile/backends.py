@@ -8,7 +8,7 @@ Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from egressproxy.config.compile import support
@@ -185,7 +185,7 @@ class Backends:
                 pem, problems = self._references.ca_bundles(backend, refs)
                 if problems:
                     raise problems[0]
-                tls = validated_tls(spec.tls.validation, pem)
+                tls = validated_tls(backend, spec.tls.validation, pem, self._references)
             if spec.tls.client_certificate_ref is not None:
                 tls = self._with_client_certificate(backend, spec.tls.client_certificate_ref, tls)
         made = BackendSpec(
@@ -268,6 +268,7 @@ class Backends:
             insecure_skip_verify=tls.insecure_skip_verify,
             crl_pem="".join(self._references.crl(backend, ref) for ref in tls.crl_refs),
             pins=tls.pins,
+            ca_source=self._references.names(backend, tls.ca_bundle_ref),
         )
         if tls.client_certificate_ref is not None:
             made = self._with_client_certificate(backend, tls.client_certificate_ref, made)
@@ -275,17 +276,8 @@ class Backends:
 
     def _with_client_certificate(self, backend: Resource, ref: Reference, tls: BackendTlsSpec) -> BackendTlsSpec:
         pair = self._references.key_pair(backend, ref)
-        return BackendTlsSpec(
-            sni=tls.sni,
-            ca_pem=tls.ca_pem,
-            names=tls.names,
-            client_certificate=pair.chain_pem,
-            client_key=pair.key_pem,
-            min_version=tls.min_version,
-            insecure_skip_verify=tls.insecure_skip_verify,
-            crl_pem=tls.crl_pem,
-            pins=tls.pins,
-        )
+        source = self._references.names(backend, (ref,))
+        return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
 
     def _parent(self, backend: Resource) -> BackendSpec | None:
         """The upstream gateway, which has to be a fixed place, and must not lead back here."""

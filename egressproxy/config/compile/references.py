@@ -114,6 +114,10 @@ class References:
         """The namespace that a reference means: its own, or that of the object which holds it."""
         return getattr(ref, "namespace", None) or source.namespace
 
+    def names(self, source: Resource, refs: Iterable[Reference]) -> str:
+        """What these references mean, for people: `Kind namespace/name`, joined by commas."""
+        return ", ".join(f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}" for ref in refs)
+
     def check_permitted(self, source: Resource, ref: Reference) -> None:
         """Raise Unresolved (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant."""
         namespace = self.namespace_of(source, ref)

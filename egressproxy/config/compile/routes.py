@@ -131,7 +131,7 @@ class RouteCompiler:
         for index, rule in enumerate(route.spec.rules):
             if index not in findings.dropped:
                 error = findings.closed.get(index, "")
-                rules.append(self._http_rule(route, rule, listener, layers, where, error))
+                rules.append(replace(self._http_rule(route, rule, listener, layers, where, error), index=index))
         created = route.metadata.creation_timestamp or "~"
         return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created)
 

@@ -1,0 +1,96 @@
+"""`egressproxy explain`: what would become of a request, and why; nothing is sent to a backend."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from egressproxy.cli.addresses import address, address_and_port
+from egressproxy.cli.asking import ADMIN, ask
+from egressproxy.cli.explanation import show
+from egressproxy.cli.problems import show_problems
+
+__all__ = ["command"]
+
+
+@click.command("explain", short_help="Say what would become of a request, and why.")
+@click.argument("method")
+@click.argument("url")
+@click.option("--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account that asks.")
+@click.option(
+    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
+    help="Ask this configuration, which nobody need be serving; may be given again.",
+)  # fmt: skip
+@click.option(
+    "--admin", type=address_and_port, metavar="HOST:PORT", default=None,
+    help=f"Ask the process with this admin address. The default, without --config: {ADMIN[0]}:{ADMIN[1]}.",
+)  # fmt: skip
+@click.option("-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header; may be given again.")
+@click.option("--gateway", metavar="NS/NAME", default="", help="Where several Gateways could take it.")
+@click.option("--listener", metavar="NAME", default="", help="Where several listeners could take it.")
+@click.option("--no-dns", is_flag=True, help="Ask no name server: addresses are not judged.")
+@click.option(
+    "--bind", "bind", multiple=True, type=address, default=("127.0.0.1",), show_default=True, metavar="ADDR",
+    help="As in `run`, with --config.",
+)  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+def command(
+    method: str, url: str, identity: str, config: tuple[Path, ...], admin: tuple[str, int] | None,
+    headers: tuple[str, ...], gateway: str, listener: str, no_dns: bool, bind: tuple[str, ...], output: str,
+) -> None:  # fmt: skip
+    """Explain a request: the listener, the rule that wins and the runner-up, what policy says, the backends with a
+    verdict on each address, TLS, filters in their order, credentials by name, limits and timeouts; or the denial, with
+    what to add.
+
+    It is decided by what decides about traffic: the running process, or, with --config, the same code on these
+    manifests. Names are really resolved (not with --no-dns); nothing is sent to a backend, and no filter runs.
+
+    \b
+    Examples:
+      egressproxy explain GET https://api.example.com/v1/models
+      egressproxy explain CONNECT api.example.com:443 --config policies/
+      egressproxy explain POST http://localhost:8080/v1/chat -H 'X-Team: red' --listener http
+      egressproxy explain GET http://a.example/ --as agents/crawler -o json | jq .route
+
+    Exit status: 0 it would be let through, 1 it would be denied or could not be served, 2 wrong usage.
+    """
+    if config and admin is not None:
+        raise click.UsageError("--config or --admin: one of them says who is asked")
+    pairs = [("method", method), ("url", url), ("as", identity), ("gateway", gateway), ("listener", listener)]
+    pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
+    found = _of_files(config, bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+    else:
+        show(found, sys.stdout)
+    sys.exit(0 if found["verdict"] == "allowed" else 1)
+
+
+def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """What a process with this configuration would say. Exits with 2 where it cannot be served."""
+    import asyncio
+
+    from egressproxy.config.problems import ConfigError
+    from egressproxy.gateway.explain import explain
+    from egressproxy.gateway.question import Question, QuestionError
+    from egressproxy.gateway.trial import offline
+    from egressproxy.loading.compilation import loaded
+
+    async def answer() -> dict[str, Any]:
+        return await explain(offline(compiled.spec), question)
+
+    try:
+        question = Question.of(pairs)
+        _, compiled = loaded(config, bind)
+        return asyncio.run(answer())
+    except QuestionError as error:
+        raise click.UsageError(str(error)) from None
+    except ConfigError as error:
+        show_problems(error.problems, sys.stderr)
+    except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
+        click.echo(f"egressproxy: this configuration cannot be served: {error}", err=True)
+    sys.exit(2)

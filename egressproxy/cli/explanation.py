@@ -1,0 +1,166 @@
+"""An explanation for people: short, in the order in which a request meets things, one label a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final
+
+__all__ = ["lines", "show"]
+
+#: Label, text, and a style for terminals.
+Line = tuple[str, str, str]
+
+_WIDTH: Final = 14
+_STYLES: Final = {"allowed": "bold green", "denied": "bold red", "failed": "bold yellow"}
+
+
+def show(found: Mapping[str, Any], file: IO[str]) -> None:
+    """Coloured on a terminal, plain everywhere else."""
+    if not file.isatty():
+        for label, text, _ in lines(found):
+            print(f"{label:<{_WIDTH}}{text}".rstrip(), file=file)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+    for label, text, style in lines(found):
+        console.print(Text.assemble((f"{label:<{_WIDTH}}", "bold"), (text, style)), soft_wrap=True)
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[Line]:
+    """`found` is what /explain answers."""
+    request, listener, verdict = found["request"], found["listener"], found["verdict"]
+    yield verdict, f"{request['method']} {request['url']}", _STYLES[verdict]
+    yield from _error(found.get("error"))
+    places = ", ".join(f"[{ip}]" if ":" in ip else ip for ip in listener["addresses"])
+    host = f" for {listener['hostname']}" if listener["hostname"] else ""
+    where = (
+        f"{listener['gateway']} {listener['name']}: {listener['protocol']} on {places} port {listener['port']}{host}"
+    )
+    yield "listener", where, ""
+    yield from _route(found["route"], found["runnerUp"])
+    yield from _policy(found["policy"])
+    for each in found["filters"]:
+        yield "filter", _filter(each), ""
+    for backend in found["backends"]:
+        yield from _backend(backend, found.get("error"))
+    limits = [f"{name} {value}" for name, value in found["limits"].items() if value]
+    yield "limits", ", ".join(limits) or "none", ""
+    if not found["backends"]:
+        yield "timeouts", _timeouts(found["timeouts"]), ""
+    for note in found["notes"]:
+        yield "note", note, "dim"
+
+
+def _error(error: Mapping[str, Any] | None) -> Iterator[Line]:
+    if error is None:
+        return
+    yield "why", f"{error['status']} {error['reason']}: {error['message']}", "red"
+    if "rule" in error:
+        yield "decided by", error["rule"], ""
+    if "detail" in error:
+        yield "detail", error["detail"], ""
+    for near in error.get("near", ()):
+        yield "near", _rule(near), ""
+    if "remedy" in error:
+        yield "to do", error["remedy"], "green"
+
+
+def _route(route: Mapping[str, Any] | None, runner_up: Mapping[str, Any] | None) -> Iterator[Line]:
+    if route is None:
+        yield "route", "-", ""
+        return
+    if route["name"] == "-":
+        yield "route", route["why"], ""
+        return
+    yield "route", _rule(route), "cyan"
+    if runner_up is None:
+        yield "", route["why"], ""
+    else:
+        yield "runner-up", _rule(runner_up), ""
+        yield "", f"the winner comes first: {route['why']}", ""
+
+
+def _rule(rule: Mapping[str, Any]) -> str:
+    name = f" {rule['ruleName']}" if rule.get("ruleName") else ""
+    text = f"{rule['kind']} {rule['name']} rule {rule['rule']}{name}"
+    if "match" in rule:
+        text += f": {rule['hostname'] or 'every host'}, {rule['match']}"
+    return text
+
+
+def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
+    names = ", ".join(policy["policies"])
+    yield "policy", f"{policy['decision']} (mode {policy['mode']}{f'; {names}' if names else ''})", ""
+    for entry in policy["entries"]:
+        said = ", ".join(f"{key}: {_listed(value)}" for key, value in entry.items() if key != "policy")
+        yield "", f"allowed by an entry of {entry['policy']}: {said}", ""
+    denied = policy.get("wouldDeny")
+    if denied:
+        yield "", f"would deny: {denied.get('message', denied['reason'])}", "yellow"
+        if "remedy" in denied:
+            yield "", denied["remedy"], "green"
+
+
+def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iterator[Line]:
+    destination = f" {backend['destination']}" if "destination" in backend else ""
+    place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
+    yield (
+        "backend",
+        f"{backend['name']}{destination}{place}, {backend['share']:.4g} of the requests".replace(
+            ", 1 of the requests", ""
+        ),
+        "cyan",
+    )
+    yield from _error(backend.get("error"))
+    yield from _way(backend)
+    for each in backend["filters"]:
+        yield "  filter", _filter(each), ""
+    for each in backend["credentials"]:
+        there = "" if each["present"] else ", which is MISSING"
+        yield "  credential", f"Secret {each['secret']}{there} (filter {each['filter']} of {each['from']})", ""
+    yield "  timeouts", _timeouts(backend["timeouts"]), ""
+
+
+def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
+    if "dns" in backend:
+        yield "  dns", backend["dns"], ""
+    for each in backend.get("addresses", ()):
+        style = "" if each["verdict"] == "dial" else "red"
+        yield "  address", f"{each['verdict']:<7}{each['address']} port {each['port']}: {each['why']}", style
+    if backend.get("tls"):
+        yield "  tls", _tls(backend["tls"]), ""
+    elif "tls" in backend:
+        yield "  tls", "none of the gateway's own", ""
+    if "parent" in backend:
+        yield "  parent", f"{backend['via'][0]}", ""
+        yield from _way(backend["parent"])
+
+
+def _tls(tls: Mapping[str, Any]) -> str:
+    parts = [f"SNI {tls['sni']}" if tls["sni"] else "no SNI"]
+    if tls["verified"]:
+        parts += [f"CA {tls['ca']}", f"names {_listed(tls['names'])}"]
+    else:
+        parts.append("NOT VERIFIED")
+    parts.append(f"TLS {tls['minVersion']} or later")
+    if "clientCertificate" in tls:
+        parts.append(f"client certificate {tls['clientCertificate']}")
+    if "pins" in tls:
+        parts.append(f"{tls['pins']} pins")
+    return ", ".join(parts)
+
+
+def _filter(each: Mapping[str, Any]) -> str:
+    more = ", failOpen" if each["failOpen"] else ""
+    kind = each["type"].removeprefix("egressproxy.io/")
+    return f"{each['phase']:<17} {each['name']} ({kind}) of {each['from']}, priority {each['priority']}{more}"
+
+
+def _timeouts(timeouts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {f'{seconds:g} s' if seconds else 'none'}" for name, seconds in timeouts.items())
+
+
+def _listed(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

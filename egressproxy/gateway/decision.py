@@ -1,0 +1,108 @@
+"""Decision: what the data plane would decide about a request, on names alone, by the functions that decide about those
+that come. Opens no connection, asks no name server, runs no filter, counts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.gateway.admission import enforce, name_destination, read_authority, refuse_loops, route_request
+from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.listener_state import ListenerState
+from egressproxy.gateway.live import Listener, Port, Route, Snapshot
+from egressproxy.gateway.question import Question
+from egressproxy.gateway.streams import StreamConnection, name_stream
+from egressproxy.gateway.tunnels import route_tunnel
+from egressproxy.model.exchange import Exchange, Identity
+from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.protocols.tls.client_hello import ClientHello
+from egressproxy.spec.gateway import ListenerProtocol
+from egressproxy.transport.timers import TimerWheel
+
+__all__ = ["Decision", "decide"]
+
+_STOPPED = TimerWheel()
+_NOBODY = cast(RequestHandler, None)  # is called by connections that receive something
+
+
+@dataclass(slots=True)
+class Decision:
+    """`route` None with no `error`: a tunnel to port 80, whose requests are decided one by one."""
+
+    x: Exchange
+    port: Port
+    listener: Listener
+    route: Route | None = None
+    error: GatewayError | None = None
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.error is None
+
+
+def decide(snapshot: Snapshot, question: Question) -> Decision:
+    """Raises QuestionError where no listener, or more than one, is meant, or the question is none."""
+    question.check()
+    port = question.port(snapshot)
+    x = Exchange("-", port.first.gateway, port.first.name, 0.0)
+    x.identity = Identity(question.namespace, question.service_account)
+    made = Decision(x, port, port.first)
+    try:
+        if port.is_stream:
+            _decide_stream(made, question)
+        elif question.is_connect:
+            _decide_tunnel(made, question)
+        else:
+            _decide_request(made, question)
+    except GatewayError as error:
+        made.error = error.with_traceback(None)
+    return made
+
+
+def _decide_request(made: Decision, question: Question) -> None:
+    """As `Conductor.serve` begins."""
+    x, port = made.x, made.port
+    client = ClientConnection(_NOBODY, _STOPPED, ListenerState(port))
+    head = x.request = question.head(port)
+    x.method = head.method
+    if port.first.spec.protocol is ListenerProtocol.HTTPS and question.authority:
+        client.server_name = read_authority(question.authority.encode(), port.number).host
+    made.listener = name_destination(x, client, head, made.listener)
+    if head.via or head.method == b"TRACE":
+        refuse_loops(head, b"")
+    made.route = route_request(x, made.listener)
+
+
+def _decide_tunnel(made: Decision, question: Question) -> None:
+    """As `serve_connect` begins."""
+    x = made.x
+    head = x.request = question.head(made.port)
+    x.method = head.method
+    x.is_tunnel = True
+    if not made.listener.is_forward:
+        raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "CONNECT is served by forward-proxy listeners alone", status=405)
+    x.authority = read_authority(head.target, None)
+    made.route = route_tunnel(x, made.listener, x.authority)
+    if made.route is not None:
+        x.route, x.series = made.route.name, made.route.series
+
+
+def _decide_stream(made: Decision, question: Question) -> None:
+    """As `tunnel_stream` begins, with a ClientHello that names the host."""
+    x, port = made.x, made.port
+    x.method, x.is_tunnel = b"CONNECT", True
+    host = read_authority(question.authority.encode(), 443).host
+    hello = None
+    if port.first.spec.protocol is ListenerProtocol.TLS:
+        hello = ClientHello(host, (), (), has_ech=False)
+    client = SimpleNamespace(state=ListenerState(port), hello=hello)
+    made.listener = name_stream(x, cast(StreamConnection, client))
+    made.route = made.listener.streams.match(x.authority.host if x.authority is not None else "")
+    if made.route is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host} on this listener", status=404)
+    x.route = made.route.name
+    if x.authority is not None:
+        enforce(x, made.route.mode, made.route.destinations.denial(x.authority))

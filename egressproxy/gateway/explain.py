@@ -1,0 +1,295 @@
+"""Explain: what would become of a request, and why, without sending anything to a backend.
+
+The decision is made by the functions that decide about traffic (`decision`), on the very snapshot that is asked about;
+names are resolved by the backend's own resolver, and every address is judged by its own policy. Filters are listed and
+not run. What comes out is plain values, for JSON and for the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+from itertools import islice
+from typing import Any
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.connector import DEFAULT_TLS, Connector, Place
+from egressproxy.gateway.decision import Decision, decide
+from egressproxy.gateway.description import (
+    BACKEND_PHASES,
+    REQUEST_PHASES,
+    backend_values,
+    entry_values,
+    error_values,
+    filter_values,
+    limit_values,
+    listener_values,
+    match_values,
+    secret_values,
+    timeout_values,
+    tls_values,
+)
+from egressproxy.gateway.live import Choice, Route, Snapshot
+from egressproxy.gateway.question import Question
+from egressproxy.model.authority import IPAddress
+from egressproxy.model.exchange import Exchange
+from egressproxy.routing.precedence import Match, criterion
+from egressproxy.spec.backend import Destination
+from egressproxy.spec.policy import Mode, SniCheck
+
+__all__ = ["explain"]
+
+#: Backends of one rule that are looked at: each may ask a name server.
+MAX_BACKENDS = 16
+#: Rules of a host that are shown where none of them matches.
+MAX_NEAR = 5
+_OPERATOR = (Destination.IP, Destination.SERVICE)
+
+
+async def explain(snapshot: Snapshot, question: Question) -> dict[str, Any]:
+    """The explanation; `verdict` is "allowed", "denied" (policy refuses) or "failed" (nothing could be served).
+
+    Raises QuestionError. Takes as long as a name server does, which its policy limits.
+    """
+    decided = decide(snapshot, question)
+    x, route = decided.x, decided.route
+    made: dict[str, Any] = {
+        "verdict": "allowed",
+        "request": {
+            "method": question.method, "url": question.url, "namespace": question.namespace,
+            "serviceAccount": question.service_account,
+            "authority": str(x.authority) if x.authority is not None else "-",
+        },
+        "listener": listener_values(decided.listener, decided.port),
+        "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "backends": [],
+        "limits": limit_values(decided.listener),
+        "timeouts": timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
+        "notes": list(_notes(decided, question)),
+    }  # fmt: skip
+    made["route"], made["runnerUp"] = _routes(decided)
+    error = None
+    if decided.error is not None:
+        error = _remedied(decided, error_values(decided.error))
+    elif route is not None:
+        made["filters"] = filter_values(route.chain, REQUEST_PHASES)
+        choices = route.choices[:MAX_BACKENDS]
+        found = [_backend(decided, route, choice, snapshot.filters, asks_dns=question.asks_dns) for choice in choices]
+        made["backends"] = await asyncio.gather(*found)
+        error = _outcome(route, made)
+    if error is not None:
+        made["error"] = error
+        made["verdict"] = "denied" if error["denied"] else "failed"
+    return made
+
+
+# --- the decision ----------------------------------------------------------------------------------------------------
+def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The rule that serves this, with why; and the one that would, were it not there."""
+    x, listener, route = decided.x, decided.listener, decided.route
+    if x.is_tunnel:
+        return _tunnel_route(decided), None
+    matches = _matches(decided)
+    if not matches:
+        return (None if route is None else {"name": "-", "why": "no route matches: policy decides"}), None
+    winner, authority = matches[0], x.authority
+    if listener.is_forward and authority is not None and not winner.payload.serves(authority.host, authority.port):
+        why = f"{winner.kind} {winner.route} is for another port of {authority.host}: policy decides"
+        return {"name": "-", "why": why}, None
+    shown = match_values(winner)
+    if len(matches) == 1:
+        return {**shown, "why": "no other rule matches"}, None
+    return {**shown, "why": criterion(winner, matches[1])}, match_values(matches[1])
+
+
+def _matches(decided: Decision) -> list[Match[Route]]:
+    """The rules that hold, the first two of them."""
+    x = decided.x
+    if x.authority is None or x.request is None:
+        return []
+    try:
+        found = decided.listener.http.matches(x.authority.host, x.request.method, x.request.path, x.request.fields)
+        return list(islice(found, 2))
+    except GatewayError:  # the request is refused for what its path or a value looks like
+        return []
+
+
+def _tunnel_route(decided: Decision) -> dict[str, Any] | None:
+    route = decided.route
+    if route is None:
+        return None
+    if route is decided.listener.default:
+        return {"name": "-", "why": "no TLSRoute has this host: policy decides"}
+    kind = "TLSRoute" if route.is_tls_only else "TCPRoute"
+    why = "its hostname is the most specific one" if route.is_tls_only else "the oldest route of this listener"
+    return {"kind": kind, "name": route.name, "rule": 0, "why": why}
+
+
+def _policy(decided: Decision) -> dict[str, Any]:
+    """What the policies say of the destination."""
+    listener, route, x = decided.listener, decided.route, decided.x
+    is_default = route is None or route is listener.default
+    mode = listener.mode if is_default or route is None else route.mode
+    made: dict[str, Any] = {"mode": mode.value, "decision": "allowed", "entries": []}
+    if decided.error is not None and x.authority is None:
+        made["decision"] = "not asked: the request is refused before"
+    elif decided.error is not None:
+        made["decision"] = "denied" if error_values(decided.error)["denied"] else "not asked: nothing serves this"
+    elif x.would_deny:
+        made["decision"] = "allowed, because mode is Report: it would be denied"
+        refused = listener.destinations.refusal(x.authority) if x.authority is not None and is_default else None
+        made["wouldDeny"] = error_values(refused) if refused is not None else {"reason": x.would_deny[0].value}
+    elif not is_default:
+        made["decision"] = "allowed by the route, and denied nowhere"
+    elif mode is Mode.OPEN:
+        made["decision"] = "allowed: mode is Open, and it is denied nowhere"
+    if is_default and x.authority is not None and decided.error is None and mode is not Mode.OPEN:
+        made["entries"] = [entry_values(rule) for rule in listener.destinations.grounds(x.authority)]
+    made["policies"] = list(listener.spec.policy.sources)
+    return made
+
+
+def _notes(decided: Decision, question: Question) -> list[str]:
+    x, listener, notes = decided.x, decided.listener, []
+    if question.namespace != "-":
+        notes.append("identities are not told apart yet: what is said holds for every client")
+    if x.is_tunnel and decided.error is None and decided.route is None:
+        notes.append(f"HTTP is read inside a tunnel to port 80: explain http://{x.authority}/ for its requests")
+    elif x.is_tunnel and decided.error is None and listener.is_forward and x.authority is not None:
+        if decided.route is not None and decided.route.is_tls_only:
+            notes.append(f"what the tunnel carries has to be TLS for {x.authority.host}")
+        elif listener.destinations.sni_check(x.authority) is SniCheck.MATCH:
+            notes.append(f"TLS inside the tunnel is the client's own, and has to name {x.authority.host}")
+    elif listener.is_forward and question.scheme == "https":
+        notes.append(
+            f"this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT {x.authority}"
+        )
+    return notes
+
+
+def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
+    """With what to add, where no policy has said it."""
+    x, listener = decided.x, decided.listener
+    if error["reason"] != Reason.NO_ROUTE.value or x.authority is None:
+        return error
+    place = f"listener {listener.name} of Gateway {listener.gateway}"
+    near = list(islice(listener.http.rules_of(x.authority.host), MAX_NEAR))
+    if near:
+        error["near"] = [match_values(each) for each in near]
+        remedy = f"none of the rules for {x.authority.host} matches: add a match to one of them"
+    else:
+        kind = "TLSRoute" if x.is_tunnel else "HTTPRoute"
+        remedy = f"attach a {kind} with hostname {x.authority.host} to {place}"
+    return {**error, "remedy": remedy}
+
+
+# --- backends --------------------------------------------------------------------------------------------------------
+async def _backend(
+    decided: Decision, route: Route, choice: Choice, filters: FilterInstances, *, asks_dns: bool
+) -> dict[str, Any]:
+    """One backend: how it is reached, and `error` where it would not be."""
+    x = decided.x
+    made = backend_values(choice, route.total)
+    made["filters"] = filter_values(choice.chain, BACKEND_PHASES)
+    made["timeouts"] = timeout_values(decided.listener, route, choice, is_tunnel=x.is_tunnel)
+    made["credentials"] = secret_values(choice.chain, filters)
+    if choice.connector is None:
+        message = f"route {route.name} refers to a backend that cannot be used"
+        invalid = GatewayFault(Reason.BACKEND_INVALID, message, rule=route.name, detail=choice.error)
+        return {**made, "error": error_values(invalid)}
+    try:
+        await _describe_way(made, x, choice.connector, asks_dns=asks_dns)
+        missing = _missing(made["credentials"])
+    except GatewayError as error:
+        made["error"] = error_values(error)
+    else:
+        if missing is not None:
+            made["error"] = error_values(missing)
+    return made
+
+
+async def _describe_way(made: dict[str, Any], x: Exchange, connector: Connector, *, asks_dns: bool) -> None:
+    """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
+    backend = connector.spec.backend
+    if backend.destination in _OPERATOR:
+        made["tls"] = _tls(x, connector, "")
+        made["addresses"] = []
+        for endpoint in backend.endpoints:
+            connector.address_policy().check_operator(endpoint.address, endpoint.port)
+            made["addresses"].append(_address(endpoint.address, endpoint.port, "written by the operator"))
+        if not backend.endpoints:
+            connector.tunnel_target(x)  # says what is missing
+        return
+    target = connector.tunnel_target(x)
+    made["host"], made["port"] = target.host, target.port
+    made["tls"] = _tls(x, connector, target.host)
+    if connector.parent is not None:
+        made["dns"] = f"resolved by the parent {connector.parent.name}"
+        parent: dict[str, Any] = {}
+        made["parent"] = parent
+        await _describe_way(parent, x, connector.parent, asks_dns=asks_dns)
+        return
+    await _describe_addresses(made, x, connector, target, asks_dns=asks_dns)
+
+
+async def _describe_addresses(
+    made: dict[str, Any], x: Exchange, connector: Connector, target: Place, *, asks_dns: bool
+) -> None:
+    """As `Connector._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
+    literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+    if literal is not None:
+        made["dns"] = "not asked: the client named an address"
+        found: tuple[IPAddress, ...] = (literal,)
+    elif not asks_dns:
+        made["dns"] = "not asked"
+        return
+    else:
+        made["dns"] = "asked"
+        found = await connector.resolver.resolve(target.host)
+    policy = connector.address_policy()
+    made["addresses"] = []
+    for address in found:
+        may_be_dialled, why = policy.verdict(target.host, address, target.port)
+        made["addresses"].append(
+            {**_address(address, target.port, why), "verdict": "dial" if may_be_dialled else "refuse"}
+        )
+    policy.check(target.host, found, target.port)
+
+
+def _address(address: IPAddress, port: int, why: str) -> dict[str, Any]:
+    return {"address": str(ip_address(address)), "port": port, "verdict": "dial", "why": why}
+
+
+def _tls(x: Exchange, connector: Connector, host: str) -> dict[str, Any] | None:
+    """TLS of ours; None where there is none (the octets of a tunnel are the client's own)."""
+    backend = connector.spec.backend
+    tls = backend.tls
+    if backend.destination is Destination.DYNAMIC and not x.is_tunnel:
+        tls = (tls or DEFAULT_TLS) if x.scheme == b"https" else None
+    if tls is None or x.is_tunnel:
+        return None
+    return tls_values(tls, host, backend.destination)
+
+
+def _missing(credentials: list[dict[str, Any]]) -> GatewayFault | None:
+    """What a filter whose Secret is not there says of every request."""
+    missing = [each for each in credentials if not each["present"]]
+    if not missing:
+        return None
+    names = ", ".join(each["secret"] for each in missing)
+    return GatewayFault(
+        Reason.CREDENTIAL_MISSING, f"a Secret is missing: {names}", status=503, rule=missing[0]["from"],
+        remedy="add it to the namespace of the object that names it",
+    )  # fmt: skip
+
+
+def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:
+    """What ends every request of this rule; None if any of its backends can serve."""
+    if not route.choices:
+        return error_values(GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.name))
+    errors: list[dict[str, Any] | None] = [each.get("error") for each in made["backends"]]
+    if None not in errors:
+        return errors[0]
+    if any(errors):
+        made["notes"].append("some of the backends cannot serve: their share of the requests ends with an error")
+    return None

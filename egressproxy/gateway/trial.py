@@ -1,0 +1,27 @@
+"""Trial: a snapshot that serves nobody, for those who ask what a configuration would do. Opens no socket."""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+
+from egressproxy.filters.catalog import Catalog
+from egressproxy.gateway.build import build
+from egressproxy.gateway.connector import Network
+from egressproxy.gateway.live import Snapshot
+from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.transport.timers import TimerWheel
+
+__all__ = ["offline"]
+
+
+def offline(config: ConfigSpec) -> Snapshot:
+    """Built as for a process that serves; its listeners count as ours. Call it on an event loop.
+
+    Raises FilterBuildError, ssl.SSLError or ValueError. The files of Python filters are run.
+    """
+    network = Network(asyncio.get_running_loop(), TimerWheel(), lambda _word: None, b"")
+    snapshot = build(config, Catalog(), network, Metrics(""), None)
+    network.own_listeners = frozenset((ip_address(address), port) for address, port in snapshot.ports)
+    return snapshot

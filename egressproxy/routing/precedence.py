@@ -1,0 +1,73 @@
+"""Precedence in words: a match that holds for a request, and why one comes before another. For explanations alone.
+
+The order itself is the rank that `table` sorts by, and the hostname that it looks up first.
+Source: Gateway API, HTTPRouteSpec.hostnames and HTTPRouteRule.matches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["Match", "Rank", "criterion"]
+
+T = TypeVar("T")
+
+#: Path type, length of the path (negative), whether a method is missing, number of headers and of query parameters
+#: (negative), whether it is derived for CORS, creationTimestamp, namespace/name, place of the rule. Less comes first.
+Rank = tuple[int, int, int, int, int, bool, str, str, int]
+
+_UNDATED = "~"
+_PATHS = ("an exact path", "a regular expression", "a path prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[T]):
+    """One match of one rule that holds for a request. `hostname` is the pattern that it was found under, "" for every
+    host; `text` says what is matched; `rule` is the rule's place in its route, from 0, as written.
+    """
+
+    payload: T
+    kind: str
+    route: str
+    rule: int
+    rule_name: str
+    hostname: str
+    text: str
+    rank: Rank
+
+
+def criterion(winner: Match[T], other: Match[T]) -> str:
+    """The first criterion by which `winner` comes before `other`."""
+    if winner.hostname != other.hostname:
+        return f"hostname {winner.hostname} is more specific than {other.hostname or 'every host'}"
+    for index, (first, second) in enumerate(zip(winner.rank, other.rank, strict=True)):
+        if first != second:
+            return _words(index, winner.rank, other.rank)
+    return "it stands first in its rule"
+
+
+def _words(index: int, winner: Rank, other: Rank) -> str:
+    match index:
+        case 0:
+            return f"{_PATHS[winner[0]]} comes before {_PATHS[other[0]]}"
+        case 1:
+            return f"its path is longer ({-winner[1]} octets, not {-other[1]})"
+        case 2:
+            return "it names the method"
+        case 3:
+            return f"it matches more headers ({-winner[3]}, not {-other[3]})"
+        case 4:
+            return f"it matches more query parameters ({-winner[4]}, not {-other[4]})"
+        case 5:
+            return "it is written, the other derived for CORS preflight requests"
+        case 6:
+            return f"its route is older ({_age(winner[6])}; the other: {_age(other[6])})"
+        case 7:
+            return f"its route comes first by name ({winner[7]} before {other[7]})"
+        case _:
+            return "its rule stands first in the route"
+
+
+def _age(created: str) -> str:
+    return "no creationTimestamp" if created == _UNDATED else created

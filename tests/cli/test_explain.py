@@ -1,0 +1,96 @@
+"""`explain` on a configuration: what is printed, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from egressproxy.cli import main
+from tests.support import manifests as m
+from tests.support.net import free_port
+
+HOSTS = {"hosts": {"a.example": ["93.184.216.34", "10.0.0.1"]}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    policy = m.policy(("a.example",))
+    policy["spec"]["dns"] = HOSTS
+    objects = [
+        m.gateway(m.forward_listener(3128)), policy, m.backend("api", "api.example", 443, tls=True),
+        m.http_route("api", m.prefix_rule("/v1", "api"), m.prefix_rule("/v1/x", "api"), hostnames=("api.example",)),
+    ]  # fmt: skip
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump_all(objects))
+    return tmp_path
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["explain", *map(str, arguments)])
+
+
+def test_what_is_allowed_is_0_and_reads_in_the_order_of_a_request(config: Path):
+    result = invoke("GET", "http://a.example/", "--config", config)
+    assert result.exit_code == 0, result.output
+    assert result.output == (
+        "allowed       GET http://a.example/\n"
+        "listener      agents/gw forward: egressproxy.io/forward-proxy on 127.0.0.1 port 3128\n"
+        "route         no route matches: policy decides\n"
+        "policy        allowed (mode Enforce; agents/default)\n"
+        "              allowed by an entry of agents/default: hostnames: a.example\n"
+        "backend       - Dynamic a.example:80\n"
+        "  dns         asked\n"
+        "  address     dial   93.184.216.34 port 80: public\n"
+        "  address     refuse 10.0.0.1 port 80: private: not allowed\n"
+        "  tls         none of the gateway's own\n"
+        "  timeouts    requestHeaders 10 s, request none, connect 10 s, tlsHandshake 10 s, backendRequest none, "
+        "idle 60 s\n"
+        "limits        maxHeadBytes 65536, maxFields 128\n"
+    )
+
+
+def test_the_winner_and_the_runner_up_are_shown(config: Path):
+    result = invoke("GET", "https://api.example/v1/x", "-c", config, "--no-dns")
+    assert result.exit_code == 0
+    assert "route         HTTPRoute agents/api rule 1: api.example, PathPrefix /v1/x\n" in result.output
+    assert "runner-up     HTTPRoute agents/api rule 0: api.example, PathPrefix /v1\n" in result.output
+    assert "the winner comes first: its path is longer (5 octets, not 3)\n" in result.output
+
+
+def test_a_denial_is_1_and_says_what_to_add(config: Path):
+    result = invoke("CONNECT", "b.example:443", "--config", config)
+    assert result.exit_code == 1
+    assert result.output.startswith("denied        CONNECT b.example:443\nwhy           403 destination_not_allowed: ")
+    assert 'to do         add {hostnames: ["b.example"], ports: [443]} to destinations.allow\n' in result.output
+
+
+def test_json_is_the_same_for_machines(config: Path):
+    result = invoke("CONNECT", "b.example:443", "--config", config, "-o", "json")
+    assert result.exit_code == 1
+    assert json.loads(result.output)["error"]["reason"] == "destination_not_allowed"
+
+
+@pytest.mark.parametrize("arguments", [("GET", "ftp://x"), ("GET",), ("GET", "http://a/", "--as", "me")])
+def test_wrong_usage_is_2(config: Path, arguments: tuple[str, ...]):
+    assert invoke(*arguments, "--config", config).exit_code == 2
+
+
+def test_a_configuration_that_is_refused_is_2_with_its_problems(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: Nonsense\nmetadata: {name: a}\n")
+    result = invoke("GET", "http://a.example/", "--config", tmp_path)
+    assert result.exit_code == 2
+    assert "Nonsense" in result.output
+
+
+def test_nobody_at_the_admin_address_is_2_and_says_what_to_do():
+    result = invoke("GET", "http://a.example/", "--admin", f"127.0.0.1:{free_port()}")
+    assert result.exit_code == 2
+    assert "does not answer" in result.output
+    assert "--admin" in result.output
+
+
+def test_config_and_admin_together_are_wrong_usage(config: Path):
+    assert invoke("GET", "http://a/", "--config", config, "--admin", "127.0.0.1:1").exit_code == 2

@@ -1,0 +1,337 @@
+"""Explanations: what would become of a request, as the data plane decides it, and nothing of a Secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from egressproxy.gateway.explain import explain
+from egressproxy.gateway.question import Question, QuestionError
+from egressproxy.gateway.trial import offline
+from tests.gateway.kit import certificate, forward, https, reverse
+from tests.support import manifests as m
+from tests.support.conversation import compiled_spec
+from tests.support.manifests import Manifest
+from tests.support.pki import Pki
+
+HOSTS = {
+    "a.example": ["93.184.216.34", "10.0.0.1"], "api.example": ["93.184.216.35"], "inside.example": ["10.0.0.2"],
+    "meta.example": ["169.254.169.254"],
+}  # fmt: skip
+DNS = {"hosts": HOSTS}
+TOKEN = "sk-never-shown"
+INJECTOR = {
+    "name": "inject", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request",
+    "config": {"secretRef": {"name": "key", "key": "token"}, "header": "Authorization"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pki() -> Pki:
+    return Pki()
+
+
+def ask(objects: list[Manifest], method: str, url: str, *headers: str, **more: str) -> dict[str, Any]:
+    pairs = [("method", method), ("url", url), *(("header", header) for header in headers), *more.items()]
+
+    async def answered() -> dict[str, Any]:
+        return await explain(offline(compiled_spec(objects)), Question.of(pairs))
+
+    found = asyncio.run(answered())
+    assert TOKEN not in json.dumps(found)
+    return found
+
+
+def routed(*rules: Manifest, hostnames: tuple[str, ...] = (), **sections: Any) -> list[Manifest]:
+    """A forward proxy with a route to a TLS backend that gets a credential."""
+    return [
+        m.gateway(m.forward_listener(3128)),
+        _policy(**sections),
+        m.backend("api", "api.example", 443, tls=True, extensions=[INJECTOR]),
+        m.secret("key", {"token": TOKEN}),
+        m.http_route("api", *(rules or (m.prefix_rule("/v1", "api"),)), hostnames=hostnames or ("api.example",)),
+    ]
+
+
+def _policy(**sections: Any) -> Manifest:
+    made = m.policy(**sections)
+    made["spec"]["dns"] = DNS
+    return made
+
+
+def open_forward(*allow: str, **sections: Any) -> list[Manifest]:
+    return [m.gateway(m.forward_listener(3128)), _policy(allow=allow, **sections)]
+
+
+# --- what is let through ---------------------------------------------------------------------------------------------
+def test_a_routed_request_names_listener_rule_backend_tls_and_credential():
+    found = ask(routed(), "GET", "https://api.example/v1/models?q=1")
+    assert found["verdict"] == "allowed"
+    assert (found["listener"]["gateway"], found["listener"]["name"]) == ("agents/gw", "forward")
+    assert found["route"] == {
+        "kind": "HTTPRoute", "name": "agents/api", "rule": 0, "ruleName": "", "hostname": "api.example",
+        "match": "PathPrefix /v1", "why": "no other rule matches",
+    }  # fmt: skip
+    (backend,) = found["backends"]
+    assert (backend["name"], backend["host"], backend["port"], backend["share"]) == (
+        "agents/api", "api.example", 443, 1.0,
+    )  # fmt: skip
+    assert backend["tls"]["sni"] == "api.example"
+    assert backend["tls"]["ca"] == "system"
+    assert backend["addresses"] == [{"address": "93.184.216.35", "port": 443, "verdict": "dial", "why": "public"}]
+    assert backend["credentials"] == [
+        {"filter": "inject", "from": "Backend agents/api", "secret": "key/token", "present": True}
+    ]
+    assert [each["phase"] for each in backend["filters"]] == ["backend-request"]
+
+
+def test_the_runner_up_and_the_criterion_are_named():
+    rules = (m.prefix_rule("/v1", "api"), m.prefix_rule("/v1/models", "api"))
+    found = ask(routed(*rules), "GET", "https://api.example/v1/models")
+    assert found["route"]["rule"] == 1
+    assert found["runnerUp"]["rule"] == 0
+    assert found["route"]["why"] == "its path is longer (10 octets, not 3)"
+
+
+def test_headers_decide_as_they_do_for_traffic():
+    by_team = m.prefix_rule("/v1", "api")
+    by_team["matches"][0]["headers"] = [{"name": "X-Team", "value": "red"}]
+    objects = routed(m.prefix_rule("/v1", "api"), by_team)
+    assert ask(objects, "GET", "https://api.example/v1")["route"]["rule"] == 0
+    assert ask(objects, "GET", "https://api.example/v1", "x-team: red")["route"]["rule"] == 1
+
+
+def test_what_policy_allows_names_the_entry():
+    found = ask(open_forward("*.example"), "CONNECT", "a.example:443")
+    assert found["verdict"] == "allowed"
+    assert found["route"]["name"] == "-"
+    assert found["policy"]["entries"] == [{"policy": "agents/default", "hostnames": ["*.example"]}]
+    assert "has to name a.example" in found["notes"][0]
+
+
+def test_each_address_has_its_verdict_in_the_words_of_the_address_policy():
+    found = ask(open_forward("a.example"), "GET", "http://a.example/")
+    assert [(each["verdict"], each["why"]) for each in found["backends"][0]["addresses"]] == [
+        ("dial", "public"), ("refuse", "private: not allowed"),
+    ]  # fmt: skip
+    allowed = open_forward("a.example", addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]})
+    found = ask(allowed, "GET", "http://a.example/")
+    assert found["backends"][0]["addresses"][1]["why"] == "private: allowed by EgressPolicy agents/default"
+
+
+def test_no_dns_asks_nobody():
+    found = ask(open_forward("a.example"), "GET", "http://a.example/", dns="0")
+    assert found["verdict"] == "allowed"
+    assert found["backends"][0]["dns"] == "not asked"
+    assert "addresses" not in found["backends"][0]
+
+
+def test_weights_are_shares_and_a_bad_backend_has_its_own_error():
+    rule = {"backendRefs": [
+        {"group": "egressproxy.io", "kind": "Backend", "name": "api", "weight": 3},
+        {"group": "egressproxy.io", "kind": "Backend", "name": "gone", "weight": 1},
+    ]}  # fmt: skip
+    found = ask(routed(rule), "GET", "https://api.example/")
+    assert found["verdict"] == "allowed"
+    assert [each["share"] for each in found["backends"]] == [0.75, 0.25]
+    assert found["backends"][1]["error"]["reason"] == "backend_invalid"
+    assert "gone" in found["backends"][1]["error"]["detail"]
+
+
+def test_filters_stand_in_the_order_in_which_they_run():
+    rule = m.prefix_rule("/v1", "api", rewrite="/v2")
+    late = {"name": "late", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers", "priority": 200}
+    early = {**late, "name": "early", "priority": 1}
+    for each in (late, early):
+        each["config"] = {"request": {"set": [{"name": "x-a", "value": "b"}]}}
+    found = ask(routed(rule, extensions=[late, early]), "GET", "https://api.example/v1")
+    assert [each["name"] for each in found["filters"]] == ["early", "URLRewrite", "late"]
+    assert found["filters"][0]["from"] == "EgressPolicy agents/default"
+
+
+def test_a_tunnel_to_port_80_is_read_as_http():
+    found = ask(open_forward("a.example"), "CONNECT", "a.example:80")
+    assert found["verdict"] == "allowed"
+    assert "explain http://a.example:80/" in found["notes"][0]
+
+
+def test_report_mode_lets_pass_and_says_what_it_would_deny():
+    found = ask(open_forward("b.example", mode="Report"), "GET", "http://a.example/")
+    assert found["verdict"] == "allowed"
+    assert found["policy"]["wouldDeny"]["reason"] == "destination_not_allowed"
+    assert "a.example" in found["policy"]["wouldDeny"]["remedy"]
+
+
+def test_a_certificate_and_a_client_certificate_are_named(pki: Pki):
+    tls = {
+        "mode": "Mutual",
+        "caBundleRef": [{"kind": "ConfigMap", "name": "ca"}],
+        "clientCertificateRef": {"name": "front"},
+    }
+    backend = m.backend("api", "api.example", 443)
+    backend["spec"]["destination"]["ports"][0]["tls"] = tls
+    objects = [
+        m.gateway(m.forward_listener(3128)), _policy(), backend, certificate(pki, "us.example"),
+        m.config_map("ca", {"ca.crt": pki.ca_pem}),
+        m.http_route("api", m.prefix_rule("/", "api"), hostnames=("api.example",)),
+    ]  # fmt: skip
+    found = ask(objects, "GET", "https://api.example/")["backends"][0]["tls"]
+    assert found["ca"] == "ConfigMap agents/ca"
+    assert found["clientCertificate"] == "Secret agents/front"
+
+
+# --- what is not -----------------------------------------------------------------------------------------------------
+def test_a_denial_says_by_which_rule_and_what_to_add():
+    found = ask(open_forward("b.example"), "CONNECT", "a.example:443")
+    assert found["verdict"] == "denied"
+    assert found["error"]["reason"] == "destination_not_allowed"
+    assert found["error"]["rule"] == "EgressPolicy agents/default"
+    assert found["error"]["remedy"] == 'add {hostnames: ["a.example"], ports: [443]} to destinations.allow'
+    assert found["backends"] == []
+
+
+@pytest.mark.parametrize("host", ["inside.example", "meta.example"])
+def test_a_name_that_leads_inside_is_denied(host: str):
+    found = ask(open_forward("*.example"), "GET", f"http://{host}/")
+    assert (found["verdict"], found["error"]["reason"]) == ("denied", "resolved_denied")
+
+
+def test_our_own_listener_is_denied():
+    found = ask(open_forward("localhost"), "GET", "http://localhost:3128/")
+    assert found["error"]["reason"] == "resolved_denied"
+
+
+def test_a_deny_is_denied_for_a_route_too():
+    deny = {"deny": [{"hostnames": ["api.example"]}]}
+    found = ask(routed(destinations=deny), "GET", "https://api.example/v1")
+    assert found["error"]["reason"] == "destination_denied"
+    assert found["route"]["name"] == "agents/api"
+
+
+def test_another_port_than_the_backends_is_for_policy_to_decide():
+    found = ask(routed(), "GET", "https://api.example:8443/v1")
+    assert found["verdict"] == "denied"
+    assert found["route"]["why"] == "HTTPRoute agents/api is for another port of api.example: policy decides"
+
+
+def test_a_missing_secret_is_said_before_traffic_says_it():
+    objects = [each for each in routed() if each["kind"] != "Secret"]
+    found = ask(objects, "GET", "https://api.example/v1")
+    assert (found["verdict"], found["error"]["reason"]) == ("failed", "credential_missing")
+    assert "key/token" in found["error"]["message"]
+
+
+def test_no_route_says_which_rules_the_host_has_or_what_to_attach():
+    objects = reverse(m.prefix_rule("/v1", "a"))
+    found = ask(objects, "GET", "http://any.example:8080/v2")
+    assert (found["verdict"], found["error"]["reason"]) == ("failed", "no_route")
+    assert found["error"]["near"][0]["match"] == "PathPrefix /v1"
+    found = ask([m.gateway(m.http_listener(8080)), _policy()], "GET", "http://any.example:8080/")
+    assert "attach a HTTPRoute with hostname any.example" in found["error"]["remedy"]
+
+
+def test_what_the_codec_refuses_is_refused():
+    found = ask(open_forward("a.example"), "GET", "http://a_.example/../x", "host: b.example, c.example")
+    assert found["verdict"] == "failed"
+    assert found["error"]["reason"] == "bad_host"
+
+
+def test_trace_is_refused():
+    assert ask(open_forward("a.example"), "TRACE", "http://a.example/")["error"]["reason"] == "method_not_allowed"
+
+
+# --- which listener --------------------------------------------------------------------------------------------------
+def test_a_path_with_a_host_is_for_the_reverse_proxy():
+    objects = [*reverse(), m.gateway(m.forward_listener(3128), name="other")]
+    found = ask(objects, "GET", "/x", "Host: any.example", dns="0")
+    assert found["listener"]["name"] == "http"
+    assert found["request"]["authority"] == "any.example:80"
+
+
+def test_the_port_of_the_url_chooses_a_reverse_listener_and_the_option_any():
+    objects = [m.gateway(m.forward_listener(3128), m.http_listener(8080)), *reverse()[1:]]
+    assert ask(objects, "GET", "http://127.0.0.1:8080/", dns="0")["listener"]["name"] == "http"
+    assert ask(objects, "GET", "http://a.example/", dns="0")["listener"]["name"] == "forward"
+    assert ask(objects, "GET", "http://a.example/", dns="0", listener="http")["listener"]["name"] == "http"
+
+
+def test_several_listeners_have_to_be_told_apart():
+    objects = [m.gateway(m.forward_listener(3128), m.forward_listener(3129, "second")), _policy(allow=("a.example",))]
+    with pytest.raises(QuestionError, match="agents/gw/forward, agents/gw/second; choose with --listener"):
+        ask(objects, "CONNECT", "a.example:443")
+    assert ask(objects, "CONNECT", "a.example:443", listener="second")["listener"]["port"] == 3129
+
+
+def test_a_host_of_another_listener_of_the_port_is_misdirected(pki: Pki):
+    objects = [
+        https("one.example", "two.example"), certificate(pki, "one.example", "two.example"), _policy(),
+        m.backend("a", "a.example", 80), m.http_route("route", m.prefix_rule("/", "a")),
+    ]  # fmt: skip
+    assert ask(objects, "GET", "https://one.example/", dns="0")["listener"]["name"] == "l0"
+    assert ask(objects, "GET", "https://one.example/", "Host: two.example", dns="0")["error"]["reason"] == "misdirected"
+
+
+def test_a_tls_listener_is_asked_by_the_name_in_the_client_hello():
+    listener = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}
+    objects = [
+        m.gateway(listener), _policy(), m.backend("api", "api.example", 443, tls=False),
+        m.tls_route("api", "api", hostnames=["api.example"]),
+    ]  # fmt: skip
+    found = ask(objects, "CONNECT", "api.example:443")
+    assert (found["verdict"], found["route"]["name"]) == ("allowed", "agents/api")
+    assert ask(objects, "CONNECT", "other.example:443")["error"]["reason"] == "no_route"
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([("method", "GET")], "url is missing"),
+        ([("url", "http://a/"), ("as", "me")], "NAMESPACE/SERVICEACCOUNT"),
+        ([("url", "http://a/"), ("header", "x")], "is not NAME: VALUE"),
+        ([("url", "http://a/"), ("where", "x")], "unknown parameter 'where'"),
+        ([("url", "http://a/"), ("url", "http://b/")], "given twice"),
+    ],
+)
+def test_a_question_that_is_none_says_why(pairs: list[tuple[str, str]], why: str):
+    with pytest.raises(QuestionError, match=why):
+        Question.of(pairs)
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "header"),
+    [
+        ("GE T", "http://a.example/", "x: y"),
+        ("GET", "ftp://a.example/", "x: y"),
+        ("GET", "http://ä.example/", "x: y"),
+        ("CONNECT", "a.example", "x: y"),
+        ("GET", "http://a.example/", "x: y\r\nz: w"),
+    ],
+)
+def test_what_no_client_could_send_is_refused(method: str, url: str, header: str):
+    with pytest.raises(QuestionError):
+        ask(open_forward("a.example"), method, url, header)
+
+
+def test_a_header_that_cannot_be_sent_is_not_repeated():
+    with pytest.raises(QuestionError) as error:
+        ask(open_forward("a.example"), "GET", "http://a.example/", "Authorization: sk-mine\x00")
+    assert "sk-mine" not in str(error.value)
+
+
+def test_nothing_is_counted_and_no_turn_is_taken():
+    """The live snapshot serves traffic meanwhile."""
+    objects = forward()
+
+    async def twice() -> None:
+        snapshot = offline(compiled_spec(objects))
+        question = Question("GET", "http://a.example/", asks_dns=False)
+        before = [connector.counts() for connector in snapshot.connectors.values()]
+        assert await explain(snapshot, question) == await explain(snapshot, question)
+        assert [connector.counts() for connector in snapshot.connectors.values()] == before
+        assert all(not connector._targets for connector in snapshot.connectors.values())
+
+    asyncio.run(twice())
