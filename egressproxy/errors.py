@@ -49,6 +49,7 @@ class Reason(str, Enum):
     ADDRESS_DENIED = "resolved_denied"
     SNI_MISMATCH = "sni_mismatch"
     NOT_TLS = "not_tls"
+    CLIENT_CERTIFICATE = "client_certificate"
     PLAINTEXT_CREDENTIAL = "plaintext_credential"
     FILTER_REJECTED = "filter_rejected"
     LOOP_DETECTED = "loop_detected"

@@ -58,6 +58,7 @@ DENIALS = frozenset(
         Reason.ADDRESS_DENIED,
         Reason.SNI_MISMATCH,
         Reason.NOT_TLS,
+        Reason.CLIENT_CERTIFICATE,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.FILTER_REJECTED,
         Reason.LOOP_DETECTED,

@@ -23,7 +23,14 @@ from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostTable
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
-from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec, ListenerTlsSpec, TlsMode
+from egressproxy.spec.gateway import (
+    ClientCertificatesSpec,
+    ConfigSpec,
+    ListenerProtocol,
+    ListenerSpec,
+    ListenerTlsSpec,
+    TlsMode,
+)
 from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, PolicySpec
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, StreamRouteSpec, WeightedBackend
 from egressproxy.telemetry.metrics import Metrics
@@ -81,9 +88,9 @@ class _Builder:
             certificates = tuple(
                 c for listener in listeners if listener.spec.tls for c in listener.spec.tls.certificates
             )
-            tls = yield from self.context(ListenerTlsSpec(TlsMode.TERMINATE, certificates))
+            tls = yield from self.context(ListenerTlsSpec(TlsMode.TERMINATE, certificates, clients_of(listeners)))
         by_host = HostTable.build(HostEntry((listener.spec.hostname,), listener) for listener in listeners)
-        return Port(key[0], key[1], listeners, by_host, tls=tls, is_stream=is_stream)
+        return Port(key[0], key[1], listeners, by_host, tls=tls, clients=clients_of(listeners), is_stream=is_stream)
 
     def listener(self, spec: ListenerSpec) -> Steps[Listener]:
         http = []
@@ -200,3 +207,14 @@ class _Builder:
         if found is None:
             found = self.destinations[key] = DestinationPolicy(policy.destinations, policy.sources)
         return found
+
+
+def clients_of(listeners: Iterable[Listener]) -> ClientCertificatesSpec | None:
+    """What the listeners of a port that terminate TLS ask of clients. Raises ValueError where that is not the same: a
+    connection would carry what one of them has verified to another.
+    """
+    specs = (listener.spec.tls for listener in listeners)
+    asked = {tls.clients for tls in specs if tls is not None and tls.mode is TlsMode.TERMINATE}
+    if len(asked) > 1:
+        raise ValueError("the listeners of one port have to ask for the same client certificates (spec.tls.frontend)")
+    return asked.pop() if asked else None

@@ -121,7 +121,7 @@ class Gateway:
         for key, bound in list(self._bound.items()):
             port = fresh.ports.get(key)
             if port is not None:
-                bound.state.port = port
+                bound.serve(port)
             else:
                 del self._bound[key]
                 bound.stop_accepting()

@@ -13,6 +13,7 @@ import ssl
 import time
 from typing import cast
 
+from egressproxy.errors import Reason
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.conductor import Conductor
 from egressproxy.gateway.listener_state import ListenerState
@@ -25,7 +26,7 @@ from egressproxy.transport.flow import peer_name
 from egressproxy.transport.loop import poller
 from egressproxy.transport.sockets import Socket, SocketTransport
 from egressproxy.transport.tls import TlsStream
-from egressproxy.transport.tls_contexts import server_name
+from egressproxy.transport.tls_contexts import is_about_certificate, server_name
 
 __all__ = ["BoundPort"]
 
@@ -55,7 +56,7 @@ class BoundPort:
         self._at_once = 1  # how many connections are taken in one turn
         self._taken = 0  # since we joined the end of the queue of processes
         self.state = ListenerState(port)
-        self.is_stream = port.is_stream
+        self._former: list[ListenerState] = []  # of connections that came on other terms
 
     def start(self) -> None:
         """Accept connections. Other processes may share the socket: each connection wakes one of them, the first in
@@ -66,6 +67,19 @@ class BoundPort:
         self._poller.watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self)
         self._is_accepting = True
         self._taken = 0
+
+    def serve(self, port: Port) -> None:
+        """From now on this is what is here. Where its terms are other ones, the connections that are open end with
+        their exchange: a client that has not shown its certificate does not get past a listener that asks for one now.
+        """
+        if port.terms == self.state.port.terms:
+            self.state.port = port
+            return
+        before = self.state
+        before.is_closed = True
+        self._former = [state for state in (*self._former, before) if state.connections]
+        self.state = ListenerState(port)
+        before.close_idle()
 
     def stop_accepting(self) -> None:
         """Connections that are open end with their exchange: what they may ask for is no longer configured."""
@@ -138,16 +152,17 @@ class BoundPort:
 
     @property
     def open_connections(self) -> int:
-        return len(self.state.connections)
+        return sum(len(state.connections) for state in (self.state, *self._former))
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""
-        for connection in list(self.state.connections):
-            connection.close_if_idle()
+        for state in (self.state, *self._former):
+            state.close_idle()
 
     def abort_all(self) -> None:
-        for connection in list(self.state.connections):
-            connection.abort()
+        for state in (self.state, *self._former):
+            for connection in list(state.connections):
+                connection.abort()
 
     def __repr__(self) -> str:
         return f"BoundPort({self.state})"
@@ -219,3 +234,5 @@ class TlsFront(TlsStream):
             self._client.deadline.close()  # it is never told of a connection, nor of its end
             self._client.driver.on_idle = None
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)
+            if is_about_certificate(error):
+                self._metrics.connection_rejected(Reason.CLIENT_CERTIFICATE.value)

@@ -63,6 +63,11 @@ class ListenerState:
         else:
             del self.per_client[address]
 
+    def close_idle(self) -> None:
+        """Ask connections without an exchange to go."""
+        for connection in list(self.connections):
+            connection.close_if_idle()
+
     def replace(self, connection: Connection, other: Connection) -> None:
         """The connection goes on as this one."""
         address = self.connections.pop(connection, None)

@@ -17,7 +17,7 @@ from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostTable
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
-from egressproxy.spec.gateway import ListenerSpec
+from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerSpec
 from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.telemetry.metrics import Series
 
@@ -204,9 +204,13 @@ class Listener:
 
 
 class Port:
-    """One address and port: the listeners that share it, by hostname."""
+    """One address and port: the listeners that share it, by hostname.
 
-    __slots__ = ("address", "by_host", "first", "is_stream", "listeners", "number", "tls")
+    `terms` is what a connection has gone through when it is served here: where they are other ones after a reload, no
+    connection from before may go on asking.
+    """
+
+    __slots__ = ("address", "by_host", "first", "is_stream", "listeners", "number", "terms", "tls")
 
     def __init__(
         self,
@@ -216,6 +220,7 @@ class Port:
         by_host: HostTable[Listener],
         *,
         tls: ssl.SSLContext | None,
+        clients: ClientCertificatesSpec | None,
         is_stream: bool,
     ) -> None:
         self.address = address
@@ -225,6 +230,7 @@ class Port:
         self.by_host = by_host
         self.tls = tls  # TLS is terminated with this
         self.is_stream = is_stream  # TLS (by SNI) and TCP listeners: no HTTP here
+        self.terms = (is_stream, tls is not None, clients)
 
     @property
     def key(self) -> tuple[str, int]:

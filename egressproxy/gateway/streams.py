@@ -29,6 +29,7 @@ from egressproxy.transport.flow import HIGH_WATER, Flow
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import Deadline
 from egressproxy.transport.tls import TlsStream
+from egressproxy.transport.tls_contexts import is_about_certificate
 
 if TYPE_CHECKING:
     from egressproxy.gateway.conductor import Conductor
@@ -275,7 +276,7 @@ async def terminate(client: StreamConnection, listener: Listener) -> _Inner:
         if error is None:
             done.set_result(None)
         else:
-            done.set_exception(Denied(Reason.NOT_TLS, "the TLS handshake failed", detail=type(error).__name__))
+            done.set_exception(handshake_denial(error))
 
     inner = _Inner(client.driver)
     stream = TlsStream(
@@ -294,3 +295,10 @@ async def terminate(client: StreamConnection, listener: Listener) -> _Inner:
     if stream.is_closing():  # the client has left in the same moment: nobody joins `inner` any more
         raise ClientGone
     return inner
+
+
+def handshake_denial(error: Exception) -> Denied:
+    if is_about_certificate(error):
+        detail = getattr(error, "verify_message", "") or "none was shown"
+        return Denied(Reason.CLIENT_CERTIFICATE, "the client's certificate is missing or not valid", detail=detail)
+    return Denied(Reason.NOT_TLS, "the TLS handshake failed", detail=type(error).__name__)

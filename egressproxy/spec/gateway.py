@@ -9,7 +9,15 @@ from egressproxy.model.secret import Secret
 from egressproxy.spec.policy import NO_POLICY, ExtensionSpec, PolicySpec
 from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
 
-__all__ = ["CertificateSpec", "ConfigSpec", "ListenerProtocol", "ListenerSpec", "ListenerTlsSpec", "TlsMode"]
+__all__ = [
+    "CertificateSpec",
+    "ClientCertificatesSpec",
+    "ConfigSpec",
+    "ListenerProtocol",
+    "ListenerSpec",
+    "ListenerTlsSpec",
+    "TlsMode",
+]
 
 
 class ListenerProtocol(str, Enum):
@@ -36,9 +44,23 @@ class CertificateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientCertificatesSpec:
+    """Clients are asked for a certificate; it has to be signed by one of these authorities (PEM).
+
+    `takes_any`: everybody is let in, also without a certificate or with one of somebody else.
+    """
+
+    ca_pem: str
+    takes_any: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerTlsSpec:
+    """`clients` is the same for all listeners of a port: what a connection has shown holds for each of them."""
+
     mode: TlsMode = TlsMode.TERMINATE
     certificates: tuple[CertificateSpec, ...] = ()
+    clients: ClientCertificatesSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

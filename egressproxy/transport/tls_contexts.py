@@ -25,9 +25,20 @@ from typing import Any
 
 from egressproxy.model.secret import Secret
 from egressproxy.spec.backend import BackendTlsSpec
-from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
+from egressproxy.spec.gateway import CertificateSpec, ClientCertificatesSpec, ListenerTlsSpec
 
-__all__ = ["HTTP_1_1", "ClientTls", "check_names", "check_pins", "client_context", "client_tls", "server_context"]
+__all__ = [
+    "HTTP_1_1",
+    "ClientTls",
+    "check_names",
+    "check_pins",
+    "client_context",
+    "client_tls",
+    "is_about_certificate",
+    "server_context",
+    "server_name",
+    "verified_certificate",
+]
 
 HTTP_1_1 = ("http/1.1",)
 
@@ -113,7 +124,7 @@ def server_context(tls: ListenerTlsSpec, alpn: tuple[str, ...] = HTTP_1_1) -> ss
     """
     if not tls.certificates:
         raise ValueError("a listener that terminates TLS needs a certificate (tls.certificateRefs)")
-    contexts = [_certificate_context(c, alpn) for c in tls.certificates]
+    contexts = [_certificate_context(c, tls.clients, alpn) for c in tls.certificates]
     by_name: dict[str, ssl.SSLContext] = {}
     for certificate, context in zip(tls.certificates, contexts, strict=True):
         for name in certificate.names:
@@ -129,7 +140,7 @@ def server_context(tls: ListenerTlsSpec, alpn: tuple[str, ...] = HTTP_1_1) -> ss
             peer.context = found
 
     # The callback must not stand on a context that it can choose itself: then they would keep each other alive.
-    front = _certificate_context(tls.certificates[0], alpn)
+    front = _certificate_context(tls.certificates[0], tls.clients, alpn)
     front.sni_callback = choose
     return front
 
@@ -139,10 +150,37 @@ def server_name(peer: ssl.SSLObject) -> str:
     return str(getattr(peer, _SERVER_NAME, ""))
 
 
-def _certificate_context(certificate: CertificateSpec, alpn: tuple[str, ...]) -> ssl.SSLContext:
+def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
+    """The certificate (DER) that a client of a `server_context` has shown, and that was verified.
+
+    None where it was not asked for one, and where any would do: nothing can be concluded from that.
+    """
+    return peer.getpeercert(binary_form=True) if peer.context.verify_mode is ssl.CERT_REQUIRED else None
+
+
+def is_about_certificate(error: Exception) -> bool:
+    """Whether a handshake with a client failed because its certificate was missing, or could not be verified."""
+    return isinstance(error, ssl.SSLCertVerificationError) or (
+        getattr(error, "reason", "") == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+    )
+
+
+def _certificate_context(
+    certificate: CertificateSpec, clients: ClientCertificatesSpec | None, alpn: tuple[str, ...]
+) -> ssl.SSLContext:
+    """A context of its own for each certificate and listener: a session of another one is not resumed here, and with
+    it what its client had shown there.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _harden(context, ssl.TLSVersion.TLSv1_2, alpn)
     _load_identity(context, certificate.chain_pem, certificate.key_pem)
+    if clients is not None:
+        context.load_verify_locations(cadata=clients.ca_pem)
+        context.verify_mode = ssl.CERT_REQUIRED
+        if clients.takes_any:
+            from egressproxy.transport.any_certificate import take_any_certificate  # here: hardly anybody needs it
+
+            take_any_certificate(context)
     return context
 
 

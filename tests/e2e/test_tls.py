@@ -52,6 +52,44 @@ def test_an_https_listener_terminates_tls(dns: NameServer, tmp_path: Path):
             gateway.wait_for_record(status=200, listener="https")
 
 
+def test_clients_show_a_certificate_of_the_authority_of_their_port(dns: NameServer, tmp_path: Path):
+    pki, first, second = Pki(), Pki(), Pki()
+    ports = {"one": free_port(), "two": free_port(), "open": free_port()}
+    authorities = {"one": first, "two": second, "open": second}
+
+    def validation(name: str, mode: str = "AllowValidOnly") -> m.Manifest:
+        refs = [{"group": "", "kind": "ConfigMap", "name": f"ca-{name}"}]
+        return {"validation": {"caCertificateRefs": refs, "mode": mode}}
+
+    listeners = [
+        {"name": name, "port": port, "protocol": "HTTPS", "tls": terminate("front")} for name, port in ports.items()
+    ]
+    per_port = [
+        {"port": ports["two"], "tls": validation("two")},
+        {"port": ports["open"], "tls": validation("open", "AllowInsecureFallback")},
+    ]
+    frontend = {"default": validation("one"), "perPort": per_port}
+    with Origin() as origin:
+        objects = [
+            m.gateway(*listeners, tls={"frontend": frontend}),
+            policy(dns),
+            secret_of("front", pki.issue(FRONT)),
+            m.backend("o", HOST, origin.port),
+            m.http_route("r", m.prefix_rule("/", "o")),
+            *(m.config_map(f"ca-{name}", {"ca.crt": authority.ca_pem}) for name, authority in authorities.items()),
+        ]
+        with GatewayProcess(tmp_path / "gw", objects):
+            for name, port in ports.items():
+                for shown in (first, second, None):
+                    context = pki.client_context(shown.issue("client.test") if shown is not None else None)
+                    if name == "open" or shown is authorities[name]:
+                        with client(port, context, FRONT) as sock:
+                            assert ask(sock, get(FRONT, port, absolute=False)) == (200, b"ok")
+                    else:
+                        with pytest.raises(OSError), client(port, context, FRONT) as sock:  # an alert, or a reset
+                            ask(sock, get(FRONT, port, absolute=False))
+
+
 def test_a_forward_proxy_may_be_reached_over_tls(dns: NameServer, tmp_path: Path):
     pki, port = Pki(), free_port()
     listener = m.forward_listener(port, tls=terminate("front"))

@@ -68,14 +68,15 @@ def https(*hostnames: str, port: int = 8443) -> Manifest:
 class TlsClient:
     """A client's side of TLS over the connection of a Peer. `>>` sends inside it, `reads` gives what has come.
 
+    `shows`: whose certificate it shows when it is asked for one.
     The log counts what is inside TLS: set `counts_octets` of the conversation to False.
     """
 
-    def __init__(self, peer: Peer, pki: Pki, name: str | None) -> None:
+    def __init__(self, peer: Peer, pki: Pki, name: str | None, shows: Pki | None = None) -> None:
         self.peer = peer
         self.has_ended = False  # the gateway has said close_notify
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        context = pki.client_context()
+        context = pki.client_context(shows.issue("client.example") if shows is not None else None)
         context.check_hostname = name is not None
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
 

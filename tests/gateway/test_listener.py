@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 
 import pytest
 
 from egressproxy.gateway.listener_state import origin_of
+from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
-from tests.gateway.kit import OK, TlsClient, certificate, exchange, forward, https
+from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, exchange, forward, https
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
 from tests.support.pki import Pki
@@ -213,6 +215,100 @@ def test_what_was_accepted_as_its_listener_went_is_not_served(converse: Start, i
     late.is_closed()
     assert not talk.ports[0].state.connections
     assert talk.metrics.connections_rejected == {}
+
+
+# --- certificates of clients ---------------------------------------------------------------------------------------
+def demanding(objects: list[m.Manifest], authority: Pki, mode: str = "AllowValidOnly") -> list[m.Manifest]:
+    """These objects, with a Gateway that asks its clients for a certificate of this authority."""
+    refs = [{"group": "", "kind": "ConfigMap", "name": "clients"}]
+    objects[0]["spec"]["tls"] = {"frontend": {"default": {"validation": {"caCertificateRefs": refs, "mode": mode}}}}
+    return [*objects, m.config_map("clients", {"ca.crt": authority.ca_pem})]
+
+
+def proxy_over_tls(pki: Pki) -> list[m.Manifest]:
+    listener = m.forward_listener(3128, tls=terminate("front"))
+    return [m.gateway(listener), m.policy(["a.example"]), certificate(pki, "a.example")]
+
+
+@pytest.mark.parametrize("is_forward", [False, True])
+def test_a_client_with_the_right_certificate_is_served(converse_on: Start, is_forward: bool):
+    pki, authority = Pki(), Pki()
+    talk = converse_on(demanding(proxy_over_tls(pki) if is_forward else secured(pki, ""), authority))
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "a.example", authority).shakes_hands()
+    if not is_forward:
+        assert asked(talk, tls, "a.example") == (200, "-")
+        return
+    tls >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.until(lambda: bool(talk.records))
+    assert tls.reads().startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("is_forward", [False, True])
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_any_other_client_gets_an_alert_and_no_answer(converse_on: Start, is_forward: bool, is_foreign: bool):
+    pki, authority = Pki(), Pki()
+    talk = converse_on(demanding(proxy_over_tls(pki) if is_forward else secured(pki, ""), authority))
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "a.example", pki if is_foreign else None).shakes_hands()
+    talk.until(lambda: talk.client.has_eof or talk.client.is_gone)
+    with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
+        tls.reads()
+    assert talk.metrics.connections_rejected == {"client_certificate": 1}
+    assert not talk.records
+    assert not talk.ports[0].state.connections
+
+
+@pytest.mark.parametrize("shown", ["right", "foreign", "none"])
+def test_with_insecure_fallback_everybody_is_served(converse: Start, shown: str):
+    pki, authority = Pki(), Pki()
+    talk = converse(demanding(secured(pki, ""), authority, "AllowInsecureFallback"))
+    talk.counts_octets = False
+    who = {"right": authority, "foreign": pki, "none": None}[shown]
+    tls = TlsClient(talk.client, pki, "a.example", who).shakes_hands()
+    assert asked(talk, tls, "a.example") == (200, "-")
+
+
+def test_a_connection_from_before_does_not_get_past_a_listener_that_asks_now(converse: Start):
+    pki, authority = Pki(), Pki()
+    talk = converse(secured(pki, ""))
+    talk.counts_octets = False
+    busy, idle = talk.client, talk.connect()
+    tls = TlsClient(busy, pki, "a.example").shakes_hands()
+    quiet = TlsClient(idle, pki, "a.example").shakes_hands()
+    tls >> b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET / .*?\r\n\r\n")
+    talk.reload(demanding(secured(pki, ""), authority))
+    quiet.reads()
+    assert quiet.has_ended
+    idle.leaves()
+    assert talk.ports[0].open_connections == 1
+    talk.origin >> OK
+    assert b"Connection: close" in tls.reads()
+    assert tls.has_ended
+    talk.client = talk.connect()
+    assert asked(talk, TlsClient(talk.client, pki, "a.example", authority).shakes_hands(), "a.example")[0] == 200
+
+
+def test_a_connection_stays_where_what_is_asked_stays(converse: Start):
+    pki, authority = Pki(), Pki()
+    talk = converse(demanding(secured(pki, ""), authority))
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "a.example", authority).shakes_hands()
+    assert asked(talk, tls, "a.example") == (200, "-")
+    talk.reload(demanding(secured(pki, "", limits={"connections": 7}), authority))
+    assert asked(talk, tls, "a.example") == (200, "-")
+
+
+def test_a_plain_connection_does_not_get_past_a_listener_that_has_tls_now(converse: Start):
+    pki = Pki()
+    talk = converse([m.gateway(m.http_listener(8443)), *secured(pki, "")[1:]])
+    talk.reload(secured(pki, ""))
+    talk.client.is_closed()
 
 
 # --- listeners that share a port -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import TlsClient, certificate
+from tests.gateway.test_listener import demanding
 from tests.gateway.test_tunnels import client_hello
 from tests.support import manifests as m
 from tests.support.pki import Pki
@@ -160,6 +161,24 @@ def test_a_tunnel_that_cannot_begin_takes_its_upstream_with_it(converse: Start, 
     assert talk.origin.is_gone
     talk.client.is_closed()
     assert talk.record()["reason"] == "internal"
+
+
+@pytest.mark.parametrize("shown", ["right", "foreign", "none"])
+def test_a_terminated_stream_asks_for_the_certificate_of_its_client(converse: Start, shown: str):
+    pki, authority = Pki(), Pki()
+    talk = converse(demanding(terminating(pki), authority))
+    talk.counts_octets = False
+    who = {"right": authority, "foreign": pki, "none": None}[shown]
+    tls = TlsClient(talk.client, pki, "a.example", who).shakes_hands()
+    if shown == "right":
+        talk.dialled("a.example", 443)
+        tls >> b"inside"
+        talk.origin << b"inside"
+        return
+    talk.no_dial()
+    assert talk.record()["reason"] == "client_certificate"
+    said = "none was shown" if shown == "none" else "certificate in certificate chain"
+    assert said in talk.record()["detail"]
 
 
 # --- a listener that goes ------------------------------------------------------------------------------------------

@@ -542,7 +542,7 @@ class Conversation:
             spec = compiled_spec(written, self.catalog)
             self.snapshot = build(spec, self.catalog, self.network, self.metrics, old)
             for bound, port in zip(self.ports, self.snapshot.ports.values(), strict=True):
-                bound.state.port = port
+                bound.serve(port)
             for key, connector in old.connectors.items():
                 if key not in self.snapshot.connectors:
                     connector.retire()

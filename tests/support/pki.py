@@ -11,7 +11,14 @@ from pathlib import Path
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from egressproxy.model.secret import Secret
 from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
@@ -43,6 +50,22 @@ class Pki:
             "tests/cert", chain(leaf), Secret(leaf.private_key_pem.bytes()), tuple(n for n in names if "://" not in n)
         )
 
+    def identified(self, *identities: str) -> CertificateSpec:
+        """A server certificate with these subject alternative names: a URI where it has a scheme, else a DNS name."""
+        now = datetime.datetime.now(datetime.UTC)
+        days = datetime.timedelta(days=1)
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.UniformResourceIdentifier(i) if "://" in i else x509.DNSName(i) for i in identities]
+        root = x509.load_pem_x509_certificate(self.ca.cert_pem.bytes())
+        builder = x509.CertificateBuilder().subject_name(x509.Name([])).issuer_name(root.subject)
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - days).not_valid_after(now + days)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=True)
+        signer = load_pem_private_key(self.ca.private_key_pem.bytes(), None)
+        made = builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)  # type: ignore[arg-type]
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return CertificateSpec("tests/cert", made.decode(), Secret(private))
+
     def listener(self, *names: str, expired: bool = False) -> ListenerTlsSpec:
         return ListenerTlsSpec(certificates=(self.certificate(*names, expired=expired),))
 
@@ -52,9 +75,12 @@ class Pki:
         self.issue(*names).configure_cert(context)
         return context
 
-    def client_context(self) -> ssl.SSLContext:
-        """A context that trusts this root and no other."""
-        return ssl.create_default_context(cadata=self.ca_pem)
+    def client_context(self, shows: trustme.LeafCert | None = None) -> ssl.SSLContext:
+        """A context that trusts this root and no other, and shows this certificate to servers that ask for one."""
+        context = ssl.create_default_context(cadata=self.ca_pem)
+        if shows is not None:
+            shows.configure_cert(context)
+        return context
 
     def crl(self, *revoked_pem: str, expired: bool = False) -> str:
         """A revocation list of the root."""

@@ -8,11 +8,19 @@ import pytest
 
 from egressproxy.model.secret import Secret
 from egressproxy.spec.backend import BackendTlsSpec
-from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
-from egressproxy.transport.tls_contexts import client_context, client_tls, server_context, server_name
+from egressproxy.spec.gateway import CertificateSpec, ClientCertificatesSpec, ListenerTlsSpec
+from egressproxy.transport.tls_contexts import (
+    client_context,
+    client_tls,
+    is_about_certificate,
+    server_context,
+    server_name,
+    verified_certificate,
+)
 from tests.support.pki import Pki, chain, pin
 
 PKI = Pki()
+OTHER = Pki()
 TRUST = BackendTlsSpec(ca_pem=PKI.ca_pem)
 
 
@@ -137,6 +145,19 @@ def test_none_of_the_names_is_refused(wanted: tuple[str, ...], presented: list[s
     assert refused(replace(TRUST, names=wanted), "a.test", *presented) == 62
 
 
+@pytest.mark.parametrize("wanted", [("spiffe://x/A",), ("c.test", "spiffe://x/A"), ("b.test", "spiffe://x/y")])
+def test_a_uri_of_the_certificate_is_one_of_its_names(wanted: tuple[str, ...]):
+    server = server_context(ListenerTlsSpec(certificates=(PKI.identified("spiffe://x/A", "b.test"),)))
+    Ends(server, replace(TRUST, names=wanted), "host.test")
+
+
+@pytest.mark.parametrize("wanted", [("spiffe://x/a",), ("spiffe://x",), ("spiffe://x/A/b",), ("x",)])
+def test_another_uri_is_refused(wanted: tuple[str, ...]):
+    server = server_context(ListenerTlsSpec(certificates=(PKI.identified("spiffe://x/A"),)))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Ends(server, replace(TRUST, names=wanted), "host.test")
+
+
 def test_names_do_not_lift_the_check_of_the_chain():
     assert refused(BackendTlsSpec(ca_pem=Pki().ca_pem, names=("a.test",)), "a.test", "a.test") in (18, 19, 20)
 
@@ -258,3 +279,103 @@ def test_the_name_that_a_client_asked_for_is_known_afterwards(certificates: tupl
     assert server_name(Ends(server, replace(TRUST, sni="A.Test"), "x.test").server) == "a.test"
     assert server_name(Ends(server, replace(TRUST, insecure_skip_verify=True), "other.test").server) == "other.test"
     assert server_name(Ends(server, replace(TRUST, insecure_skip_verify=True), "127.0.0.1").server) == ""
+
+
+# --- certificates of clients ---------------------------------------------------------------------------------------
+def asking(*pkis: Pki, takes_any: bool = False) -> ssl.SSLContext:
+    """A listener that asks for a certificate of these authorities."""
+    clients = ClientCertificatesSpec("".join(pki.ca_pem for pki in pkis), takes_any)
+    return server_context(replace(PKI.listener("a.test", "b.test"), clients=clients))
+
+
+def showing(certificate: CertificateSpec | None) -> BackendTlsSpec:
+    if certificate is None:
+        return TRUST
+    return replace(TRUST, client_certificate=certificate.chain_pem, client_key=certificate.key_pem)
+
+
+@pytest.mark.parametrize("authorities", [(PKI,), (OTHER, PKI)])
+def test_a_client_with_a_certificate_of_the_authorities_is_let_in_and_known(authorities: tuple[Pki, ...]):
+    own = PKI.certificate("client.test")
+    ends = Ends(asking(*authorities), showing(own), "a.test")
+    leaf, end, _ = own.chain_pem.partition("-----END CERTIFICATE-----")
+    assert verified_certificate(ends.server) == ssl.PEM_cert_to_DER_cert(leaf + end)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        None,
+        OTHER.certificate("client.test"),
+        PKI.certificate("client.test", expired=True),
+    ],
+)
+def test_any_other_client_fails_in_the_handshake(shown: CertificateSpec | None):
+    with pytest.raises(ssl.SSLError) as caught:
+        Ends(asking(PKI), showing(shown), "a.test")
+    assert is_about_certificate(caught.value)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        None,
+        PKI.certificate("client.test"),
+        OTHER.certificate("client.test"),
+        PKI.certificate("client.test", expired=True),
+    ],
+)
+def test_where_any_certificate_will_do_it_is_asked_for_and_proves_nothing(shown: CertificateSpec | None):
+    ends = Ends(asking(PKI, takes_any=True), showing(shown), "a.test")
+    assert bool(ends.server.getpeercert(binary_form=True)) is (shown is not None)
+    assert verified_certificate(ends.server) is None
+
+
+def test_a_listener_that_does_not_ask_knows_nobody():
+    ends = Ends(server_context(PKI.listener("a.test")), showing(PKI.certificate("client.test")), "a.test")
+    assert verified_certificate(ends.server) is None
+
+
+def test_a_failure_of_another_kind_is_not_about_the_certificate():
+    assert not is_about_certificate(ConnectionResetError())
+    assert not is_about_certificate(ssl.SSLError(1, "something else"))
+
+
+def shake(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLObject:
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    near = client.wrap_bio(down, up, server_hostname="a.test", session=session)
+    far = server.wrap_bio(up, down, server_side=True)
+    waiting = [near, far]
+    while waiting:
+        for end in list(waiting):
+            try:
+                end.do_handshake()
+                waiting.remove(end)
+            except ssl.SSLWantReadError:
+                pass
+    far.write(b"x")
+    near.read(1)  # and with it the tickets of TLS 1.3
+    return near
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_of_a_listener_that_does_not_ask_is_worth_nothing_at_one_that_does(version: ssl.TLSVersion):
+    client = PKI.client_context()
+    client.maximum_version = version
+    session = shake(server_context(PKI.listener("a.test")), client).session
+    with pytest.raises(ssl.SSLError) as caught:
+        shake(asking(PKI), client, session)
+    assert is_about_certificate(caught.value)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_that_one_authority_stood_for_is_worth_nothing_where_another_one_is_asked_for(
+    version: ssl.TLSVersion,
+):
+    client = PKI.client_context(OTHER.issue("client.test"))
+    client.maximum_version = version
+    session = shake(asking(OTHER), client).session
+    assert shake(asking(OTHER, takes_any=True), client, session).session_reused is False
+    with pytest.raises(ssl.SSLError) as caught:
+        shake(asking(PKI), client, session)
+    assert is_about_certificate(caught.value)

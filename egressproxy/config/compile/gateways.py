@@ -13,6 +13,7 @@ from typing import Any
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.contract import CONTROLLER, Defaults, Key, Status, age_of
+from egressproxy.config.compile.frontend import state_frontend
 from egressproxy.config.compile.listeners import ListenerPlan, find_conflicts, plan_listener
 from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.compile.references import Namespaces, References
@@ -142,6 +143,7 @@ def _plan_gateway(
     number = generation(gateway.key)
     plan = GatewayPlan(gateway, Conditions(number))
     plan.conditions.set("Accepted", True, "Accepted")
+    state_frontend(gateway, plan.conditions)
     _find_addresses(plan, defaults)
     for listener in gateway.spec.listeners:
         plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))

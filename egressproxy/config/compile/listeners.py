@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from egressproxy.config.compile import support
 from egressproxy.config.compile.contract import Status
+from egressproxy.config.compile.frontend import frontend_validation
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
 from egressproxy.config.resources.meta import GATEWAY_GROUP
-from egressproxy.spec.gateway import ListenerProtocol, ListenerTlsSpec, TlsMode
+from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerTlsSpec, TlsMode
+from egressproxy.transport.any_certificate import can_take_any_certificate
 
 __all__ = ["ListenerPlan", "find_conflicts", "plan_listener"]
 
@@ -28,6 +29,10 @@ _KINDS = {
     ListenerProtocol.TCP: ("TCPRoute",),
     ListenerProtocol.FORWARD_PROXY: ("HTTPRoute", "TLSRoute"),
 }
+
+
+#: Why a CA certificate cannot be had, in the words of Gateway API for listeners.
+_CA_REASONS = {"RefNotPermitted": "RefNotPermitted", "InvalidKind": "InvalidCACertificateKind"}
 
 
 @dataclass(slots=True, eq=False)
@@ -201,20 +206,23 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
         )
     if tls.options:
         plan.conditions.add_note("Accepted", f"tls.options are not supported and do nothing: {', '.join(tls.options)}.")
-    plan.tls = ListenerTlsSpec(TlsMode.TERMINATE, tuple(certificates))
-    if _client_certificates_wanted(plan) and not support.CLIENT_CERTIFICATES:
-        message = (
-            "spec.tls.frontend asks for client certificates, which are not supported yet: the listener stays closed"
-        )
+    plan.tls = ListenerTlsSpec(TlsMode.TERMINATE, tuple(certificates), _find_clients(plan, references))
+
+
+def _find_clients(plan: ListenerPlan, references: References) -> ClientCertificatesSpec | None:
+    """What `spec.tls.frontend` of the Gateway asks of the clients of this port."""
+    validation = frontend_validation(plan.gateway, plan.listener.port)
+    if validation is None:
+        return None
+    pem, problems = references.ca_bundles(plan.gateway, validation.ca_certificate_refs)
+    message = "; ".join(problem.message for problem in problems)
+    if problems:
+        reason = _CA_REASONS.get(problems[0].reason, "InvalidCACertificateRef")
+        plan.conditions.set("ResolvedRefs", False, reason, f"client certificates: {message}")
+    if not pem:
+        plan.refuse("Accepted", "NoValidCACertificate", f"no client certificate could be verified: {message}")
+    takes_any = validation.mode == "AllowInsecureFallback"
+    if takes_any and not can_take_any_certificate():
+        message = "mode AllowInsecureFallback is not possible with the OpenSSL of this Python: use AllowValidOnly"
         plan.refuse("Accepted", "UnsupportedValue", message)
-
-
-def _client_certificates_wanted(plan: ListenerPlan) -> bool:
-    """`spec.tls.frontend`: the entry of the listener's port, else the default."""
-    tls = plan.gateway.spec.tls
-    if tls is None or tls.frontend is None:
-        return False
-    for entry in tls.frontend.per_port:
-        if entry.port == plan.listener.port:
-            return entry.tls.validation is not None
-    return tls.frontend.default.validation is not None
+    return ClientCertificatesSpec(pem, takes_any)

@@ -10,13 +10,10 @@ from typing import Final
 
 from egressproxy.spec.backend import Protocol
 
-__all__ = ["CLIENT_CERTIFICATES", "ROUTED_ALLOW", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
+__all__ = ["ROUTED_ALLOW", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
 
 #: EgressPolicy `destinations.allow` on a route or Backend: a place where it is asked for stays closed.
 ROUTED_ALLOW: Final[bool] = False
-
-#: Gateway `spec.tls.frontend`: a listener that asks for it is not programmed.
-CLIENT_CERTIFICATES: Final[bool] = False
 
 #: Backend `protocol`: a backend that speaks another one is not used.
 UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP})
@@ -27,6 +24,8 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "BackendTLSPolicySANValidation",
     "Gateway",
     "GatewayAddressEmpty",
+    "GatewayFrontendClientCertificateValidation",
+    "GatewayFrontendClientCertificateValidationInsecureFallback",
     "GatewayPort8080",
     "GatewayStaticAddresses",
     "HTTPRoute",

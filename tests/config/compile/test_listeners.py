@@ -160,23 +160,6 @@ spec:
     assert not compiled(text, certificate, other).spec.listeners
 
 
-def test_client_certificates_that_are_not_checked_keep_the_listener_closed(pki: Pki):
-    frontend = "tls: {frontend: {default: {validation: {caCertificateRefs: [{kind: ConfigMap, name: ca}]}}}}"
-    made = compiled(
-        gateway(f"{HTTPS}, {{name: plain, port: 80, protocol: HTTP}}", more=frontend), secret(*pair(pki, "a.example"))
-    )
-    assert [one.name for one in made.spec.listeners] == ["plain"]
-    assert of_listener(made, "Accepted", "web")[:2] == ("False", "UnsupportedValue")
-    assert "client certificates" in of_listener(made, "Programmed", "web")[2]
-
-
-def test_a_port_of_its_own_may_go_without_client_certificates(pki: Pki):
-    validation = "{validation: {caCertificateRefs: [{kind: ConfigMap, name: ca}]}}"
-    frontend = f"tls: {{frontend: {{default: {validation}, perPort: [{{port: 8443, tls: {{}}}}]}}}}"
-    made = compiled(gateway(HTTPS, more=frontend), secret(*pair(pki, "a.example")))
-    assert listener(made).name == "web"
-
-
 def test_passthrough_needs_no_certificate():
     made = compiled(gateway("{name: sni, port: 443, protocol: TLS, hostname: '*.a.example', tls: {mode: Passthrough}}"))
     found = listener(made)
