@@ -8,17 +8,19 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from egressproxy import __version__
-from egressproxy.admin.state import Published
+from egressproxy.admin.state import Source
 from egressproxy.config.problems import ConfigError
 from egressproxy.config.sources.files import changes
-from egressproxy.loading.apart import Loading, LoadingFailed
-from egressproxy.loading.result import Loaded, Place, builtin, shown
+from egressproxy.loading.apart import Loading, LoadingFailed, schema
+from egressproxy.loading.published import PublishedConfiguration
+from egressproxy.loading.result import Loaded, Place, builtin
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.loop import Loop
@@ -100,7 +102,8 @@ class App:
         self._fleet = _fleet(options, self.metrics)
         self._loaded: Loaded | None = None
         self._generation = 0
-        self._rejection = ""
+        self._published = PublishedConfiguration()
+        self._schema = b""
         self._told: set[str] = set()
         self._servers: list[AdminServer] = []
         self._own: dict[str, tuple[str, int]] = {}  # what is served beside traffic, and where
@@ -122,9 +125,24 @@ class App:
         counts = await self._fleet.counts()
         return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures())
 
-    def objects(self) -> Iterable[Published]:
-        """Everything in service with its status; after a rejected reload the Gateways say so."""
-        return _objects(self._loaded.shown, self._rejection) if self._loaded is not None else ()
+    def sources(self) -> Sequence[Source]:
+        return (self._published,)
+
+    async def schema(self) -> bytes:
+        if not self._schema:
+            self._schema = zlib.compress(await asyncio.to_thread(schema))
+        return zlib.decompress(self._schema)
+
+    def _publish(self, rejection: str = "") -> None:
+        """Show what is in service now, to watchers, too; `rejection` is why the latest one is not."""
+        if self._loaded is not None:
+            self._published.publish(self._loaded.shown, rejection)
+            self._objects_changed()
+
+    def _objects_changed(self) -> None:
+        """What one of the sources has is not what it had."""
+        for server in self._servers:
+            server.changed()
 
     # --- life ------------------------------------------------------------------------------------------------------
     async def serve(self) -> int:
@@ -153,6 +171,8 @@ class App:
         reloader = asyncio.create_task(self._reload_when_asked())
         await self._stop.wait()
         self._is_draining = True
+        for server in self._servers:
+            server.end_watches()
         for task in (watcher, reloader):
             if task is not None:
                 task.cancel()
@@ -216,7 +236,7 @@ class App:
         await self._fleet.apply(Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, own))
         self._loaded = replace(fresh, spec=b"")
         self._generation += 1
-        self._rejection = ""
+        self._publish()
         self.metrics.reload_succeeded(self._generation)
         self._tell_shortcomings(fresh.warnings)
 
@@ -256,7 +276,7 @@ class App:
                 self._tell_generation()
 
     def _rejected(self, why: str) -> None:
-        self._rejection = why
+        self._publish(rejection=why)
         self.metrics.reload_failed()
         log.error("the new configuration is rejected, configuration %d stays in service:", self._generation)
         for line in why.splitlines():  # one record for each problem
@@ -298,24 +318,6 @@ def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:
     for place in places:
         shared.setdefault((place.address, place.port), []).append(place.listener)
     return {where: ", ".join(listeners) for where, listeners in shared.items()}
-
-
-def _objects(packed: bytes, rejection: str) -> Iterator[Published]:
-    for found, generation, status in shown(packed):
-        if status is not None and rejection and found.kind == "Gateway":
-            status = _with_rejection(status, rejection, generation)
-        yield found, generation, status
-
-
-def _with_rejection(status: Mapping[str, Any], why: str, generation: int) -> dict[str, Any]:
-    condition = {
-        "type": "egressproxy.io/ReloadRejected",
-        "status": "True",
-        "reason": "Invalid",
-        "message": why[:32768],
-        "observedGeneration": generation,
-    }
-    return {**status, "conditions": [*status.get("conditions", ()), condition]}
 
 
 def _place(address: str, port: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -50,7 +51,8 @@ async def test_a_start_with_a_bad_manifest_raises_every_problem(tmp_path: Path):
 
 def test_a_process_is_not_ready_before_it_listens():
     assert App(RunOptions()).why_not_ready() == "the listeners are not bound yet"
-    assert list(App(RunOptions()).objects()) == []
+    (source,) = App(RunOptions()).sources()
+    assert list(source.objects()) == []
 
 
 async def served(app: App, state: str = "") -> None:
@@ -139,7 +141,7 @@ async def test_a_hangup_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
 async def test_a_start_whose_configuration_nobody_could_read_says_so_and_is_a_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(apart, "_command", lambda: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(apart, "_command", lambda _module: [sys.executable, "-c", "raise SystemExit(3)"])
     assert await App(options(tmp_path, m.gateway(m.forward_listener(free_port())))).serve() == 1
     assert "ended with status 3" in capsys.readouterr().err
 
@@ -151,15 +153,17 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
     serving = asyncio.create_task(app.serve())
     while app.why_not_ready():  # noqa: ASYNC110 (nothing tells)
         await asyncio.sleep(0.01)
-    before = list(app.objects())
-    monkeypatch.setattr(apart, "_command", lambda: [sys.executable, "-c", "raise SystemExit(3)"])
+    (source,) = app.sources()
+    (before,) = source.objects()
+    monkeypatch.setattr(apart, "_command", lambda _module: [sys.executable, "-c", "raise SystemExit(3)"])
     app._asked_to_reload()
     while not app.metrics.reloads.get("failure"):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert app.why_not_ready() == ""
-    ((gateway, generation, status),) = app.objects()
-    assert (gateway.name, generation) == (before[0][0].name, before[0][1])
-    assert status is not None
+    (gateway,) = source.objects()
+    assert (gateway.name, gateway.generation) == (before.name, before.generation)
+    assert gateway.status is not None
+    status = json.loads(gateway.status)
     assert status["conditions"][-1]["type"] == "egressproxy.io/ReloadRejected"
     assert "ended with status 3" in status["conditions"][-1]["message"]
     os.kill(os.getpid(), signal.SIGTERM)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["KINDS", "ServedKind", "group_versions", "served"]
+__all__ = ["CONFIGURED", "KINDS", "OBSERVED", "ServedKind", "group_versions", "served"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +21,42 @@ class ServedKind:
     versions: tuple[str, ...]
     is_namespaced: bool
     short_names: tuple[str, ...]
+    #: What it may be selected by beside metadata.name and metadata.namespace.
+    fields: tuple[str, ...] = ()
 
     @property
     def singular(self) -> str:
         return self.kind.lower()
 
+    @property
+    def resource(self) -> str:
+        """As people and errors name it: `gateways.gateway.networking.k8s.io`."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
 
-def _kind(group: str, kind: str, versions: str, *short_names: str, is_namespaced: bool = True) -> ServedKind:
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """`kubectl get gateway-api` lists all of these kinds."""
+        return ("gateway-api",) if self.group.startswith("gateway.networking.") else ()
+
+
+def _kind(
+    group: str, kind: str, versions: str, *short_names: str, is_namespaced: bool = True, fields: tuple[str, ...] = ()
+) -> ServedKind:
     """`versions` are separated by blanks."""
     singular = kind.lower()
     if singular.endswith("y") and singular[-2] not in "aeiou":  # policies, but gateways
         plural = singular[:-1] + "ies"
     else:
         plural = singular + ("es" if singular.endswith("s") else "s")
-    return ServedKind(group, kind, plural, tuple(versions.split()), is_namespaced, short_names)
+    return ServedKind(group, kind, plural, tuple(versions.split()), is_namespaced, short_names, fields)
 
 
 _GATEWAY: Final = "gateway.networking.k8s.io"
 
 #: Those of `config.resources.kinds`, which the process that serves does not import.
-KINDS: Final = (
+CONFIGURED: Final = (
     _kind(_GATEWAY, "GatewayClass", "v1 v1beta1", "gc", is_namespaced=False),
-    _kind(_GATEWAY, "Gateway", "v1 v1beta1", "gtw"),
+    _kind(_GATEWAY, "Gateway", "v1 v1beta1", "gtw", "gw"),
     _kind(_GATEWAY, "ListenerSet", "v1", "lset"),
     _kind(_GATEWAY, "HTTPRoute", "v1 v1beta1 v1alpha2"),
     _kind(_GATEWAY, "GRPCRoute", "v1 v1alpha2"),
@@ -57,13 +71,27 @@ KINDS: Final = (
     _kind("egressproxy.io", "EgressPolicy", "v1alpha1"),
     _kind("egressproxy.io", "PayloadProcessingPipeline", "v1alpha1"),
     _kind("", "Namespace", "v1", "ns", is_namespaced=False),
-    _kind("", "Secret", "v1"),
+    _kind("", "Secret", "v1", fields=("type",)),
     _kind("", "ConfigMap", "v1", "cm"),
     _kind("", "Service", "v1", "svc"),
     _kind("", "ServiceAccount", "v1", "sa"),
     _kind("", "Pod", "v1", "po"),
     _kind("discovery.k8s.io", "EndpointSlice", "v1"),
 )
+
+_INVOLVED: Final = tuple(
+    f"involvedObject.{name}"
+    for name in ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+)
+_REGARDING: Final = tuple(name.replace("involvedObject", "regarding") for name in _INVOLVED)
+
+#: What nobody writes: made by the gateway while it runs. One Event is served in both groups.
+OBSERVED: Final = (
+    _kind("", "Event", "v1", "ev", fields=(*_INVOLVED, "reason", "type", "reportingComponent", "source")),
+    _kind("events.k8s.io", "Event", "v1", "ev", fields=(*_REGARDING, "reason", "type", "reportingController")),
+)
+
+KINDS: Final = (*CONFIGURED, *OBSERVED)
 
 _BY_PLURAL: Final = {(kind.group, version, kind.plural): kind for kind in KINDS for version in kind.versions}
 

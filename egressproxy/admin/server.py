@@ -1,4 +1,4 @@
-"""The admin server: health, metrics and the configuration in service, read-only, on addresses of its own.
+"""The admin server: health, metrics and the Kubernetes-shaped API, on addresses of its own.
 
 It shares the event loop with the traffic and must not be felt there: what takes long runs in a thread, the number of
 connections is bounded, and one that does not ask, or does not read its answer, is closed.
@@ -11,14 +11,19 @@ import ipaddress
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from enum import Enum
 from typing import Any, Final
 
 from aiohttp import web
 
-from egressproxy.admin import api
+from egressproxy.admin import api, discovery, openapi
+from egressproxy.admin.objects import Objects
+from egressproxy.admin.questions import Options, form, resource
 from egressproxy.admin.state import AdminState
+from egressproxy.admin.status import ApiError, failure
+from egressproxy.admin.watches import Watches
 
 __all__ = ["AdminServer", "Surface"]
 
@@ -44,13 +49,17 @@ _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 
-_INDEX: Final = """egressproxy admin: read-only.
+_INDEX: Final = """egressproxy admin
 /healthz /livez    the process answers
 /readyz            every listener is bound; 503 says what is missing
 /metrics           Prometheus or OpenMetrics text
-/api /apis         the configuration in service with its status, as Kubernetes shapes it
+/api /apis         the configuration in service with its status, as Kubernetes shapes it: for kubectl --server
+/openapi/v2 /v3    what these objects may say
 /config            all of it in one List
 """
+
+#: kubectl compares versions: this says which Kubernetes the API is like.
+_LIKE: Final = {"major": "1", "minor": "32", "platform": "python", "gitTreeState": "clean", "goVersion": ""}
 
 _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -78,6 +87,8 @@ class AdminServer:
         self._listening: asyncio.Server | None = None
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._scrape = asyncio.Lock()
+        self._objects = Objects(state.sources())
+        self._watches = Watches(self._objects)
         full = surface is Surface.FULL
         self._exact: dict[str, _Handler] = {
             "/healthz": self._health,
@@ -98,8 +109,17 @@ class AdminServer:
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=0,
             max_line_size=8190,
+            handler_cancellation=True,  # a watcher that went away is watched no more
         )
         self._listening = await loop.create_server(self._connection, sock=listening)
+
+    def changed(self) -> None:
+        """A source of objects has changed: whoever watches is told."""
+        self._objects.changed()
+
+    def end_watches(self) -> None:
+        """All watches end; there will be no more."""
+        self._watches.end()
 
     async def stop(self) -> None:
         """Stop listening and close what is open, after at most a second for answers under way."""
@@ -137,27 +157,36 @@ class AdminServer:
             timer.cancel()
         try:
             response = await self._answer(request)
+        except ApiError as error:
+            response = _json(error.code, error.body)
+            if error.retry_after_s:
+                response.headers["Retry-After"] = str(error.retry_after_s)
         except Exception:
             logger.exception("admin: %s failed", request.path)
-            response = _json(api.failure(500, "InternalError", "a defect of the admin server; its log says more"))
-        response.headers.update(_HEADERS)
+            response = _failure(500, "InternalError", "a defect of the admin server; its log says more")
+        if not response.prepared:
+            response.headers.update(_HEADERS)
         return response
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if not self._is_our_name(request.headers.get("Host", "")):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
-            return _json(api.failure(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
+            return _failure(403, "Forbidden", "this Host is not served here; ask by address or as localhost")
         if request.method not in ("GET", "HEAD"):
-            response = _json(api.failure(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD"))
+            response = _failure(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD")
             response.headers["Allow"] = "GET, HEAD"
             return response
         path = request.path
         handler = self._exact.get(path)
         if handler is not None:
             return await handler(request)
-        if self._surface is Surface.FULL and (path in ("/api", "/apis") or path.startswith(("/api/", "/apis/"))):
-            return await self._api(request)
-        return _json(api.failure(404, "NotFound", f"nothing is served at {path}"))
+        if self._surface is Surface.FULL:
+            path = path.rstrip("/")
+            if path in ("/api", "/apis") or path.startswith(("/api/", "/apis/")):
+                return await self._api(request, path)
+            if path.startswith("/openapi/"):
+                return await self._openapi(path)
+        raise _no_path(path)
 
     def _is_our_name(self, host: str) -> bool:
         """Bound to loopback, loopback names alone are ours; bound to a network, we cannot know what we are called."""
@@ -188,35 +217,75 @@ class AdminServer:
 
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
         version = self._state.metrics.version
-        return _json(api.Document(200, {"major": "1", "minor": "0", "gitVersion": f"v{version}", "platform": "python"}))
+        return _json(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{version}"})
 
     async def _config(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return await self._document(api.everything, self._state.objects(), self._resource_version())
+        return await self._document(api.everything, await self._objects.view())
 
-    async def _api(self, request: web.BaseRequest) -> web.StreamResponse:
-        query: Mapping[str, str] = dict(request.query)
-        return await self._document(
-            api.answer,
-            request.path.rstrip("/"),
-            query,
-            self._state.objects(),
-            self._resource_version(),
-            f"{self.host}:{self.port}",
-        )
+    async def _api(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        accept = request.headers.get("Accept", "")
+        found = self._discovered(path, accept)
+        if found is not None:
+            return found
+        asked = resource(path)
+        if asked is None:
+            raise _no_path(path)
+        options = Options.of(request.query, asked.kind)
+        shape = form(accept)
+        if options.is_watch and not asked.name:
+            with self._watches.place():
+                return await self._watch(request, await self._watches.begin(asked, options, shape))
+        make = api.get if asked.name else api.listing
+        return await self._document(make, asked, options, shape, await self._objects.view())
 
-    def _resource_version(self) -> str:
-        return str(self._state.metrics.config_generation)
+    def _discovered(self, path: str, accept: str) -> web.Response | None:
+        body: Mapping[str, Any] | None
+        match path.strip("/").split("/"):
+            case ["api" | "apis" as root] if (content_type := discovery.aggregated_type(accept)) is not None:
+                return _json(200, discovery.aggregated(root == "api", content_type, False), content_type)
+            case ["api"]:
+                body = discovery.legacy_versions(f"{self.host}:{self.port}")
+            case ["apis"]:
+                body = discovery.group_list()
+            case ["apis", group]:
+                body = discovery.one_group(group)
+            case ["api", version]:
+                body = discovery.resource_list("", version, False)
+            case ["apis", group, version]:
+                body = discovery.resource_list(group, version, False)
+            case _:
+                return None
+        if body is None:
+            raise _no_path(path)
+        return _json(200, body)
 
-    async def _document(self, make: Callable[..., api.Document], *arguments: Any) -> web.Response:
-        """Thousands of objects take long to decode and to encode: a thread does it."""
+    async def _watch(self, request: web.BaseRequest, pieces: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", **_HEADERS})
+        await response.prepare(request)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                await response.write(piece)
+        await response.write_eof()
+        return response
 
-        def made() -> tuple[int, bytes]:
-            document = make(*arguments)
-            return document.status, _encoded(document.body)
+    async def _openapi(self, path: str) -> web.Response:
+        version = self._state.metrics.version
+        if path == "/openapi/v3":
+            return _json(200, openapi.paths_v3())
+        try:
+            schema = await self._state.schema()
+        except OSError as error:
+            raise ApiError(503, "ServiceUnavailable", str(error)) from None
+        if path == "/openapi/v2":
+            return await self._document(openapi.document_v2, schema, version, False)
+        name = path.removeprefix("/openapi/v3/")
+        return await self._document(openapi.document_v3, name, schema, version, False)
 
+    async def _document(self, make: Callable[..., Mapping[str, Any]], *arguments: Any) -> web.Response:
+        """Thousands of objects take long to decode and to encode: a thread does it, for one client at a time."""
         async with self._scrape:
-            status, body = await asyncio.to_thread(made)
-        return web.Response(status=status, body=body, content_type="application/json")
+            body = await asyncio.to_thread(lambda: _encoded(make(*arguments)))
+        return web.Response(body=body, content_type="application/json")
 
 
 class _Refuse(asyncio.Protocol):
@@ -248,5 +317,13 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, indent=1, default=lambda _value: "redacted").encode() + b"\n"
 
 
-def _json(document: api.Document) -> web.Response:
-    return web.Response(status=document.status, body=_encoded(document.body), content_type="application/json")
+def _json(status: int, body: Mapping[str, Any], content_type: str = "application/json") -> web.Response:
+    return web.Response(status=status, body=_encoded(body), headers={"Content-Type": content_type})
+
+
+def _failure(code: int, reason: str, message: str) -> web.Response:
+    return _json(code, failure(code, reason, message))
+
+
+def _no_path(path: str) -> ApiError:
+    return ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["AdminState", "Published", "PublishedObject"]
+__all__ = ["AdminState", "PublishedObject", "Source"]
 
 
 class PublishedObject(Protocol):
-    """The part of `config.resources.Resource` that is shown. `namespace` is "" for a cluster-scoped kind."""
+    """One object as it is at some moment; immutable. `namespace` is "" for a cluster-scoped kind."""
 
     @property
     def group(self) -> str: ...
@@ -25,12 +25,33 @@ class PublishedObject(Protocol):
     @property
     def name(self) -> str: ...
 
-    def to_manifest(self) -> dict[str, Any]:
-        """A copy in Kubernetes' shape, without status."""
+    @property
+    def generation(self) -> int:
+        """metadata.generation; 0 for a kind that has none."""
+
+    @property
+    def manifest(self) -> bytes:
+        """JSON in Kubernetes' shape, without status unless that is input."""
+
+    @property
+    def status(self) -> bytes | None:
+        """JSON; None where it has none."""
 
 
-#: An object, its metadata.generation, and its status (None where it has none).
-Published = tuple[PublishedObject, int, Mapping[str, Any] | None]
+class Source(Protocol):
+    """Where objects come from: the configuration in service, or what was observed (Events).
+
+    Asked on the event loop, when somebody asks the API, or watches it and `AdminServer.changed` was called. What kinds
+    it has stands in `kinds`, what their columns are in `columns`. No two sources have an object of the same kind,
+    namespace and name.
+    """
+
+    @property
+    def version(self) -> object:
+        """Equal to what it was for as long as nothing has changed."""
+
+    def objects(self) -> Iterable[PublishedObject]:
+        """All of them as they are now: iterated in a thread, later, and more than once."""
 
 
 class AdminState(Protocol):
@@ -45,5 +66,8 @@ class AdminState(Protocol):
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
 
-    def objects(self) -> Iterable[Published]:
-        """The configuration in service. May be iterated in a thread."""
+    def sources(self) -> Sequence[Source]:
+        """The same ones, in the same order, each time."""
+
+    async def schema(self) -> bytes:
+        """JSON Schema of all kinds, as `config.schema` makes it. Raises OSError where it cannot be had."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from egressproxy.loading.result import Loaded, read_answer
 
-__all__ = ["Loading", "LoadingFailed"]
+__all__ = ["Loading", "LoadingFailed", "schema"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Loading:
         """Raises OSError if no process can be started."""
         self._request = memoryview(pickle.dumps(([str(path) for path in paths], bind, memory), protocol=5))
         self._process = subprocess.Popen(  # noqa: S603 (this program)
-            _command(),
+            _command("child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -154,9 +154,23 @@ class _Heap:
         return b"".join(self._pieces)
 
 
-def _command() -> list[str]:
+def schema() -> bytes:
+    """JSON Schema of every kind, from a process that ends with it; for a thread. Raises OSError where it fails."""
+    try:
+        done = subprocess.run(  # noqa: S603 (this program)
+            _command("schema"), stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"the schema was not made within {LIMIT_S:.0f} s") from None
+    if done.returncode:
+        log.error("the schema cannot be made: %s", done.stderr.decode(errors="replace")[-MAX_WORDS:])
+        raise OSError(f"the process that makes the schema {_ending(done.returncode)}; the log has its words")
+    return done.stdout
+
+
+def _command(module: str) -> list[str]:
     """This interpreter, with the modules of this process, and nothing of the environment that changes either."""
-    start = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; from egressproxy.loading.child import main; main()"
+    start = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; from egressproxy.loading.{module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", start]
 
 

@@ -75,19 +75,17 @@ def places(config: ConfigSpec) -> tuple[Place, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Shown:
-    """One object as the admin API shows it (`admin.state.PublishedObject`)."""
+    """One object as the admin API shows it (`admin.state.PublishedObject`): JSON, generation and status beside it."""
 
-    __slots__ = ("_manifest", "group", "kind", "name", "namespace")
-
-    def __init__(self, key: tuple[str, str, str, str], manifest: bytes) -> None:
-        self.group, self.kind, self.namespace, self.name = key
-        self._manifest = manifest
-
-    def to_manifest(self) -> dict[str, Any]:
-        """In Kubernetes' shape, without status."""
-        made: dict[str, Any] = json.loads(self._manifest)
-        return made
+    group: str
+    kind: str
+    namespace: str
+    name: str
+    manifest: bytes
+    generation: int
+    status: bytes | None
 
 
 def pack_shown(
@@ -95,7 +93,8 @@ def pack_shown(
 ) -> bytes:
     """Objects as (key, manifest, generation, status)."""
     entries = (
-        (key, _json(manifest), generation, status and _json(status)) for key, manifest, generation, status in objects
+        (key, _json(manifest), generation, None if status is None else _json(status))
+        for key, manifest, generation, status in objects
     )
     packer = zlib.compressobj(1)
     packed = []
@@ -104,15 +103,15 @@ def pack_shown(
     return b"".join((*packed, packer.flush()))
 
 
-def shown(packed: bytes) -> Iterator[tuple[Shown, int, dict[str, Any] | None]]:
-    """The objects with generation and status; decoded as they are taken."""
+def shown(packed: bytes) -> Iterator[Shown]:
+    """The objects; decoded as they are taken."""
     if not packed:
         return
     data = zlib.decompress(packed)
     file = io.BytesIO(data)
     while file.tell() < len(data):
-        for key, manifest, generation, status in _Plain(file).load():
-            yield Shown(key, manifest), generation, status and json.loads(status)
+        for (group, kind, namespace, name), manifest, generation, status in _Plain(file).load():
+            yield Shown(group, kind, namespace, name, manifest, generation, status)
 
 
 def pack_plain(value: object) -> bytes:

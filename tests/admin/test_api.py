@@ -1,4 +1,4 @@
-"""The Kubernetes-shaped API as a function."""
+"""The Kubernetes-shaped API as functions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from egressproxy.admin.api import Document, answer, everything
-from egressproxy.admin.state import Published
+from egressproxy.admin import api
+from egressproxy.admin.objects import View
+from egressproxy.admin.questions import Form, Options, resource
+from egressproxy.admin.status import ApiError
 from egressproxy.config.load import load_text
+from egressproxy.loading.result import Shown
+from tests.admin.kit import entry, view_of
 
 MANIFESTS = """
 apiVersion: gateway.networking.k8s.io/v1
@@ -21,7 +25,7 @@ spec:
 ---
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: HTTPRoute
-metadata: {name: b, namespace: agents}
+metadata: {name: b, namespace: agents, labels: {team: x}}
 spec: {parentRefs: [{name: egress}]}
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -42,129 +46,137 @@ data: {token: Q0FOQVJZ}
 stringData: {other: CANARY}
 """
 STATUS = {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}
+ROUTES = "/apis/gateway.networking.k8s.io/v1/httproutes"
 
 
-def objects() -> list[Published]:
-    return [
-        (resource, 4, STATUS if resource.kind == "HTTPRoute" else None) for resource in load_text(MANIFESTS).objects
-    ]
+@pytest.fixture
+async def view() -> View:
+    resources = load_text(MANIFESTS).objects
+    return await view_of(entry(each, STATUS if each.kind == "HTTPRoute" else None, 4) for each in resources)
 
 
-def get(path: str, **query: str) -> Document:
-    return answer(path, query, objects(), "17", "127.0.0.1:15000")
+def ask(view: View, path: str, form: Form = Form.PLAIN, **query: str) -> dict[str, Any]:
+    asked = resource(path)
+    assert asked is not None
+    make = api.get if asked.name else api.listing
+    return make(asked, Options.of(query, asked.kind), form, view)
 
 
-def names(document: Document) -> list[str]:
-    assert document.status == 200
-    return [item["metadata"]["name"] for item in document.body["items"]]
+def names(body: dict[str, Any]) -> list[str]:
+    return [item["metadata"]["name"] for item in body["items"]]
 
 
-def test_a_list_over_all_namespaces_has_kind_version_and_items():
-    document = get("/apis/gateway.networking.k8s.io/v1/httproutes")
-    assert document.body["kind"] == "HTTPRouteList"
-    assert document.body["apiVersion"] == "gateway.networking.k8s.io/v1"
-    assert document.body["metadata"]["resourceVersion"] == "17"
-    assert names(document) == ["b", "a"]
-    assert {item["apiVersion"] for item in document.body["items"]} == {"gateway.networking.k8s.io/v1"}
+async def test_a_list_over_all_namespaces_has_kind_version_and_items(view: View):
+    body = ask(view, ROUTES)
+    assert body["kind"] == "HTTPRouteList"
+    assert body["apiVersion"] == "gateway.networking.k8s.io/v1"
+    assert body["metadata"] == {"resourceVersion": str(view.version)}
+    assert names(body) == ["b", "a"]
+    assert {item["apiVersion"] for item in body["items"]} == {"gateway.networking.k8s.io/v1"}
 
 
-def test_a_list_of_one_namespace_has_only_its_objects():
-    assert names(get("/apis/gateway.networking.k8s.io/v1/namespaces/other/httproutes")) == ["a"]
-    assert names(get("/apis/gateway.networking.k8s.io/v1/namespaces/empty/httproutes")) == []
+async def test_a_list_of_one_namespace_has_only_its_objects(view: View):
+    assert names(ask(view, "/apis/gateway.networking.k8s.io/v1/namespaces/other/httproutes")) == ["a"]
+    assert names(ask(view, "/apis/gateway.networking.k8s.io/v1/namespaces/empty/httproutes")) == []
 
 
-def test_one_object_carries_generation_and_status():
-    document = get("/apis/gateway.networking.k8s.io/v1/namespaces/agents/httproutes/b")
-    assert document.status == 200
-    assert document.body["metadata"]["generation"] == 4
-    assert document.body["metadata"]["namespace"] == "agents"
-    assert document.body["status"] == STATUS
-    assert "status" not in get("/apis/gateway.networking.k8s.io/v1/namespaces/agents/gateways/egress").body
+async def test_one_object_carries_generation_version_uid_and_status(view: View):
+    body = ask(view, "/apis/gateway.networking.k8s.io/v1/namespaces/agents/httproutes/b")
+    metadata = body["metadata"]
+    assert metadata["generation"] == 4
+    assert metadata["namespace"] == "agents"
+    assert 100 < int(metadata["resourceVersion"]) <= view.version
+    assert len(metadata["uid"]) == 36
+    assert body["status"] == STATUS
+    assert "status" not in ask(view, "/apis/gateway.networking.k8s.io/v1/namespaces/agents/gateways/egress")
 
 
-def test_a_cluster_scoped_object_is_asked_for_without_a_namespace():
-    assert get("/api/v1/namespaces/agents").body["kind"] == "Namespace"
-    assert names(get("/api/v1/namespaces")) == ["agents"]
+async def test_a_cluster_scoped_object_is_asked_for_without_a_namespace(view: View):
+    assert ask(view, "/api/v1/namespaces/agents")["kind"] == "Namespace"
 
 
-def test_a_secret_is_answered_with_its_data_redacted():
-    document = get("/api/v1/namespaces/default/secrets/key")
-    assert document.status == 200
-    assert set(document.body["data"]) == {"token", "other"}
-    assert {base64.b64decode(value) for value in document.body["data"].values()} == {b"redacted"}
-    assert document.body["metadata"]["annotations"] == {"kapp.k14s.io/original": "redacted", "team": "redacted"}
-    for shown in (document.body, everything(objects(), "1").body, get("/api/v1/secrets").body):
+async def test_namespaces_that_nobody_wrote_down_are_listed_with_the_others(view: View):
+    assert names(ask(view, "/api/v1/namespaces")) == ["agents", "default", "other"]
+
+
+async def test_a_secret_is_answered_with_its_data_redacted(view: View):
+    body = ask(view, "/api/v1/namespaces/default/secrets/key")
+    assert set(body["data"]) == {"token", "other"}
+    assert {base64.b64decode(value) for value in body["data"].values()} == {b"redacted"}
+    assert body["metadata"]["annotations"] == {"kapp.k14s.io/original": "redacted", "team": "redacted"}
+    for shown in (body, api.everything(view), ask(view, "/api/v1/secrets"), ask(view, "/api/v1/secrets", Form.TABLE)):
         assert "CANARY" not in str(shown)
         assert "Q0FOQVJZ" not in str(shown)
 
 
-def test_a_secret_that_does_not_redact_itself_is_redacted_all_the_same():
-    class Careless:
-        group, kind, namespace, name = "", "Secret", "default", "s"
-
-        def to_manifest(self) -> dict[str, Any]:
-            return {"kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "CANARY"}, "stringData": {"b": "CANARY"}}
-
-    document = answer("/api/v1/namespaces/default/secrets/s", {}, [(Careless(), 1, None)], "1", "")
-    assert set(document.body["data"]) == {"a", "b"}
-    assert "CANARY" not in str(document.body)
+async def test_a_secret_that_does_not_redact_itself_is_redacted_all_the_same():
+    manifest = b'{"kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "CANARY"}, "stringData": {"b": "CANARY"}}'
+    view = await view_of([Shown("", "Secret", "default", "s", manifest, 1, None)])
+    body = ask(view, "/api/v1/namespaces/default/secrets/s")
+    assert set(body["data"]) == {"a", "b"}
+    assert "CANARY" not in str(body)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/apis/nope/v1/things",
-        "/apis/gateway.networking.k8s.io/v9/gateways",
-        "/apis/gateway.networking.k8s.io/v1/nope",
-        "/api/v2",
-        "/apis/nope",
-        "/api/v1/namespaces/default/secrets/key/more",
-        "/apis/gateway.networking.k8s.io/v1/gateways/egress",
-        "/api/v1/namespaces/x/namespaces/agents",
-    ],
-)
-def test_what_is_not_served_is_a_status_404(path: str):
-    document = get(path)
-    assert document.status == document.body["code"] == 404
-    assert document.body["kind"] == "Status"
-    assert document.body["reason"] == "NotFound"
+async def test_an_object_that_is_not_there_is_named(view: View):
+    with pytest.raises(ApiError) as caught:
+        ask(view, "/apis/egressproxy.io/v1alpha1/namespaces/default/backends/x")
+    body = caught.value.body
+    assert (caught.value.code, body["code"], body["reason"], body["kind"]) == (404, 404, "NotFound", "Status")
+    assert body["message"] == 'backends.egressproxy.io "x" not found'
+    assert body["details"] == {"name": "x", "group": "egressproxy.io", "kind": "backends"}
 
 
-def test_an_object_that_is_not_there_is_named():
-    document = get("/apis/egressproxy.io/v1alpha1/namespaces/default/backends/x")
-    assert document.status == 404
-    assert document.body["message"] == 'backends.egressproxy.io "x" not found'
-    assert document.body["details"]["name"] == "x"
+async def test_selectors_choose_from_a_list(view: View):
+    assert names(ask(view, ROUTES, labelSelector="team=x")) == ["b"]
+    assert names(ask(view, ROUTES, fieldSelector="metadata.namespace=other")) == ["a"]
+    assert names(ask(view, ROUTES, labelSelector="!team", fieldSelector="metadata.name=b")) == []
 
 
-def test_a_parameter_that_would_change_the_answer_is_refused_and_not_ignored():
-    for query in ({"watch": "true"}, {"labelSelector": "a=b"}, {"fieldSelector": "metadata.name=x"}):
-        assert get("/api/v1/secrets", **query).status == 400
-    assert get("/api/v1/secrets", limit="500", timeout="32s").status == 200
+async def test_a_list_comes_in_pieces(view: View):
+    first = ask(view, ROUTES, limit="1")
+    assert names(first) == ["b"]
+    assert first["metadata"]["remainingItemCount"] == 1
+    second = ask(view, ROUTES, limit="1", **{"continue": first["metadata"]["continue"]})
+    assert names(second) == ["a"]
+    assert "continue" not in second["metadata"]
 
 
-def test_discovery_lists_groups_versions_and_resources():
-    assert get("/api").body["versions"] == ["v1"]
-    groups = {group["name"]: group for group in get("/apis").body["groups"]}
-    assert groups["gateway.networking.k8s.io"]["preferredVersion"]["version"] == "v1"
-    assert get("/apis/egressproxy.io").body["versions"] == [
-        {"groupVersion": "egressproxy.io/v1alpha1", "version": "v1alpha1"}
-    ]
-    listed = get("/apis/gateway.networking.k8s.io/v1").body
-    assert listed["kind"] == "APIResourceList"
-    by_name = {resource["name"]: resource for resource in listed["resources"]}
-    assert by_name["gatewayclasses"]["namespaced"] is False
-    assert by_name["httproutes"] == {
-        "name": "httproutes",
-        "singularName": "httproute",
-        "namespaced": True,
-        "kind": "HTTPRoute",
-        "verbs": ["get", "list"],
-    }
-    assert "secrets" in {resource["name"] for resource in get("/api/v1").body["resources"]}
+async def test_a_list_that_goes_on_after_a_change_is_410(view: View):
+    token = ask(view, ROUTES, limit="1")["metadata"]["continue"]
+    later = View(view.version + 1, view.parts)
+    with pytest.raises(ApiError) as caught:
+        ask(later, ROUTES, limit="1", **{"continue": token})
+    assert (caught.value.code, caught.value.body["reason"]) == (410, "Expired")
 
 
-def test_everything_is_one_list():
-    body = everything(objects(), "3").body
+async def test_a_version_to_come_is_504_with_when_to_ask_again(view: View):
+    with pytest.raises(ApiError) as caught:
+        ask(view, ROUTES, resourceVersion=str(view.version + 1))
+    assert (caught.value.code, caught.value.retry_after_s) == (504, 1)
+    assert ask(view, ROUTES, resourceVersion="1")["items"]
+    with pytest.raises(ApiError):
+        ask(view, ROUTES, resourceVersion="1", resourceVersionMatch="Exact")
+
+
+async def test_a_table_has_columns_and_a_row_for_each_object(view: View):
+    body = ask(view, ROUTES, Form.TABLE)
+    assert (body["kind"], body["apiVersion"]) == ("Table", "meta.k8s.io/v1")
+    columns = [(column["name"], column["priority"]) for column in body["columnDefinitions"]]
+    assert columns[:4] == [("Name", 0), ("Hostnames", 0), ("Parents", 0), ("Accepted", 0)]
+    assert ("Backends", 1) in columns
+    assert [row["cells"][:4] for row in body["rows"]] == [["b", "", "egress", "True"], ["a", "", "egress", "True"]]
+    assert body["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
+    assert "object" not in ask(view, ROUTES, Form.TABLE, includeObject="None")["rows"][0]
+    assert ask(view, ROUTES, Form.TABLE, includeObject="Object")["rows"][0]["object"]["spec"]
+
+
+async def test_metadata_alone_can_be_had(view: View):
+    body = ask(view, ROUTES, Form.METADATA)
+    assert body["kind"] == "PartialObjectMetadataList"
+    assert set(body["items"][0]) == {"kind", "apiVersion", "metadata"}
+
+
+async def test_everything_is_one_list(view: View):
+    body = api.everything(view)
     assert body["kind"] == "List"
-    assert len(body["items"]) == 5
+    assert len(body["items"]) == 7

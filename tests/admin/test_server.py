@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from egressproxy.admin import server
+from egressproxy.admin.discovery import AGGREGATED
 from egressproxy.admin.server import AdminServer, Surface
-from egressproxy.admin.state import Published
-from egressproxy.config.load import load_text
+from egressproxy.admin.state import Source
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
+from tests.admin.kit import Holder, entries
 
 SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {token: CANARY}}"
 
@@ -23,7 +24,7 @@ class State:
     def __init__(self) -> None:
         self.metrics = Metrics("1.2.3")
         self.why = ""
-        self.resources = load_text(SECRET).objects
+        self.source = Holder(entries(SECRET))
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         return Exposition("1.2.3").render(self.metrics.gather(), accept)
@@ -31,8 +32,11 @@ class State:
     def why_not_ready(self) -> str:
         return self.why
 
-    def objects(self) -> Iterable[Published]:
-        return [(resource, 1, None) for resource in self.resources]
+    def sources(self) -> Sequence[Source]:
+        return (self.source,)
+
+    async def schema(self) -> bytes:
+        raise OSError("no schema today")
 
 
 class Answer:
@@ -105,7 +109,7 @@ async def test_the_api_answers_objects_and_redacts_secrets(admin: AdminServer):
 
 async def test_a_trailing_slash_and_discovery_work(admin: AdminServer):
     assert (await ask(admin, "/apis/")).json()["kind"] == "APIGroupList"
-    assert (await ask(admin, "/version")).json()["gitVersion"] == "v1.2.3"
+    assert (await ask(admin, "/version")).json()["gitVersion"] == "v1.32.0+egressproxy.1.2.3"
     assert (await ask(admin, "/")).status == 200
 
 
@@ -183,7 +187,7 @@ async def test_a_port_that_is_taken_is_an_error_at_the_start(admin: AdminServer,
 
 
 async def test_a_defect_is_a_500_without_details(admin: AdminServer, state: State, caplog: pytest.LogCaptureFixture):
-    state.resources = None
+    state.source.put([None])  # type: ignore[list-item]
     answer = await ask(admin, "/api/v1/secrets")
     assert answer.status == 500
     assert answer.json()["reason"] == "InternalError"
@@ -251,3 +255,20 @@ async def test_stop_closes_what_is_open_and_frees_the_port(state: State):
     again = AdminServer(state, "127.0.0.1", admin.port)
     await again.start()
     await again.stop()
+
+
+async def test_a_schema_that_cannot_be_had_is_503_and_says_why(admin: AdminServer):
+    answer = await ask(admin, "/openapi/v3/api/v1")
+    assert (answer.status, answer.json()["message"]) == (503, "no schema today")
+    assert (await ask(admin, "/openapi/v3")).status == 200
+
+
+async def test_aggregated_discovery_has_its_content_type(admin: AdminServer):
+    answer = await ask(admin, "/apis", extra=f"Accept: {AGGREGATED[0]},application/json\r\n")
+    assert answer.fields["content-type"] == AGGREGATED[0]
+    assert answer.json()["kind"] == "APIGroupDiscoveryList"
+
+
+async def test_what_cannot_be_selected_by_is_a_status_object(admin: AdminServer):
+    answer = await ask(admin, "/api/v1/secrets?fieldSelector=spec.x%3D1")
+    assert (answer.status, answer.json()["reason"]) == (400, "BadRequest")

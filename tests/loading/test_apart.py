@@ -37,7 +37,7 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Instead:
     """Another program in the place of the one that loads."""
 
     def put(program: str) -> None:
-        monkeypatch.setattr(apart, "_command", lambda: [sys.executable, "-I", "-S", "-c", program])
+        monkeypatch.setattr(apart, "_command", lambda _module: [sys.executable, "-I", "-S", "-c", program])
 
     return put
 

@@ -1,0 +1,340 @@
+"""The columns of every kind, as `kubectl get` and `egressproxy get` print them; wide ones only with `-o wide`.
+
+Those of the CRDs of Gateway API and of core Kubernetes first, then what one wants to know beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["Column", "columns"]
+
+#: Values of a list that are shown in one cell.
+MOST: Final = 3
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`of` gives the cell; times stay in RFC 3339, and are shown as an age where `is_age`."""
+
+    name: str
+    of: Callable[[Manifest], str | int]
+    description: str
+    is_wide: bool = False
+    is_age: bool = False
+    type: str = "string"
+
+
+def columns(group: str, kind: str) -> Sequence[Column]:
+    """Name first."""
+    return _COLUMNS.get((group, kind), _PLAIN)
+
+
+def _at(value: Any, *path: str) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _items(value: Any, *path: str) -> list[Any]:
+    found = _at(value, *path)
+    return found if isinstance(found, list) else []
+
+
+def _text(*path: str) -> Callable[[Manifest], str]:
+    def cell(manifest: Manifest) -> str:
+        value = _at(manifest, *path)
+        return "" if value is None else str(value)
+
+    return cell
+
+
+def _first(*cells: Callable[[Manifest], str]) -> Callable[[Manifest], str]:
+    return lambda manifest: next((text for cell in cells if (text := cell(manifest))), "")
+
+
+def _few(values: Iterable[Any]) -> str:
+    """ "a,b,c + 2 more..." """
+    found = [str(value) for value in dict.fromkeys(values)]
+    more = len(found) - MOST
+    return ",".join(found[:MOST]) + (f" + {more} more..." if more > 0 else "")
+
+
+def _each(values: Callable[[Manifest], Iterable[Any]], empty: str = "") -> Callable[[Manifest], str]:
+    return lambda manifest: _few(values(manifest)) or empty
+
+
+def _condition_of(conditions: Iterable[Any], type_: str) -> str:
+    return next((str(_at(each, "status")) for each in conditions if _at(each, "type") == type_), "")
+
+
+def _condition(type_: str) -> Callable[[Manifest], str]:
+    return lambda manifest: _condition_of(_items(manifest, "status", "conditions"), type_)
+
+
+def _condition_everywhere(type_: str, list_: str) -> Callable[[Manifest], str]:
+    """Of a route's parents or a policy's ancestors: True or False where they agree, else how many of them are True."""
+
+    def cell(manifest: Manifest) -> str:
+        found = [_condition_of(_items(each, "conditions"), type_) for each in _items(manifest, "status", list_)]
+        if len(set(found)) < 2:
+            return found[0] if found else ""
+        return f"{found.count('True')}/{len(found)}"
+
+    return cell
+
+
+def _parents(manifest: Manifest) -> Iterator[str]:
+    for ref in _items(manifest, "spec", "parentRefs"):
+        section = _at(ref, "sectionName")
+        yield f"{_at(ref, 'name')}/{section}" if section else str(_at(ref, "name"))
+
+
+def _backends(manifest: Manifest) -> Iterator[str]:
+    for rule in _items(manifest, "spec", "rules"):
+        for ref in _items(rule, "backendRefs"):
+            port = _at(ref, "port")
+            yield f"{_at(ref, 'name')}:{port}" if port else str(_at(ref, "name"))
+
+
+def _listeners(manifest: Manifest) -> Iterator[str]:
+    for listener in _items(manifest, "spec", "listeners"):
+        yield f"{_at(listener, 'name')}:{_at(listener, 'port')}"
+
+
+def _attached(manifest: Manifest) -> int:
+    counts = [_at(each, "attachedRoutes") for each in _items(manifest, "status", "listeners")]
+    return sum(count for count in counts if isinstance(count, int))
+
+
+def _targets(manifest: Manifest) -> Iterator[str]:
+    for ref in _items(manifest, "spec", "targetRefs"):
+        section = _at(ref, "sectionName")
+        yield f"{_at(ref, 'kind')}/{_at(ref, 'name')}" + (f"/{section}" if section else "")
+
+
+def _hosts(manifest: Manifest, section: str) -> Iterator[str]:
+    for entry in _items(manifest, "spec", "destinations", section):
+        yield from _items(entry, "hostnames")
+        yield from _items(entry, "cidrs")
+
+
+def _destination(manifest: Manifest) -> str:
+    destination = _at(manifest, "spec", "destination")
+    for path in (("fqdn", "hostname"), ("ip", "address"), ("service", "name")):
+        if value := _at(destination, *path):
+            return str(value)
+    endpoints = _items(destination, "failover", "endpoints")
+    return _few(_at(each, "backendRef", "name") for each in endpoints)
+
+
+def _destination_ports(manifest: Manifest) -> Iterator[str]:
+    for port in _items(manifest, "spec", "destination", "ports"):
+        yield f"{_at(port, 'number')}/{_at(port, 'protocol') or 'HTTP'}"
+
+
+def _service_ports(manifest: Manifest) -> Iterator[str]:
+    for port in _items(manifest, "spec", "ports"):
+        yield f"{_at(port, 'port')}/{_at(port, 'protocol') or 'TCP'}"
+
+
+def _endpoint_addresses(manifest: Manifest) -> Iterator[Any]:
+    for endpoint in _items(manifest, "endpoints"):
+        yield from _items(endpoint, "addresses")
+
+
+def _entries(*names: str) -> Callable[[Manifest], int]:
+    return lambda manifest: sum(len(_at(manifest, name) or ()) for name in names)
+
+
+def _pairs(mapping: Any) -> Iterator[str]:
+    return (f"{key}={value}" for key, value in (mapping or {}).items())
+
+
+def _object(name: str) -> Callable[[Manifest], str]:
+    return lambda manifest: f"{str(_at(manifest, name, 'kind')).lower()}/{_at(manifest, name, 'name')}"
+
+
+_NAME: Final = Column("Name", _text("metadata", "name"), "Name of the object, unique in its namespace.")
+_AGE: Final = Column(
+    "Age", _text("metadata", "creationTimestamp"), "Time since metadata.creationTimestamp.", is_age=True
+)
+_PLAIN: Final = (_NAME, _AGE)
+_HOSTNAMES: Final = Column("Hostnames", _each(lambda m: _items(m, "spec", "hostnames")), "spec.hostnames.")
+_PARENTS: Final = Column("Parents", _each(_parents), "What it attaches to: spec.parentRefs.")
+_ACCEPTED: Final = Column("Accepted", _condition("Accepted"), "The condition Accepted.")
+_PROGRAMMED: Final = Column("Programmed", _condition("Programmed"), "The condition Programmed.")
+_RESOLVED: Final = Column("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs.", is_wide=True)
+_BY_PARENTS: Final = Column(
+    "Accepted", _condition_everywhere("Accepted", "parents"), "The condition Accepted, at all parents."
+)
+_ROUTE_END: Final = (
+    _AGE,
+    Column("ResolvedRefs", _condition_everywhere("ResolvedRefs", "parents"), "At all parents.", is_wide=True),
+    Column("Backends", _each(_backends), "backendRefs of all rules.", is_wide=True),
+)
+_LISTENERS: Final = Column("Listeners", _each(_listeners), "Names and ports of spec.listeners.", is_wide=True)
+_ROUTES: Final = Column(
+    "Routes", _attached, "Attached routes, summed over the listeners.", is_wide=True, type="integer"
+)
+_TARGETS: Final = Column("Targets", _each(_targets), "spec.targetRefs.")
+_BY_ANCESTORS: Final = Column(
+    "Accepted", _condition_everywhere("Accepted", "ancestors"), "The condition Accepted, at all ancestors."
+)
+_BACKEND: Final = (
+    _NAME,
+    Column("Type", _text("spec", "destination", "type"), "spec.destination.type."),
+    Column("Destination", _destination, "Where it leads."),
+    _ACCEPTED,
+    _AGE,
+    Column("Ports", _each(_destination_ports), "Ports and protocols.", is_wide=True),
+    _RESOLVED,
+)
+
+_GATEWAY: Final = "gateway.networking.k8s.io"
+_OURS: Final = "egressproxy.io"
+
+_COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
+    (_GATEWAY, "GatewayClass"): (
+        _NAME,
+        Column("Controller", _text("spec", "controllerName"), "spec.controllerName."),
+        _ACCEPTED,
+        _AGE,
+        Column("Description", _text("spec", "description"), "spec.description.", is_wide=True),
+    ),
+    (_GATEWAY, "Gateway"): (
+        _NAME,
+        Column("Class", _text("spec", "gatewayClassName"), "spec.gatewayClassName."),
+        Column(
+            "Address",
+            _each(lambda m: (_at(each, "value") for each in _items(m, "status", "addresses"))),
+            "status.addresses.",
+        ),
+        _PROGRAMMED,
+        _AGE,
+        _LISTENERS,
+        _ROUTES,
+    ),
+    (_GATEWAY, "ListenerSet"): (
+        _NAME,
+        Column("Parent", _text("spec", "parentRef", "name"), "The Gateway that it belongs to."),
+        _ACCEPTED,
+        _PROGRAMMED,
+        _AGE,
+        _LISTENERS,
+        _ROUTES,
+    ),
+    (_GATEWAY, "HTTPRoute"): (_NAME, _HOSTNAMES, _PARENTS, _BY_PARENTS, *_ROUTE_END),
+    (_GATEWAY, "GRPCRoute"): (_NAME, _HOSTNAMES, _PARENTS, _BY_PARENTS, *_ROUTE_END),
+    (_GATEWAY, "TLSRoute"): (_NAME, _HOSTNAMES, _PARENTS, _BY_PARENTS, *_ROUTE_END),
+    (_GATEWAY, "TCPRoute"): (_NAME, _PARENTS, _BY_PARENTS, *_ROUTE_END),
+    (_GATEWAY, "BackendTLSPolicy"): (
+        _NAME,
+        _TARGETS,
+        Column("Hostname", _text("spec", "validation", "hostname"), "spec.validation.hostname."),
+        _BY_ANCESTORS,
+        _AGE,
+    ),
+    (_GATEWAY, "ReferenceGrant"): (
+        _NAME,
+        Column(
+            "From",
+            _each(lambda m: (f"{_at(e, 'namespace')}/{_at(e, 'kind')}" for e in _items(m, "spec", "from"))),
+            "Who may refer.",
+        ),
+        Column("To", _each(lambda m: (_at(e, "kind") for e in _items(m, "spec", "to"))), "What may be referred to."),
+        _AGE,
+    ),
+    ("gateway.networking.x-k8s.io", "XBackend"): (
+        _NAME,
+        Column(
+            "Hostname",
+            _text("spec", "externalHostname", "hostname"),
+            "The external hostname.",
+        ),
+        Column("Port", _first(_text("spec", "port", "port"), _text("spec", "port")), "Its port."),
+        _ACCEPTED,
+        _AGE,
+        _RESOLVED,
+    ),
+    (_GATEWAY, "Backend"): _BACKEND,
+    ("ainetworking.prototype.x-k8s.io", "XBackendDestination"): _BACKEND,
+    (_OURS, "Backend"): _BACKEND,
+    (_OURS, "EgressPolicy"): (
+        _NAME,
+        Column("Mode", lambda m: _text("spec", "mode")(m) or "Enforce", "Enforce, Report or Open."),
+        _TARGETS,
+        _BY_ANCESTORS,
+        _AGE,
+        Column("Allow", _each(lambda m: _hosts(m, "allow")), "destinations.allow.", is_wide=True),
+        Column("Deny", _each(lambda m: _hosts(m, "deny")), "destinations.deny.", is_wide=True),
+    ),
+    (_OURS, "PayloadProcessingPipeline"): (
+        _NAME,
+        Column("Processors", _each(lambda m: (_at(e, "name") for e in _items(m, "spec", "processors"))), "In order."),
+        _ACCEPTED,
+        _AGE,
+    ),
+    ("", "Namespace"): (_NAME, Column("Status", _text("status", "phase"), "status.phase."), _AGE),
+    ("", "Secret"): (
+        _NAME,
+        Column("Type", lambda m: _text("type")(m) or "Opaque", "type."),
+        Column("Data", _entries("data"), "How many values.", type="integer"),
+        _AGE,
+    ),
+    ("", "ConfigMap"): (
+        _NAME,
+        Column("Data", _entries("data", "binaryData"), "How many values.", type="integer"),
+        _AGE,
+    ),
+    ("", "Service"): (
+        _NAME,
+        Column("Type", lambda m: _text("spec", "type")(m) or "ClusterIP", "spec.type."),
+        Column("Cluster-IP", lambda m: _text("spec", "clusterIP")(m) or "<none>", "spec.clusterIP."),
+        Column("Port(s)", _each(_service_ports, "<none>"), "spec.ports."),
+        _AGE,
+        Column(
+            "Selector", _each(lambda m: _pairs(_at(m, "spec", "selector")), "<none>"), "spec.selector.", is_wide=True
+        ),
+    ),
+    ("", "Pod"): (
+        _NAME,
+        Column("Status", _text("status", "phase"), "status.phase."),
+        Column("Service Account", lambda m: _text("spec", "serviceAccountName")(m) or "default", "Who it is."),
+        Column("IP", _text("status", "podIP"), "status.podIP."),
+        _AGE,
+    ),
+    ("discovery.k8s.io", "EndpointSlice"): (
+        _NAME,
+        Column("AddressType", _text("addressType"), "addressType."),
+        Column("Ports", _each(lambda m: (_at(e, "port") for e in _items(m, "ports"))), "ports."),
+        Column("Endpoints", _each(_endpoint_addresses), "endpoints."),
+        _AGE,
+    ),
+    ("", "Event"): (
+        Column("Last Seen", _first(_text("lastTimestamp"), _text("eventTime")), "When it last happened.", is_age=True),
+        Column("Type", _text("type"), "Normal or Warning."),
+        Column("Reason", _text("reason"), "Why, in one word."),
+        Column("Object", _object("involvedObject"), "What it is about."),
+        Column("Message", _text("message"), "What happened."),
+        Column("Count", lambda m: _at(m, "count") or 1, "How often.", is_wide=True, type="integer"),
+        Column("Name", _text("metadata", "name"), "Name of the Event.", is_wide=True),
+    ),
+    ("events.k8s.io", "Event"): (
+        Column(
+            "Last Seen",
+            _first(_text("series", "lastObservedTime"), _text("deprecatedLastTimestamp"), _text("eventTime")),
+            "When it last happened.",
+            is_age=True,
+        ),
+        Column("Type", _text("type"), "Normal or Warning."),
+        Column("Reason", _text("reason"), "Why, in one word."),
+        Column("Object", _object("regarding"), "What it is about."),
+        Column("Note", _text("note"), "What happened."),
+        Column("Name", _text("metadata", "name"), "Name of the Event.", is_wide=True),
+    ),
+}

@@ -1,0 +1,194 @@
+"""OpenAPI v2 and v3 documents of the API, from the JSON Schema of the models that read manifests.
+
+Fields carry their descriptions, so that `kubectl explain` prints them. References between parts stay references.
+Source: Kubernetes API concepts, OpenAPI specifications; extension x-kubernetes-group-version-kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from egressproxy.admin.kinds import CONFIGURED, ServedKind
+from egressproxy.admin.status import ApiError
+
+__all__ = ["document_v2", "document_v3", "paths_v3"]
+
+_META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
+_V3: Final = "#/components/schemas/"
+_V2: Final = "#/definitions/"
+
+_META_DESCRIPTION: Final = "What every object has: name, namespace, labels, annotations."
+_API_VERSION: Final = "The group and version of this kind."
+_KIND: Final = "The kind of this object."
+_STATUS: Final = "What became of it: written by the gateway, ignored on input."
+
+
+def paths_v3() -> dict[str, Any]:
+    """/openapi/v3: which documents there are."""
+    paths = {_group_path(kind, version) for kind in CONFIGURED for version in kind.versions}
+    return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}"} for path in sorted(paths)}}
+
+
+def document_v3(path: str, schema: bytes, version: str, is_writable: bool) -> dict[str, Any]:
+    """/openapi/v3/`path` (`apis/GROUP/VERSION`, `api/v1`). Raises ApiError(404)."""
+    served = [(kind, each) for kind in CONFIGURED for each in kind.versions if _group_path(kind, each) == path]
+    if not served:
+        raise ApiError(404, "NotFound", f"there is no document {path}; /openapi/v3 lists them")
+    schemas = _schemas(served, json.loads(schema), _V3)
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "egressproxy", "version": version},
+        "paths": _paths(served, _V3, is_writable),
+        "components": {"schemas": schemas},
+    }
+
+
+def document_v2(schema: bytes, version: str, is_writable: bool) -> dict[str, Any]:
+    """/openapi/v2: everything in one."""
+    served = [(kind, each) for kind in CONFIGURED for each in kind.versions]
+    return {
+        "swagger": "2.0",
+        "info": {"title": "egressproxy", "version": version},
+        "paths": _paths(served, _V2, is_writable),
+        "definitions": _schemas(served, json.loads(schema), _V2),
+    }
+
+
+def _group_path(kind: ServedKind, version: str) -> str:
+    return f"apis/{kind.group}/{version}" if kind.group else f"api/{version}"
+
+
+def _name(kind: ServedKind, version: str) -> str:
+    """Reversed group, version, kind: io.k8s.networking.gateway.v1.HTTPRoute."""
+    group = ".".join(reversed(kind.group.split("."))) if kind.group else "io.k8s.api.core"
+    return f"{group}.{version}.{kind.kind}"
+
+
+def _gvk(kind: ServedKind, version: str) -> dict[str, str]:
+    return {"group": kind.group, "kind": kind.kind, "version": version}
+
+
+def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any], base: str) -> dict[str, Any]:
+    parts: Mapping[str, Any] = schema["$defs"]
+    roots = {
+        (_group_of(part), part["properties"]["kind"]["const"]): name
+        for name, part in parts.items()
+        if "const" in part.get("properties", {}).get("kind", {})
+    }
+    made: dict[str, Any] = {}
+    wanted: list[str] = []
+    for kind, version in served:
+        part = parts[roots[kind.group, kind.kind]]
+        made[_name(kind, version)] = _root(part, kind, version, base, wanted)
+    made[f"{_META}.ObjectMeta"] = _converted(parts["ObjectMeta"], base, wanted)
+    made[f"{_META}.ObjectMeta"]["description"] = _META_DESCRIPTION
+    while wanted:
+        name = wanted.pop()
+        if _part_name(name) not in made:
+            made[_part_name(name)] = {}  # it may refer to itself
+            made[_part_name(name)] = _converted(parts[name], base, wanted)
+    return made
+
+
+def _group_of(part: Mapping[str, Any]) -> str:
+    return str(part["properties"]["apiVersion"]["enum"][0]).rpartition("/")[0]
+
+
+def _part_name(name: str) -> str:
+    return f"{_META}.ObjectMeta" if name == "ObjectMeta" else f"io.egressproxy.parts.{name}"
+
+
+def _root(part: Mapping[str, Any], kind: ServedKind, version: str, base: str, wanted: list[str]) -> dict[str, Any]:
+    made: dict[str, Any] = _converted(part, base, wanted)
+    properties = made["properties"]
+    properties["apiVersion"] = {"type": "string", "description": _API_VERSION}
+    properties["kind"] = {"type": "string", "description": _KIND}
+    properties["metadata"] = _converted({"$ref": "ObjectMeta", "description": _META_DESCRIPTION}, base, wanted)
+    properties.setdefault("status", {"type": "object", "description": _STATUS})
+    made["x-kubernetes-group-version-kind"] = [_gvk(kind, version)]
+    return made
+
+
+def _converted(part: Any, base: str, wanted: list[str]) -> Any:
+    """JSON Schema 2020-12 as OpenAPI 3.0 and Kubernetes' tools read it: no null type, no const, no prefixItems."""
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        name = str(part["$ref"]).rpartition("/")[2]
+        wanted.append(name)
+        reference = {"$ref": f"{base}{_part_name(name)}"}
+        rest = {key: value for key, value in part.items() if key in ("description", "default")}
+        if base == _V3:
+            return {"allOf": [reference], **rest} if rest else reference
+        return {**reference, **rest}
+    for choice in ("anyOf", "oneOf"):
+        if choice in part:
+            return _chosen(part, choice, base, wanted)
+    made = {key: value for key, value in part.items() if key in _KEPT}
+    if isinstance(made.get("type"), list):
+        made["type"] = next((each for each in made["type"] if each != "null"), "string")
+    if "const" in part:
+        made["enum"] = [part["const"]]
+    if "properties" in part:
+        made["properties"] = {name: _converted(each, base, wanted) for name, each in part["properties"].items()}
+        made.setdefault("type", "object")
+    for key in ("items", "additionalProperties"):
+        if isinstance(part.get(key), dict):
+            made[key] = _converted(part[key], base, wanted)
+    if made.get("type") == "array" and "items" not in made:
+        made["items"] = {"type": "object"}
+    return made
+
+
+#: `additionalProperties: false` is left out: unknown fields are refused with better words when a manifest is read.
+_KEPT: Final = frozenset({
+    "type", "description", "default", "enum", "format", "pattern", "required",
+    "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties",
+})  # fmt: skip
+
+
+def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) -> dict[str, Any]:
+    """One of several shapes: without null; what is left decides where it is one, else it is left open."""
+    shapes = [each for each in part[choice] if each.get("type") != "null"]
+    rest = {key: value for key, value in part.items() if key in ("description", "default") and value is not None}
+    if len(shapes) == 1:
+        return {**_converted({**shapes[0], **rest}, base, wanted)}
+    types = {each.get("type") for each in shapes}
+    if types <= {"integer", "string"}:
+        return {"x-kubernetes-int-or-string": True, **({"type": "string"} if base == _V2 else {}), **rest}
+    return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, **rest}
+
+
+def _paths(served: Iterable[tuple[ServedKind, str]], base: str, is_writable: bool) -> dict[str, Any]:
+    """What may be done where: kubectl looks for the parameters of a patch to know who validates."""
+    paths: dict[str, Any] = {}
+    for kind, version in served:
+        prefix = f"/{_group_path(kind, version)}/{'namespaces/{namespace}/' if kind.is_namespaced else ''}{kind.plural}"
+        verbs = {"get": "get", **({"put": "put", "patch": "patch", "delete": "delete"} if is_writable else {})}
+        one = {method: _operation(kind, version, action, base) for method, action in verbs.items()}
+        whole = {"get": _operation(kind, version, "list", base)}
+        if is_writable:
+            whole["post"] = _operation(kind, version, "post", base)
+        paths[prefix] = whole
+        paths[f"{prefix}/{{name}}"] = one
+    return paths
+
+
+def _operation(kind: ServedKind, version: str, action: str, base: str) -> dict[str, Any]:
+    names = ("dryRun", "fieldManager", "fieldValidation") if action in ("post", "put", "patch") else ()
+    if action == "patch":
+        names = (*names, "force")
+    text = {"type": "string", "uniqueItems": True}
+    shown = {"$ref": f"{base}{_name(kind, version)}"}
+    answer = {"schema": shown} if base == _V2 else {"content": {"application/json": {"schema": shown}}}
+    return {
+        "operationId": f"{action}{version.capitalize()}{kind.kind}",
+        "parameters": [
+            {"name": name, "in": "query", **(text if base == _V2 else {"schema": text})} for name in names
+        ],
+        "responses": {"200": {"description": "OK", **answer}},
+        "x-kubernetes-action": action,
+        "x-kubernetes-group-version-kind": _gvk(kind, version),
+    }  # fmt: skip

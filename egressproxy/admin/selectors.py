@@ -1,0 +1,98 @@
+"""Label and field selectors: which objects of a list are wanted.
+
+Source: Kubernetes, "Labels and Selectors" (grammar of labelSelector) and "Field Selectors".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+__all__ = ["BadSelector", "Predicate", "field_selector", "label_selector"]
+
+Predicate = Callable[[Mapping[str, Any]], bool]
+
+_KEY: Final = r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?"
+_VALUE: Final = r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?"
+_EXISTS: Final = re.compile(rf"(!?)\s*({_KEY})", re.ASCII)
+_EQUALS: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})", re.ASCII)
+_ORDER: Final = re.compile(rf"({_KEY})\s*([<>])\s*(-?\d{{1,18}})", re.ASCII)
+_SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)", re.ASCII)
+_FIELD: Final = re.compile(r"([A-Za-z][\w.]*)(==|=|!=)(.*)", re.ASCII | re.DOTALL)
+
+
+class BadSelector(ValueError):
+    """It cannot be read, or selects by what nothing is selected by; the message says which part."""
+
+
+def label_selector(text: str) -> Predicate | None:
+    """A predicate on manifests; None where it selects everything. Raises BadSelector."""
+    tests = [_label_test(part.strip()) for part in _parts(text)]
+    if not tests:
+        return None
+
+    def holds(manifest: Mapping[str, Any]) -> bool:
+        labels = (manifest.get("metadata") or {}).get("labels") or {}
+        return all(test(labels) for test in tests)
+
+    return holds
+
+
+def field_selector(text: str, fields: Collection[str]) -> Predicate | None:
+    """The same for `metadata.name=x,…`; `fields` are those that may be selected by. Raises BadSelector."""
+    tests = []
+    for part in filter(None, re.split(r"(?<!\\),", text)):
+        found = _FIELD.fullmatch(part)
+        if found is None:
+            raise BadSelector(f"invalid selector: {part!r}; write field=value or field!=value")
+        path, operator, value = found.groups()
+        if path not in fields:
+            raise BadSelector(f'field label not supported: "{path}"; supported are {", ".join(sorted(fields))}')
+        tests.append((path.split("."), operator == "!=", re.sub(r"\\(.)", r"\1", value)))
+    if not tests:
+        return None
+    return lambda manifest: all((_text_at(manifest, path) != value) is differs for path, differs, value in tests)
+
+
+def _text_at(manifest: Mapping[str, Any], path: list[str]) -> str:
+    value: Any = manifest
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if path == ["source"] and isinstance(value, Mapping):
+        value = value.get("component")
+    return "" if value is None else str(value)
+
+
+def _parts(text: str) -> list[str]:
+    """At commas outside of parentheses."""
+    return [part for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+
+
+def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
+    if found := _EQUALS.fullmatch(part):
+        key, operator, value = found.groups()
+        if operator == "!=":
+            return lambda labels: labels.get(key) != value
+        return lambda labels: labels.get(key) == value
+    if found := _SET.fullmatch(part):
+        key, operator, values = found.groups()
+        wanted = {each.strip() for each in values.split(",")}
+        if not all(re.fullmatch(_VALUE, each, re.ASCII) for each in wanted):
+            raise BadSelector(f"unable to parse requirement: {part!r}")
+        if operator == "in":
+            return lambda labels: labels.get(key) in wanted
+        return lambda labels: labels.get(key) not in wanted
+    if found := _ORDER.fullmatch(part):
+        key, operator, bound = found.groups()
+        return lambda labels: _is_beyond(labels.get(key), operator, int(bound))
+    if found := _EXISTS.fullmatch(part):
+        absent, key = found.groups()
+        return lambda labels: (key in labels) is not bool(absent)
+    raise BadSelector(f"unable to parse requirement: {part!r}; write key=value, key!=value, key in (a,b), key or !key")
+
+
+def _is_beyond(value: str | None, operator: str, bound: int) -> bool:
+    if value is None or not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+        return False
+    return int(value) > bound if operator == ">" else int(value) < bound

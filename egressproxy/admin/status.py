@@ -1,0 +1,67 @@
+"""metav1.Status: how the API says what went wrong. Source: k8s.io/apimachinery, StatusReason and its codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from egressproxy.admin.kinds import ServedKind
+
+__all__ = ["ApiError", "Cause", "failure", "not_found"]
+
+
+class Cause(NamedTuple):
+    """One field that is wrong: `reason` is a CauseType such as FieldValueInvalid."""
+
+    reason: str
+    message: str
+    field: str = ""
+
+
+class ApiError(Exception):
+    """What the client is told instead of an answer."""
+
+    def __init__(
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        kind: ServedKind | None = None,
+        name: str = "",
+        causes: Sequence[Cause] = (),
+        retry_after_s: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+        details: dict[str, Any] = {}
+        if name:
+            details["name"] = name
+        if kind is not None:
+            details |= {"group": kind.group, "kind": kind.plural}
+        if causes:
+            details["causes"] = [
+                {"reason": cause.reason, "message": cause.message, **({"field": cause.field} if cause.field else {})}
+                for cause in causes
+            ]
+        if retry_after_s:
+            details["retryAfterSeconds"] = retry_after_s
+        self.body = failure(code, reason, message, details)
+
+
+def failure(code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The object itself."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        **({"details": details} if details else {}),
+        "code": code,
+    }
+
+
+def not_found(kind: ServedKind, name: str) -> ApiError:
+    return ApiError(404, "NotFound", f'{kind.resource} "{name}" not found', kind, name)

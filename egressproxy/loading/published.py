@@ -1,0 +1,63 @@
+"""The configuration in service as a source of the admin API (`admin.state.Source`): packed until somebody asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from egressproxy.loading.result import Shown, shown
+
+__all__ = ["PublishedConfiguration"]
+
+#: metav1.Condition.message.
+MAX_MESSAGE: Final = 32768
+
+
+class PublishedConfiguration:
+    """What is shown of the configuration; after a rejected reload the Gateways say so."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._packed = _Packed(b"", "")
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def objects(self) -> Iterable[Shown]:
+        return self._packed
+
+    def publish(self, packed: bytes, rejection: str) -> None:
+        """`packed` is `Loaded.shown`; `rejection` is why the latest one is not in service, "" where it is."""
+        fresh = _Packed(packed, rejection)
+        if fresh != self._packed:
+            self._packed = fresh
+            self._version += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    packed: bytes
+    rejection: str
+
+    def __iter__(self) -> Iterator[Shown]:
+        for each in shown(self.packed):
+            if self.rejection and each.kind == "Gateway" and each.status is not None:
+                yield replace(each, status=_with_rejection(each.status, self.rejection, each.generation))
+            else:
+                yield each
+
+
+def _with_rejection(status: bytes, why: str, generation: int) -> bytes:
+    made: dict[str, Any] = json.loads(status)
+    condition = {
+        "type": "egressproxy.io/ReloadRejected",
+        "status": "True",
+        "reason": "Invalid",
+        "message": why[:MAX_MESSAGE],
+        "observedGeneration": generation,
+    }
+    made["conditions"] = [*made.get("conditions", ()), condition]
+    return json.dumps(made).encode()

@@ -1,0 +1,44 @@
+"""Objects and sources for the tests of the admin API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from egressproxy.admin.objects import Objects, View
+from egressproxy.admin.state import PublishedObject
+from egressproxy.config.load import load_text
+from egressproxy.config.resources.meta import Resource
+from egressproxy.loading.result import Shown
+
+__all__ = ["Holder", "entries", "entry", "view_of"]
+
+
+def entry(resource: Resource, status: Any = None, generation: int = 1) -> Shown:
+    """An object as the API is given it."""
+    manifest = json.dumps(resource.to_manifest()).encode()
+    return Shown(*resource.key, manifest, generation, None if status is None else json.dumps(status).encode())
+
+
+def entries(text: str) -> list[Shown]:
+    return [entry(resource) for resource in load_text(text).objects]
+
+
+class Holder:
+    """A source that has what it is told to."""
+
+    def __init__(self, objects: Sequence[PublishedObject] = ()) -> None:
+        self.version = 0
+        self._objects = tuple(objects)
+
+    def objects(self) -> Iterable[PublishedObject]:
+        return self._objects
+
+    def put(self, objects: Iterable[PublishedObject]) -> None:
+        self._objects = tuple(objects)
+        self.version += 1
+
+
+async def view_of(objects: Iterable[PublishedObject], start: int = 100) -> View:
+    return await Objects([Holder(tuple(objects))], start).view()

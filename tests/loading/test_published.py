@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+
+from egressproxy.loading.published import PublishedConfiguration
+from egressproxy.loading.result import pack_shown
+
+PACKED = pack_shown([
+    (("g", "Gateway", "ns", "a"), {"spec": 1}, 2, {"conditions": [{"type": "Accepted"}]}),
+    (("g", "HTTPRoute", "ns", "b"), {"spec": 2}, 1, {}),
+])  # fmt: skip
+
+
+def test_the_version_moves_when_something_else_is_shown():
+    source = PublishedConfiguration()
+    assert list(source.objects()) == []
+    before = source.version
+    source.publish(PACKED, "")
+    assert source.version != before
+    before = source.version
+    source.publish(PACKED, "")
+    assert source.version == before
+    source.publish(PACKED, "bad")
+    assert source.version != before
+
+
+def test_objects_stay_as_they_were_when_asked_for():
+    source = PublishedConfiguration()
+    source.publish(PACKED, "")
+    objects = source.objects()
+    source.publish(b"", "")
+    assert [each.name for each in objects] == [each.name for each in objects] == ["a", "b"]
+
+
+def test_after_a_rejection_the_gateways_say_so_and_nothing_else_does():
+    source = PublishedConfiguration()
+    source.publish(PACKED, "line 3 is wrong")
+    gateway, route = source.objects()
+    assert gateway.status is not None
+    condition = json.loads(gateway.status)["conditions"][-1]
+    assert (condition["type"], condition["message"]) == ("egressproxy.io/ReloadRejected", "line 3 is wrong")
+    assert condition["observedGeneration"] == 2
+    assert route.status == b"{}"
