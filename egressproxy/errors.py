@@ -52,6 +52,7 @@ class Reason(str, Enum):
     CLIENT_CERTIFICATE = "client_certificate"
     PLAINTEXT_CREDENTIAL = "plaintext_credential"
     FILTER_REJECTED = "filter_rejected"
+    EXT_AUTH_DENIED = "ext_auth_denied"
     LOOP_DETECTED = "loop_detected"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     # limits
@@ -78,6 +79,7 @@ class Reason(str, Enum):
     MISDIRECTED = "misdirected"
     BACKEND_INVALID = "backend_invalid"
     FILTER_FAILED = "filter_failed"
+    EXT_AUTH_ERROR = "ext_auth_error"
     CREDENTIAL_MISSING = "credential_missing"
     DRAINED = "drained"
     INTERNAL = "internal"

@@ -11,7 +11,6 @@ This is a configured role of the origin side: a proxy must not change Authorizat
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Literal
@@ -23,7 +22,7 @@ from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import Checked, FieldName, FieldValue, FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import VALUE, cutter
+from egressproxy.model.fields import VALUE, cutter, every_spelling
 from egressproxy.model.secret import Secret
 
 __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfig"]
@@ -80,7 +79,7 @@ class CredentialInjector(Filter):
         names: tuple[str, ...] = () if config.keep_client_credentials else CREDENTIAL_FIELDS
         if config.header:
             names = (*names, config.header)
-        self._cut = _spellings(names) if names else None
+        self._cut = every_spelling(names) if names else None
         self._value: Secret | None = None
         self._mask: Mask | None = None
         self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
@@ -157,12 +156,6 @@ class CredentialInjector(Filter):
 
     def __repr__(self) -> str:
         return f"CredentialInjector({self._name}, {'ready' if self._value else 'secret missing'})"
-
-
-def _spellings(names: tuple[str, ...]) -> re.Pattern[bytes]:
-    """For `Fields.cut`: these fields in every case, with "_" for "-", and with either around (CVE-2025-64484)."""
-    forms = ("".join("[-_]" if letter in "-_" else re.escape(letter) for letter in name.lower()) for name in names)
-    return re.compile(rb"\r\n[-_]*(?:%s)[-_]*:[^\r]*" % "|".join(sorted(set(forms))).encode(), re.IGNORECASE)
 
 
 def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:

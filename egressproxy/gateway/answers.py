@@ -61,6 +61,7 @@ DENIALS = frozenset(
         Reason.CLIENT_CERTIFICATE,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.FILTER_REJECTED,
+        Reason.EXT_AUTH_DENIED,
         Reason.LOOP_DETECTED,
         Reason.METHOD_NOT_ALLOWED,
         Reason.REQUEST_RATE,

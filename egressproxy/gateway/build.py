@@ -14,9 +14,11 @@ from functools import partial
 from itertools import chain
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import Chain, compile_chain
+from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.auth_http import HttpAsker
 from egressproxy.gateway.connector import Connector, Network
+from egressproxy.gateway.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.live import Choice, Listener, Port, Route, Snapshot
 from egressproxy.model.steps import Steps, finished
 from egressproxy.routing.destinations import DestinationPolicy
@@ -32,7 +34,7 @@ from egressproxy.spec.gateway import (
     TlsMode,
 )
 from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, PolicySpec
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, StreamRouteSpec, WeightedBackend
+from egressproxy.spec.route import ExternalAuthSpec, HttpRouteSpec, HttpRuleSpec, StreamRouteSpec, WeightedBackend
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.tls_contexts import server_context
 
@@ -66,6 +68,7 @@ class _Builder:
         self.connectors: dict[ConnectionSpec, Connector] = {}
         self.filters = FilterInstances(catalog, previous.filters if previous is not None else None)
         self.chains: dict[tuple[ExtensionSpec, ...], Chain] = {}
+        self.asking: dict[ExtensionSpec, PlacedFilter] = {}  # the filters that have a backend of their own
         self.contexts: dict[ListenerTlsSpec, ssl.SSLContext] = {}
         self.destinations: dict[tuple[DestinationsSpec, tuple[str, ...]], DestinationPolicy] = {}
 
@@ -99,6 +102,8 @@ class _Builder:
             rules = []
             for rule in route.rules:
                 yield from self.blocking(rule.extensions, rule.backends)
+                if rule.auth is not None:
+                    yield from self.blocking((), (rule.auth.backend,))
                 rules.append(self.rule(spec, route, rule))
                 yield None
             http.append((route, rules))
@@ -146,8 +151,9 @@ class _Builder:
     def rule(self, listener: ListenerSpec, route: HttpRouteSpec, rule: HttpRuleSpec) -> Route:
         request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s
         return self.route(
-            listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s
-        )
+            listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
+            rule.auth,
+        )  # fmt: skip
 
     def stream(self, listener: ListenerSpec, route: StreamRouteSpec) -> Route:
         made = self.route(listener, route.name, route.extensions, route.backends, route.policy, 0.0, None)
@@ -157,13 +163,28 @@ class _Builder:
     def route(
         self, listener: ListenerSpec, name: str, extensions: tuple[ExtensionSpec, ...], backends:
         Sequence[WeightedBackend],
-        policy: PolicySpec, request_s: float, backend_request_s: float | None,
+        policy: PolicySpec, request_s: float, backend_request_s: float | None, auth: ExternalAuthSpec | None = None,
     ) -> Route:  # fmt: skip
+        if auth is not None:
+            place = replace(auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
+            extensions = (*extensions, place)
+            self.asking[place] = self.external_auth(name, place, auth)
         choices = [self.choice(listener, name, extensions, backend, backend_request_s) for backend in backends]
         series = self.metrics.series(listener.gateway, name, "-")
         return Route(
-            name, self.chain(extensions), choices, series, policy, self.destination_policy(policy), request_s=request_s
-        )
+            name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
+            request_s=request_s, auth=auth,
+        )  # fmt: skip
+
+    def external_auth(self, route: str, place: ExtensionSpec, spec: ExternalAuthSpec) -> PlacedFilter:
+        asker: Asker | None = None
+        connector = self.connector(spec.backend)
+        if connector is not None:
+            asker = HttpAsker(spec, connector, self.chain(spec.backend.extensions))
+        return PlacedFilter(place, EXTERNAL_AUTH, ExternalAuth(spec, asker, route, self.metrics))
+
+    def placed(self, spec: ExtensionSpec) -> PlacedFilter:
+        return self.asking.get(spec) or self.filters.place(spec)
 
     def choice(
         self, listener: ListenerSpec, route: str, extensions: tuple[ExtensionSpec, ...], backend: WeightedBackend,
@@ -198,7 +219,7 @@ class _Builder:
             return NO_FILTERS
         found = self.chains.get(extensions)
         if found is None:
-            found = self.chains[extensions] = compile_chain(extensions, self.filters.place)
+            found = self.chains[extensions] = compile_chain(extensions, self.placed)
         return found
 
     def destination_policy(self, policy: PolicySpec) -> DestinationPolicy:

@@ -19,6 +19,7 @@ from egressproxy.gateway.admission import check_switch, name_destination, refuse
 from egressproxy.gateway.answers import answer_for, is_denial
 from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
@@ -99,6 +100,8 @@ class Conductor:
                 return
             steps = route.chain.request_headers
             if steps is not None:
+                if route.holds_request:
+                    x.note(HELD, HeldRequest(client, head))
                 outcome = run(steps, x)
                 if outcome is not None and await self.is_answered(outcome, steps, x, client):
                     return
@@ -317,19 +320,23 @@ class Conductor:
             return outcome
         return Answer(x.response.status, tuple(x.response.fields), answer.body, x.response.phrase)
 
-    async def collect_body(self, x: Exchange, client: ClientConnection, head: RequestHead, route: Route) -> bytes:
-        """The whole request body, through the body filters. We ask for it ourselves where the client waits to be
-        asked.
-        """
+    async def collect_body(
+        self, x: Exchange, client: ClientConnection, head: RequestHead, route: Route
+    ) -> bytes | None:
+        """The whole request body, through the body filters; a filter of the head may have collected it already."""
         plan = route.chain.request_body
-        assert plan is not None
-        if head.expect_continue:
-            head.expect_continue = False
-            head.fields.remove(b"expect")
-            client.send(CONTINUE)
+        held: HeldRequest | None = x.notes.get(HELD) if x.notes is not None else None
+        early = held.body if held is not None else None
+        if plan is None:
+            return early
         collector = Collector(client.driver)
         body_filter = client.life.request_filter = BodyFilter(x, plan.begin(x), collector, client, client.driver)
-        client.send_request_body_to(body_filter)
+        if early is None:
+            invite_body(client, head)
+            client.send_request_body_to(body_filter)
+        else:
+            body_filter.send_body(early)
+            body_filter.end_body(b"")
         while not collector.is_whole:
             await pause()
         return collector.body

@@ -19,6 +19,7 @@ from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
 from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerSpec
 from egressproxy.spec.policy import Mode, PolicySpec
+from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Series
 
 __all__ = ["Choice", "Listener", "Port", "Route", "Snapshot"]
@@ -64,6 +65,7 @@ class Route:
         "chain",
         "choices",
         "destinations",
+        "holds_request",
         "idle_s",
         "is_tls_only",
         "mode",
@@ -85,11 +87,15 @@ class Route:
         *,
         request_s: float,
         is_tls_only: bool = False,
+        auth: ExternalAuthSpec | None = None,
     ) -> None:
         self.name = name
         self.chain = chain
         body = chain.request_body
-        self.buffers_request = body is not None and any(step.max_buffer_bytes >= 0 for step in body.steps)
+        self.holds_request = auth is not None  # a filter asks somebody else about it
+        self.buffers_request = (auth is not None and auth.max_body > 0) or (
+            body is not None and any(step.max_buffer_bytes >= 0 for step in body.steps)
+        )
         self.choices = tuple(choice for choice in choices if choice.weight > 0)
         self.total = sum(choice.weight for choice in self.choices)
         self.series = series

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-__all__ = ["TOKEN", "VALUE", "Fields", "cutter", "finder"]
+__all__ = ["TOKEN", "VALUE", "Fields", "cutter", "every_spelling", "finder"]
 
 #: RFC 9110 section 5.6.2.
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -35,6 +35,13 @@ def finder(name: bytes) -> re.Pattern[bytes]:
 def cutter(names: frozenset[bytes]) -> re.Pattern[bytes]:
     """The pattern that matches every line of these fields, for `Fields.cut`."""
     return re.compile(rb"\r\n(?:%s):[^\r]*" % b"|".join(re.escape(n) for n in sorted(names)), re.IGNORECASE)
+
+
+@lru_cache(maxsize=1024)
+def every_spelling(names: tuple[str, ...]) -> re.Pattern[bytes]:
+    """For `Fields.cut`: these fields in every case, with "_" for "-", and with either around (CVE-2025-64484)."""
+    forms = ("".join("[-_]" if letter in "-_" else re.escape(letter) for letter in name.lower()) for name in names)
+    return re.compile(rb"\r\n[-_]*(?:%s)[-_]*:[^\r]*" % "|".join(sorted(set(forms))).encode(), re.IGNORECASE)
 
 
 class Fields:

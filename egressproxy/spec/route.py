@@ -9,6 +9,8 @@ from egressproxy.spec.backend import BackendSpec
 from egressproxy.spec.policy import NO_POLICY, ExtensionSpec, PolicySpec
 
 __all__ = [
+    "AuthProtocol",
+    "ExternalAuthSpec",
     "HttpRouteSpec",
     "HttpRuleSpec",
     "MatchSpec",
@@ -71,6 +73,29 @@ class WeightedBackend:
     error: str = ""
 
 
+class AuthProtocol(str, Enum):
+    HTTP = "HTTP"  # 200 lets the request pass
+    GRPC = "GRPC"  # envoy.service.auth.v3.Authorization/Check
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalAuthSpec:
+    """HTTPExternalAuthFilter: a server that is asked whether the requests of a rule may go on.
+
+    `place` says where it runs among the rule's filters, and what it is called. `backend` is asked; one without a
+    backend refuses everything. Names of fields are in lower case; an empty list means what Gateway API says for the
+    protocol. `path` is put before the request's own. Up to `max_body` octets of body are shown; 0: none.
+    """
+
+    place: ExtensionSpec
+    protocol: AuthProtocol
+    backend: WeightedBackend
+    path: str = ""
+    allowed_headers: tuple[str, ...] = ()
+    allowed_response_headers: tuple[str, ...] = ()
+    max_body: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRuleSpec:
     """One rule. `extensions` hold everything that runs for it at Gateway and Route level, HTTPRoute filters included.
@@ -87,6 +112,7 @@ class HttpRuleSpec:
     backend_request_s: float | None = None
     name: str = ""
     index: int = field(default=0, compare=False)
+    auth: ExternalAuthSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

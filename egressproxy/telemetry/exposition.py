@@ -122,6 +122,14 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     for labels, count in sorted(counts.filters.items()):
         filters.add_metric(labels, count)
     yield filters
+    auth = CounterMetricFamily(
+        "egress_external_auth",
+        "Questions to authorization servers, by what came of them.",
+        labels=("route", "backend", "result"),
+    )
+    for question, count in sorted(counts.external_auth.items()):
+        auth.add_metric(question, count)
+    yield auth
     yield _counter("egress_dns_lookups", "DNS lookups, by result.", "result", counts.dns_lookups)
     yield _counter(
         "egress_connections_rejected",

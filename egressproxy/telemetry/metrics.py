@@ -19,6 +19,7 @@ from typing import Final, Protocol, TypeVar
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCounts
 
 __all__ = [
     "BUCKETS_S",
@@ -237,6 +238,7 @@ class Counts:
     upstream: dict[tuple[str, str], int] = field(default_factory=dict)
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
+    external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
     readings: dict[str, Reading] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
@@ -252,6 +254,7 @@ class Counts:
         _add(self.upstream, other.upstream)
         _add(self.downstream, other.downstream)
         _add(self.filters, other.filters)
+        _add(self.external_auth, other.external_auth)
         for name, reading in other.readings.items():
             before = self.readings.get(name)
             if before is not None:
@@ -296,6 +299,7 @@ class Metrics:
         self.dns_lookups: dict[str, int] = {}
         self.reloads: dict[str, int] = {}
         self.connections_rejected: dict[str, int] = {}
+        self.external_auth = ExternalAuthCounts()
         self.config_generation = 0
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
@@ -413,6 +417,7 @@ class Metrics:
             upstream,
             downstream,
             filters,
+            dict(self.external_auth.asked),
             dict(_read_all([self._read_readings])),
             dict(_read_all([self._read_histograms])),
         )
@@ -424,6 +429,10 @@ class Metrics:
     def _read_histograms(self) -> Iterator[tuple[str, Histogram]]:
         for name, description, bounds, read in self._histograms:
             yield name, Histogram(description, bounds, *read())
+        auth = self.external_auth
+        if auth.asked:
+            description = "How long authorization servers took to answer."
+            yield "egress_external_auth_duration_seconds", Histogram(description, AUTH_BUCKETS_S, *auth.counted())
 
 
 def _filter_results(counts: FilterCounts) -> Iterator[tuple[str, int]]:

@@ -36,6 +36,8 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.MISDIRECTED: "NR",
     Reason.BACKEND_INVALID: "NC",  # no cluster
     Reason.FILTER_REJECTED: "UAEX",  # refused by an authorisation step
+    Reason.EXT_AUTH_DENIED: "UAEX",
+    Reason.EXT_AUTH_ERROR: "UAEX",
     # the upstream
     Reason.DNS_NXDOMAIN: "DF",  # DNS resolution failed
     Reason.DNS_NO_ADDRESS: "DF",

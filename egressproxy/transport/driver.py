@@ -16,9 +16,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["Driver", "pause"]
+__all__ = ["Driver", "driven", "pause"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("egressproxy.transport")
 
@@ -115,3 +117,32 @@ class Driver:
     def __repr__(self) -> str:
         state = "idle" if self._coroutine is None else "future" if self._future else "paused"
         return f"Driver({state})"
+
+
+def driven(work: Callable[[Driver], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
+    """Run what pauses on a driver of its own, for a task, which cannot pause itself: gives its result, or its error.
+
+    When the future is cancelled, CancelledError is thrown into the work where it waits.
+    """
+    result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    driver = Driver()
+
+    async def run() -> None:
+        try:
+            made = await work(driver)
+        except asyncio.CancelledError:
+            result.cancel()
+        except Exception as error:
+            if not result.done():
+                result.set_exception(error)
+        else:
+            if not result.done():
+                result.set_result(made)
+
+    def look_at(future: asyncio.Future[T]) -> None:
+        if future.cancelled():
+            driver.throw(asyncio.CancelledError())
+
+    driver.start(run())
+    result.add_done_callback(look_at)
+    return result

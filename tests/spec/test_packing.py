@@ -33,7 +33,16 @@ from egressproxy.spec.policy import (
     Mode,
     PolicySpec,
 )
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, StreamRouteSpec, ValueMatch, WeightedBackend
+from egressproxy.spec.route import (
+    AuthProtocol,
+    ExternalAuthSpec,
+    HttpRouteSpec,
+    HttpRuleSpec,
+    MatchSpec,
+    StreamRouteSpec,
+    ValueMatch,
+    WeightedBackend,
+)
 
 POLICY = PolicySpec(
     Mode.REPORT,
@@ -49,7 +58,10 @@ BACKEND = BackendSpec(
     extensions=(ExtensionSpec("i", "t", "connect", secrets=(("name/key", Secret(b"sesame")),)),),
 )
 MATCH = MatchSpec("/a", headers=(ValueMatch("x", "1"),))
-RULE = HttpRuleSpec((MATCH,), (WeightedBackend(BACKEND, policy=POLICY),), POLICY)
+AUTH = ExternalAuthSpec(
+    ExtensionSpec("ExternalAuth", "t", "request-headers"), AuthProtocol.GRPC, WeightedBackend(BACKEND)
+)
+RULE = HttpRuleSpec((MATCH,), (WeightedBackend(BACKEND, policy=POLICY),), POLICY, auth=AUTH)
 ROUTE = HttpRouteSpec("ns/r", ("h.test",), (RULE,))
 LISTENER = ListenerSpec(
     "ns/gw",

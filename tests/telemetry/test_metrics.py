@@ -356,3 +356,16 @@ def test_a_peak_lasts_until_it_was_shown():
     later.forget_peaks()
     assert later.readings["egress_event_loop_lag_max_seconds"].value == 0.0
     assert later.readings["egress_access_log_dropped"].value == 1
+
+
+def test_questions_to_authorization_servers_are_counted_and_timed_over_all_processes():
+    metrics, other = Metrics("1"), Metrics("1")
+    metrics.external_auth.count("ns/r", "ns/auth", "allowed", 0.002)
+    other.external_auth.count("ns/r", "ns/auth", "allowed", 20.0)
+    counts = metrics.gather()
+    counts.add(other.gather())
+    assert counts.external_auth == {("ns/r", "ns/auth", "allowed"): 2}
+    histogram = counts.histograms["egress_external_auth_duration_seconds"]
+    assert (sum(histogram.buckets), histogram.buckets[1], histogram.buckets[-1]) == (2, 1, 1)
+    assert value(metrics, "egress_external_auth_total", route="ns/r", backend="ns/auth", result="allowed") == 1
+    assert "egress_external_auth_duration_seconds" not in Metrics("1").gather().histograms

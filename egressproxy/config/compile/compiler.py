@@ -220,7 +220,8 @@ class _Run:
             http = self._routes.http_route(route, attachment, layers, findings)
             if http.rules:
                 served.http.append(http)
-            return [backend for rule in http.rules for backend in rule.backends]
+            asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
+            return [*asked, *(backend for rule in http.rules for backend in rule.backends)]
         if isinstance(route, GrpcRoute):  # no listener admits one
             return []
         stream = self._routes.stream_route(route, attachment, layers)

@@ -48,6 +48,8 @@ ROUTE_LEVEL, BACKEND_LEVEL = 1, 2
 ROUTE_FILTER_PRIORITY = 50
 #: CORS before the others: a preflight request carries no credential, and must not be redirected.
 CORS_PRIORITY = 40
+#: ExternalAuth judges what the client has asked for, not what the other filters make of it.
+EXTERNAL_AUTH_PRIORITY = 45
 
 HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
 URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
@@ -157,6 +159,12 @@ class ExtensionCompiler:
         for index, entry in enumerate(filters):
             phase, priority = request, ROUTE_FILTER_PRIORITY
             config: dict[str, Any]
+            if entry.external_auth is not None:
+                if on_backend:
+                    raise FilterNotSupported("filter ExternalAuth on a backendRef is not supported: put it on the rule")
+                if entry.external_auth.protocol == "GRPC":
+                    raise FilterNotSupported("filter ExternalAuth with protocol GRPC is not supported yet")
+                continue  # see `external_auth_place`
             if entry.request_header_modifier is not None:
                 type_name, config = HEADER_POLICY, {"request": _header_changes(entry.request_header_modifier)}
             elif entry.response_header_modifier is not None:
@@ -172,6 +180,18 @@ class ExtensionCompiler:
                 raise FilterNotSupported(f"filter {entry.type} is not supported yet")
             made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))
         return tuple(made)
+
+    def external_auth_place(self, route: Resource) -> ExtensionSpec:
+        """Where the ExternalAuth filter of a rule runs; what it asks stands beside the rule's extensions."""
+        return ExtensionSpec(
+            name="ExternalAuth",
+            type="egressproxy.io/ExternalAuth",
+            phase="request-headers",
+            priority=EXTERNAL_AUTH_PRIORITY,
+            level=ROUTE_LEVEL,
+            timeout_s=0.0,  # it has a time limit of its own
+            source=str(route),
+        )
 
     def _extension(self, owner: Resource, extension: Extension, path: str, place: Place) -> ExtensionSpec | None:
         found = self._catalog.get(extension.type)

@@ -22,7 +22,7 @@ from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.weighing import Choices, Weigher, default_where
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
-from egressproxy.config.resources.route_filters import HttpFilter
+from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter
 from egressproxy.config.resources.routes import (
     BackendRef,
     HttpBackendRef,
@@ -33,9 +33,12 @@ from egressproxy.config.resources.routes import (
     TcpRoute,
     TlsRoute,
 )
+from egressproxy.spec.backend import Destination
 from egressproxy.spec.gateway import ListenerProtocol
 from egressproxy.spec.policy import ExtensionSpec, PolicySpec
 from egressproxy.spec.route import (
+    AuthProtocol,
+    ExternalAuthSpec,
     HttpRouteSpec,
     HttpRuleSpec,
     MatchSpec,
@@ -266,6 +269,29 @@ class RouteCompiler:
             request_s=request.seconds if request is not None else None,
             backend_request_s=attempt.seconds if attempt is not None else None,
             name=rule.name or "",
+            auth=None if error else self._external_auth(route, rule, layers, where),
+        )
+
+    def _external_auth(
+        self, route: HttpRoute, rule: HttpRule, layers: tuple[Layer, ...], where: Where
+    ) -> ExternalAuthSpec | None:
+        """The authorization server of a rule, if it has one; a server that cannot be used refuses everything."""
+        written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
+        if written is None:
+            return None
+        backend = self._weigher.of_filter(route, written.backend_ref, layers, where)
+        if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
+            backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
+        http = written.http or ExternalAuthHttp()
+        allowed = written.grpc.allowed_headers if written.grpc is not None else http.allowed_headers
+        return ExternalAuthSpec(
+            place=self._extensions.external_auth_place(route),
+            protocol=AuthProtocol(written.protocol),
+            backend=backend,
+            path=http.path,
+            allowed_headers=tuple(dict.fromkeys(name.lower() for name in allowed)),
+            allowed_response_headers=tuple(dict.fromkeys(name.lower() for name in http.allowed_response_headers)),
+            max_body=written.forward_body.max_size if written.forward_body is not None else 0,
         )
 
     def _matched(self, rule: HttpRule) -> tuple[MatchSpec, ...]:

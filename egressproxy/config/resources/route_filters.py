@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from egressproxy.config.resources.meta import BackendObjectReference, LocalObjectReference, Model
 from egressproxy.config.resources.values import Bool, HeaderName, Port, PreciseHostname, Refused, check_unique
@@ -141,14 +141,27 @@ class CorsFilter(Model):
         return self
 
 
+def _null_is_empty(value: object) -> object:
+    return () if value is None else value
+
+
+HeaderNames = Annotated[tuple[HeaderName, ...], Field(max_length=64), BeforeValidator(_null_is_empty)]
+
+
 class ExternalAuthGrpc(Model):
-    allowed_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """`allowed_headers` empty: the server sees all fields."""
+
+    allowed_headers: HeaderNames = ()
 
 
 class ExternalAuthHttp(Model):
-    path: str = ""
-    allowed_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    allowed_response_headers: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """`path` goes before the request's own. The lists empty: the server sees Authorization alone; all of its fields are
+    copied into the request.
+    """
+
+    path: Annotated[str, Field(max_length=1024, pattern=r"^(?:[-A-Za-z0-9/._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})*$")] = ""
+    allowed_headers: HeaderNames = ()
+    allowed_response_headers: HeaderNames = ()
 
 
 class ExternalAuthBody(Model):

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from egressproxy.config.compile.filters import CORS_PRIORITY, EXTERNAL_AUTH_PRIORITY, ROUTE_FILTER_PRIORITY
 from egressproxy.config.problems import ConfigError
 from egressproxy.filters.credential_injector import CredentialInjectorConfig
 from egressproxy.filters.header_policy import HeaderEdits, HeaderPolicyConfig
 from egressproxy.filters.settings import SecretRef
 from egressproxy.spec.policy import ExtensionSpec
 from tests.config.compile.kit import (
+    DYNAMIC,
     FORWARD,
     PLAIN,
     REVERSE,
@@ -305,10 +307,6 @@ def test_filters_of_a_backend_ref_run_for_that_backend():
     [
         ("RequestMirror", "requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}"),
         ("ExtensionRef", "extensionRef: {group: egressproxy.io, kind: EgressPolicy, name: p}"),
-        (
-            "ExternalAuth",
-            "externalAuth: {protocol: HTTP, backendRef: {group: egressproxy.io, kind: Backend, name: plain}, http: {}}",
-        ),
     ],
 )
 def test_a_filter_that_is_not_there_closes_its_rule(kind: str, block: str):
@@ -318,6 +316,62 @@ def test_a_filter_that_is_not_there_closes_its_rule(kind: str, block: str):
     assert kind in rule(made).backends[0].error
     assert of_route(made, "Accepted")[:2] == ("False", "UnsupportedValue")
     assert kind in of_route(made, "Accepted")[2]
+
+
+AUTH = (
+    "{type: ExternalAuth, externalAuth: {protocol: HTTP, "
+    "backendRef: {group: egressproxy.io, kind: Backend, name: plain}, %s}}"
+)
+
+
+def guarded(written: str) -> str:
+    return ROUTE.replace("- backendRefs", f"- filters: [{written}]\n    backendRefs")
+
+
+def test_an_external_auth_is_the_rules_own_and_names_fields_in_lower_case():
+    lists = "http: {path: /check, allowedHeaders: [X-A, x-a], allowedResponseHeaders: [X-B]}, forwardBody: {maxSize: 7}"
+    made = compiled(REVERSE, PLAIN, guarded(AUTH % lists))
+    found = rule(made).auth
+    assert found is not None
+    assert found.backend.backend is not None
+    assert found.backend.backend.name == "default/plain"
+    assert (found.protocol.value, found.path, found.max_body) == ("HTTP", "/check", 7)
+    assert (found.allowed_headers, found.allowed_response_headers) == (("x-a",), ("x-b",))
+    assert (found.place.phase, found.place.source) == ("request-headers", "HTTPRoute default/route")
+    assert of_route(made, "Accepted")[0] == of_route(made, "ResolvedRefs")[0] == "True"
+
+
+def test_an_external_auth_without_its_server_refuses_everything():
+    made = compiled(REVERSE, PLAIN, guarded((AUTH % "http: {}").replace("name: plain", "name: none")))
+    found = rule(made).auth
+    assert found is not None
+    assert (found.backend.backend, found.backend.error) == (None, "Backend default/none does not exist")
+    assert of_route(made, "Accepted")[0] == "True"
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+
+
+def test_an_external_auth_cannot_ask_whatever_the_request_names():
+    made = compiled(REVERSE, PLAIN, DYNAMIC, guarded((AUTH % "http: {}").replace("name: plain", "name: dynamic")))
+    found = rule(made).auth
+    assert found is not None
+    assert found.backend.backend is None
+    assert "Dynamic" in of_route(made, "Accepted")[2]
+
+
+def test_an_external_auth_on_a_backend_ref_closes_its_rule():
+    made = compiled(REVERSE, PLAIN, ROUTE.replace("name: plain}", f"name: plain, filters: [{AUTH % 'http: {}'}]}}"))
+    assert rule(made).auth is None
+    assert [one.backend for one in rule(made).backends] == [None]
+
+
+def test_an_external_auth_with_lists_that_are_null_has_none():
+    found = rule(compiled(REVERSE, PLAIN, guarded(AUTH % "http: {allowedHeaders: ~, allowedResponseHeaders: ~}"))).auth
+    assert found is not None
+    assert (found.allowed_headers, found.allowed_response_headers) == ((), ())
+
+
+def test_external_auth_runs_behind_cors_and_before_the_other_filters():
+    assert CORS_PRIORITY < EXTERNAL_AUTH_PRIORITY < ROUTE_FILTER_PRIORITY
 
 
 def test_cors_runs_before_the_other_filters_of_its_rule():

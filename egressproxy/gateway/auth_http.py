@@ -1,0 +1,181 @@
+"""HttpAsker: shows the head of a request to a server that speaks HTTP. 200 lets it pass; everything else is the answer.
+
+Source: Gateway API HTTPExternalAuthFilter with protocol HTTP, HTTPAuthConfig.
+"""
+
+from __future__ import annotations
+
+from egressproxy.errors import BadRequest, GatewayError, Reason, Retry, UpstreamFault
+from egressproxy.filters.chain import Chain, Steps, finish, run
+from egressproxy.gateway.connector import Connector
+from egressproxy.gateway.held import HeldRequest
+from egressproxy.gateway.verdict import Change, FieldChange, Verdict, denial, is_ours
+from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.path import has_dot_segment
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.http1.writer import request_bytes
+from egressproxy.spec.route import ExternalAuthSpec
+from egressproxy.transport.driver import Driver, driven, pause
+
+__all__ = ["HttpAsker", "passed", "question"]
+
+#: The longest answer that is read: a page that tells people where to log in.
+MAX_ANSWER_OCTETS = 1024 * 1024
+#: A connection that died while it was idle is replaced this many times. A question changes nothing: it may go again.
+MAX_ATTEMPTS = 3
+#: What an answer says of itself and of its sender; never copied into a request by an empty list.
+OF_THE_ANSWER = frozenset(
+    b"accept-ranges age allow cache-control date etag expires last-modified location proxy-status retry-after server "
+    b"set-cookie vary www-authenticate".split()
+)
+
+
+class HttpAsker:
+    """Implements Asker. `chain` are the filters of the server as a backend: its credential, its limits."""
+
+    def __init__(self, spec: ExternalAuthSpec, connector: Connector, chain: Chain) -> None:
+        self._connector = connector
+        self._chain = chain
+        self._prefix = spec.path.encode().rstrip(b"/")
+        self._wanted = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
+        copied = (name.encode() for name in spec.allowed_response_headers)
+        self._copied = tuple(name for name in copied if not is_ours(name))
+        self._copies_all = not spec.allowed_response_headers
+
+    async def ask(self, x: Exchange, held: HeldRequest, body: bytes) -> Verdict:
+        head = RequestHead(x.request.method, x.request.target, self._fields(x.request.fields))
+        head.path = self._path(x.request.path)
+        head.body = len(body)
+        inner = question(x, head, self._connector)
+        inner.upstream_host = x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+        try:
+            response, answer = await driven(lambda driver: self._converse(driver, inner, body))
+        finally:
+            if self._chain.complete is not None:
+                finish(self._chain.complete, inner)
+        if response.status == 200:
+            return Verdict(request=tuple(self._changes(response.fields)))
+        return denial(response.status, response.fields, answer, response.phrase)
+
+    def _fields(self, asked: Fields) -> Fields:
+        shown = Fields()
+        for name in self._wanted:
+            for value in asked.get_all(name):
+                shown.add(name, value)
+        return shown
+
+    def _path(self, path: bytes) -> bytes:
+        if not self._prefix:
+            return path
+        if has_dot_segment(path.partition(b"?")[0]):
+            # `/prefix/../other` is a place outside of the prefix, where a server may answer 200 to everybody.
+            raise BadRequest(Reason.BAD_TARGET, "the path holds dot segments, which no prefix can contain", close=False)
+        return self._prefix + (path if path.startswith(b"/") else b"/")
+
+    def _changes(self, fields: Fields) -> list[FieldChange]:
+        """What the server says replaces what the client said, also where the server says nothing."""
+        given = [(name, value) for name, value in fields if self._is_copied(name)]
+        names = dict.fromkeys(name for name, _ in given) if self._copies_all else self._copied
+        cut = [FieldChange(name, Change.REMOVE) for name in names]
+        return cut + [FieldChange(name, Change.APPEND, value) for name, value in given]
+
+    def _is_copied(self, name: bytes) -> bool:
+        if self._copies_all:
+            return not (is_ours(name) or name in OF_THE_ANSWER or name.startswith((b"content-", b"access-control-")))
+        return name in self._copied
+
+    async def _converse(self, driver: Driver, inner: Exchange, body: bytes) -> tuple[ResponseHead, bytes]:
+        """The whole answer. Raises GatewayError."""
+        head = inner.request
+        block, path = head.fields.block, head.path
+        await passed(self._chain.request_headers, inner)
+        while True:
+            inner.attempts += 1
+            target = self._connector.target(inner)
+            inner.backend_is_secure = target.tls is not None
+            via, way = self._connector.way(inner, target)
+            upstream = way.pool.take()
+            if upstream is None:
+                upstream = await via.acquire(inner, way, self._chain.connect)
+            reusable = False
+            try:
+                await passed(self._chain.backend_request, inner)
+                host = inner.upstream_host
+                if via is not self._connector:
+                    host = target.host_field
+                    head.path = b"http://%b%b" % (host, head.path)  # absolute-form, to a parent
+                answer = await self._exchange(driver, upstream, inner, host, body)
+                reusable = upstream.is_reusable
+                return answer
+            except GatewayError as error:
+                if not (error.retry is Retry.IF_REUSED and upstream.was_reused and inner.attempts < MAX_ATTEMPTS):
+                    raise
+                head.fields.block, head.path = block, path
+            finally:
+                via.release(way, upstream, reusable=reusable)
+
+    async def _exchange(
+        self, driver: Driver, upstream: UpstreamConnection, inner: Exchange, host: bytes, body: bytes
+    ) -> tuple[ResponseHead, bytes]:
+        head = inner.request
+        upstream.begin(driver, head.method, is_chunked=False, has_body=bool(body))
+        upstream.send(request_bytes(head, host, self._connector.network.pseudonym))
+        if body:
+            upstream.send_body(body)
+            upstream.end_body(b"")
+        response = upstream.next_head()
+        while response is None or response.is_interim:
+            if response is None:
+                await pause()
+            response = upstream.next_head()
+        if response.status == 101:
+            raise UpstreamFault(Reason.BAD_RESPONSE, "the server switched to a protocol that was not asked for")
+        inner.response = response
+        await passed(self._chain.backend_response, inner)
+        if upstream.has_ended:
+            return response, b""
+        answer = _Answer()
+        upstream.send_response_body_to(answer)
+        await upstream.response_end()
+        return response, b"".join(answer.parts)
+
+
+class _Answer:
+    """The body of an answer, up to a bound."""
+
+    __slots__ = ("_octets", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._octets = 0
+
+    def send_body(self, data: bytes) -> None:
+        self._octets += len(data)
+        if self._octets > MAX_ANSWER_OCTETS:
+            raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_ANSWER_OCTETS} octets")
+        self.parts.append(data)
+
+    def end_body(self, trailers: bytes) -> None:
+        pass
+
+
+def question(x: Exchange, head: RequestHead, connector: Connector) -> Exchange:
+    """An exchange of our own with the server, for the filters that run for it as a backend."""
+    inner = Exchange(x.client, x.gateway, x.listener, x.started_at)
+    inner.identity, inner.request_id, inner.route = x.identity, x.request_id, x.route
+    inner.request, inner.method, inner.path = head, head.method, x.path
+    inner.backend = connector.name
+    return inner
+
+
+async def passed(steps: Steps | None, x: Exchange) -> None:
+    """Run a phase that may refuse, and has nobody to answer to."""
+    if steps is None:
+        return
+    outcome = run(steps, x)
+    if outcome is not None and not isinstance(outcome, Answer):
+        outcome = await outcome
+    if outcome is not None:
+        raise UpstreamFault(Reason.FILTER_REJECTED, "a filter of the authorization server answered in its place")

@@ -1,0 +1,75 @@
+"""Verdict: what an authorization server has said of a request, and what that does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
+from egressproxy.model.exchange import Answer
+from egressproxy.model.fields import Fields, every_spelling
+
+__all__ = ["Change", "FieldChange", "Verdict", "apply", "denial", "is_ours"]
+
+
+class Change(Enum):
+    """What is done to a field of this name; a client's own lines are told by every spelling."""
+
+    REMOVE = "remove"
+    SET = "set"
+    APPEND = "append"
+    ADD_IF_ABSENT = "add if absent"
+    SET_IF_PRESENT = "set if present"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """`name` in lower case."""
+
+    name: bytes
+    change: Change
+    value: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`answer` is a denial, as the client gets it; else the request goes on, changed by `request`, and what the client
+    is answered then by `response`.
+    """
+
+    answer: Answer | None = None
+    request: tuple[FieldChange, ...] = ()
+    response: tuple[FieldChange, ...] = ()
+
+
+def is_ours(name: bytes) -> bool:
+    """Whether the gateway itself writes this field, and nobody else may: framing, routing, this hop."""
+    text = name.decode("latin-1").lower()
+    return text in PROTECTED or text.startswith(PROTECTED_PREFIX)
+
+
+def apply(changes: Iterable[FieldChange], fields: Fields) -> None:
+    """Change a head, in the given order. Raises ValueError for what no field can carry."""
+    for change in changes:
+        name = change.name
+        kind = change.change
+        if kind is Change.ADD_IF_ABSENT and name in fields:
+            continue
+        if kind is Change.SET_IF_PRESENT and name not in fields:
+            continue
+        if kind in (Change.REMOVE, Change.SET, Change.SET_IF_PRESENT):
+            fields.cut(every_spelling((name.decode("latin-1"),)))
+        if kind is not Change.REMOVE:
+            fields.add(name, change.value)
+
+
+def denial(status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes, phrase: bytes = b"") -> Verdict:
+    """A refusal in the server's own words. Raises ValueError for a status or a field that no answer can have.
+
+    A 407 would make clients send us the credentials that they have for a proxy.
+    """
+    if not 200 <= status <= 599 or status == 407:
+        raise ValueError(f"status {status}")
+    kept = tuple((name, value) for name, value in fields if not is_ours(name) and name.lower() != b"date")
+    return Verdict(Answer(status, tuple(Fields.of(kept)), b"" if status in (204, 304) else body, phrase))

@@ -1,0 +1,32 @@
+"""What authorization servers were asked, what came of it, and how long it took."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+__all__ = ["AUTH_BUCKETS_S", "ExternalAuthCounts"]
+
+#: Upper bounds of the histogram: from a server on the same machine to one that has run into its time limit.
+AUTH_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class ExternalAuthCounts:
+    """`asked` by (route, backend, result); a result is one of the words of `gateway/external_auth`."""
+
+    __slots__ = ("_buckets", "_sum_s", "asked")
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[str, str, str], int] = {}
+        self._buckets = [0] * (len(AUTH_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def count(self, route: str, backend: str, result: str, duration_s: float) -> None:
+        key = (route, backend, result)
+        self.asked[key] = self.asked.get(key, 0) + 1
+        self._buckets[bisect_left(AUTH_BUCKETS_S, duration_s)] += 1
+        self._sum_s += duration_s
+
+    def counted(self) -> tuple[tuple[int, ...], float]:
+        """The calls in each bucket, the last of which has no bound, and the sum of their seconds."""
+        return tuple(self._buckets), self._sum_s

@@ -1,0 +1,396 @@
+"""A server is asked whether requests may go on: the HTTP way, on fakes and on real sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from egressproxy.errors import Reason, UpstreamFault
+from tests.gateway.conftest import Start
+from tests.gateway.kit import OK, OK_PASSED, reverse
+from tests.support import manifests as m
+from tests.support.conversation import Conversation, scripted_filter
+from tests.support.manifests import Manifest
+
+GET = b"GET /x?y=1 HTTP/1.1\r\nHost: app.example\r\n\r\n"
+ASKED = b"GET /x?y=1 HTTP/1.1\r\nHost: app.example\r\nVia: 1.1 gw\r\n\r\n"
+ALLOWED = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+FORWARDED = b"GET /x?y=1 HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
+
+
+def auth(**more: Any) -> Manifest:
+    """The filter; `forwardBody` stands beside `http`, whatever else is given in it."""
+    written: Manifest = {"protocol": "HTTP", "backendRef": {"group": m.OURS, "kind": "Backend", "name": "auth"}}
+    if "forward" in more:
+        written["forwardBody"] = {"maxSize": more.pop("forward")}
+    return {"type": "ExternalAuth", "externalAuth": {**written, "http": more}}
+
+
+def guarded(*filters: Manifest, rule: Manifest | None = None, server: Manifest | None = None, **sections: Any) -> Any:
+    """A route to `a` behind these filters, and the authorization server `auth` (auth.example:9000)."""
+    made = {**m.prefix_rule("/", "a"), "filters": list(filters or (auth(),)), **(rule or {})}
+    objects = (server or m.backend("auth", "auth.example", 9000),)
+    return reverse(made, objects=objects, **sections)
+
+
+def asked(talk: Conversation) -> None:
+    talk.dialled("auth.example", 9000)
+
+
+# --- 200 -----------------------------------------------------------------------------------------------------------
+def test_a_request_goes_on_when_the_server_says_200(converse_on: Start):
+    talk = converse_on(guarded())
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << FORWARDED
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert (talk.record()["reason"], talk.record()["backend"]) == ("-", "agents/a")
+    assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "allowed"): 1}
+
+
+def test_the_connection_to_the_server_is_used_again_and_replaced_when_it_died(converse_on: Start):
+    talk = converse_on(guarded())
+    origins = []
+    for _ in range(2):
+        talk.client >> GET
+        if not origins:
+            asked(talk)
+            origins.append(talk.origin)
+        talk.origin = origins[0]
+        talk.origin << ASKED
+        talk.origin >> ALLOWED
+        if len(origins) == 1:
+            talk.dialled("a.example", 80)
+            origins.append(talk.origin)
+        talk.origin = origins[1]
+        talk.origin << FORWARDED
+        talk.origin >> OK
+        talk.client << OK_PASSED
+    talk.client >> GET
+    origins[0] << ASKED
+    origins[0].leaves()
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> ALLOWED
+    origins[1] << FORWARDED
+    origins[1] >> OK
+    talk.client << OK_PASSED
+
+
+def test_the_server_sees_authorization_and_the_allowed_fields_alone(converse: Start):
+    talk = converse(guarded(auth(allowedHeaders=["X-Team", "Cookie"], path="/check/")))
+    talk.client >> (
+        b"POST /x HTTP/1.1\r\nHost: app.example\r\nAccept: */*\r\ncookie: a=1\r\nX-TEAM: red\r\nx-team: blue\r\n"
+        b"Authorization: Basic eDp5\r\nContent-Length: 2\r\n\r\nhi"
+    )
+    asked(talk)
+    talk.origin << (
+        b"POST /check/x HTTP/1.1\r\nHost: app.example\r\nauthorization: Basic eDp5\r\nx-team: red\r\nx-team: blue\r\n"
+        b"cookie: a=1\r\nVia: 1.1 gw\r\nContent-Length: 0\r\n\r\n"
+    )
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST /x HTTP/1.1\r\nHost: a.example\r\nAccept: \*/\*\r\n.*\r\n\r\nhi")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_what_the_server_says_replaces_what_the_client_has_forged(converse: Start):
+    talk = converse(guarded(auth(allowedResponseHeaders=["X-User-Id", "X-Role"])))
+    talk.client >> (
+        b"GET / HTTP/1.1\r\nHost: app.example\r\nx-user-id: 1\r\nX_User_Id: 1\r\nx-role: admin\r\nAccept: */*\r\n\r\n"
+    )
+    asked(talk)
+    talk.origin.take(rb".*\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nX-User-Id: 42\r\nX-User-Id: 43\r\nX-Other: no\r\nContent-Length: 0\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.origin << (
+        b"GET / HTTP/1.1\r\nHost: a.example\r\nAccept: */*\r\nx-user-id: 42\r\nx-user-id: 43\r\nVia: 1.1 gw\r\n\r\n"
+    )
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_an_empty_list_copies_everything_but_what_belongs_to_the_answer_itself(converse: Start):
+    talk = converse(guarded(auth(allowedResponseHeaders=None)))
+    talk.client >> b"GET / HTTP/1.1\r\nHost: app.example\r\nx-user-id: 1\r\n\r\n"
+    asked(talk)
+    talk.origin.take(rb".*\r\n\r\n")
+    talk.origin >> (
+        b"HTTP/1.1 200 OK\r\nX-User-Id: 42\r\nHost: evil.example\r\nContent-Type: text/plain\r\nServer: auth\r\n"
+        b"Date: Sat, 21 Nov 2026 00:00:00 GMT\r\nSet-Cookie: a=1\r\nContent-Length: 2\r\n\r\nok"
+    )
+    talk.dialled("a.example", 80)
+    talk.origin << b"GET / HTTP/1.1\r\nHost: a.example\r\nx-user-id: 42\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_the_server_judges_what_was_asked_for_and_not_what_is_made_of_it(converse: Start):
+    rewrite = {
+        "type": "URLRewrite",
+        "urlRewrite": {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/in"}},
+    }
+    talk = converse(guarded(rewrite, auth()))
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << FORWARDED.replace(b"/x", b"/in/x")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+# --- anything else -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("status", [b"403 Forbidden", b"401 Unauthorized", b"302 Found", b"201 Created"])
+def test_any_other_status_is_the_answer_with_its_fields_and_its_body(converse_on: Start, status: bytes):
+    talk = converse_on(guarded())
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> b"HTTP/1.1 %b\r\nX-Auth-Error: no\r\nLocation: /login\r\nContent-Length: 6\r\n\r\ndenied" % status
+    talk.client << (b"HTTP/1.1 %b\r\nx-auth-error: no\r\nlocation: /login\r\nContent-Length: 6\r\n\r\ndenied" % status)
+    talk.no_dial()
+    record = talk.record()
+    assert (record["status"], record["reason"], record["flags"]) == (int(status[:3]), "ext_auth_denied", "UAEX")
+    assert (record["rule"], record["backend"], talk.series("denied")) == ("HTTPRoute agents/route", "-", 1)
+    assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "denied"): 1}
+    talk.client.is_open()
+
+
+def test_a_denial_passes_the_filters_of_the_answer(converse: Start):
+    change = {
+        "type": "ResponseHeaderModifier",
+        "responseHeaderModifier": {"set": [{"name": "X-Seen", "value": "yes"}]},
+    }
+    talk = converse(guarded(auth(), change))
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
+    talk.client << b"HTTP/1.1 403 Forbidden\r\nx-seen: yes\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 1_100_000,
+    ],
+)
+def test_an_answer_that_is_none_denies(converse: Start, answer: bytes):
+    talk = converse(guarded())
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> answer
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"], error["rule"]) == (502, "ext_auth_error", "HTTPRoute agents/route")
+    talk.no_dial()
+    assert (talk.record()["reason"], talk.record()["flags"]) == ("ext_auth_error", "UAEX")
+
+
+def test_a_server_that_cannot_be_reached_denies(converse: Start):
+    talk = converse(guarded())
+    talk.client >> GET
+    talk.refused("auth.example", 9000, UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, detail="10.1.2.3"))
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (503, "ext_auth_error")
+    assert "10.1.2.3" not in str(error)
+    assert "upstream_refused" in talk.record()["detail"]
+    assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "error"): 1}
+
+
+def test_a_server_that_does_not_answer_in_time_denies(converse: Start):
+    talk = converse(guarded(traffic={"timeouts": {"backendRequest": "50ms"}}))
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (504, "ext_auth_error")
+    talk.until(lambda: talk.origin.is_gone)
+    assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "timeout"): 1}
+
+
+def test_the_time_of_the_request_is_the_time_of_the_question(converse: Start):
+    talk = converse(guarded(rule={"timeouts": {"request": "1s"}}))
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.after(1.5)
+    assert talk.client.answer()[0] == 504
+    talk.until(lambda: talk.origin.is_gone)
+    assert talk.record()["reason"] == "request_timeout"
+    assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "cancelled"): 1}
+
+
+def test_a_client_that_leaves_takes_its_question_along(converse_on: Start):
+    talk = converse_on(guarded())
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.client.resets()
+    talk.until(lambda: talk.origin.is_gone)
+    assert talk.record()["reason"] == "client_gone"
+
+
+def test_a_client_that_leaves_while_the_server_is_dialled_leaves_no_dial(converse: Start):
+    talk = converse(guarded())
+    talk.client >> GET
+    assert talk.pending_dial() is not None
+    talk.client.leaves()
+    talk.until(lambda: not talk.open)
+    assert talk.record()["reason"] == "client_gone"
+    talk.dialer.dials.clear()
+
+
+def test_a_server_that_is_not_there_denies_and_asks_nobody(converse: Start):
+    talk = converse(guarded(server=m.backend("other", "auth.example", 9000)))
+    talk.client >> GET
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (500, "backend_invalid")
+    assert "Backend agents/auth does not exist" in talk.record()["detail"]
+    talk.no_dial()
+
+
+def test_a_path_that_leads_out_of_the_prefix_is_refused(converse: Start):
+    talk = converse(guarded(auth(path="/check")))
+    talk.client >> GET.replace(b"/x", b"/x/..%2f..")
+    assert talk.client.answer()[0] == 400
+    talk.no_dial()
+
+
+def test_limits_hold_before_the_server_is_asked(converse: Start):
+    talk = converse(guarded(limits={"requests": [{"per": "Gateway", "limit": 1, "window": "1m"}]}))
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*\r\n\r\n")
+    talk.client >> GET
+    assert talk.client.answer()[0] == 429
+    talk.origin.hears_nothing()
+
+
+# --- the server as a backend ---------------------------------------------------------------------------------------
+def test_the_server_gets_its_own_credential_and_the_backend_does_not(converse: Start):
+    config = {"secretRef": {"name": "k", "key": "t"}, "header": "X-Key", "allowPlaintext": True}
+    injector = {"name": "i", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request"}
+    server = m.backend("auth", "auth.example", 9000, extensions=[{**injector, "config": config}])
+    talk = converse([*guarded(server=server), m.secret("k", {"t": "hidden"})])
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED.replace(b"Via", b"X-Key: hidden\r\nVia")
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << FORWARDED
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+# --- bodies --------------------------------------------------------------------------------------------------------
+POST = b"POST /x HTTP/1.1\r\nHost: app.example\r\nContent-Length: 10\r\n\r\n0123456789"
+POST_ASKED = b"POST /x HTTP/1.1\r\nHost: app.example\r\nVia: 1.1 gw\r\nContent-Length: %d\r\n\r\n%b"
+POST_FORWARDED = b"POST /x HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nContent-Length: 10\r\n\r\n0123456789"
+
+
+def test_a_body_is_shown_to_the_server_and_goes_on(converse_on: Start):
+    talk = converse_on(guarded(auth(forward=100)))
+    for _ in range(2):
+        talk.client >> POST
+        asked(talk)
+        talk.origin << POST_ASKED % (10, b"0123456789")
+        talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        talk.dialled("a.example", 80)
+        talk.origin << POST_FORWARDED
+        talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
+        talk.client << OK_PASSED
+
+
+def test_a_chunked_body_that_waits_to_be_asked_for_is_shown_whole(converse: Start):
+    talk = converse(guarded(auth(forward=100)))
+    talk.client >> (
+        b"POST /x HTTP/1.1\r\nHost: app.example\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    )
+    talk.client << b"HTTP/1.1 100 Continue\r\n\r\n"
+    talk.no_dial()
+    talk.client >> b"5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n"
+    asked(talk)
+    talk.origin << POST_ASKED % (10, b"0123456789")
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << POST_FORWARDED
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 200", b"Transfer-Encoding: chunked"])
+def test_a_longer_body_is_refused_and_nobody_is_asked(converse_on: Start, framing: bytes):
+    talk = converse_on(guarded(auth(forward=100)))
+    body = b"x" * 200 if b"Length" in framing else b"c8\r\n" + b"x" * 200 + b"\r\n0\r\n\r\n"
+    talk.client >> b"POST /x HTTP/1.1\r\nHost: app.example\r\n%b\r\n\r\n%b" % (framing, body)
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (413, "body_too_large")
+    talk.no_dial()
+    assert talk.metrics.external_auth.asked == {}
+
+
+def test_a_size_of_zero_shows_nothing_and_refuses_nothing(converse: Start):
+    talk = converse(guarded(auth(forward=0)))
+    talk.client >> POST
+    asked(talk)
+    talk.origin << POST_ASKED % (0, b"")
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << POST_FORWARDED
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_stricter_limit_of_bodies_holds_for_what_is_shown(converse: Start):
+    talk = converse(guarded(auth(forward=100), limits={"maxBodyBytes": 5}))
+    talk.client >> POST.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked").replace(
+        b"0123456789", b"a\r\n0123456789\r\n0\r\n\r\n"
+    )
+    assert talk.client.answer()[0] == 413
+    talk.no_dial()
+
+
+def test_a_body_that_was_shown_passes_the_body_filters_too(converse: Start):
+    from egressproxy.filters.base import BodyMode, Filter
+    from egressproxy.model.exchange import Exchange
+
+    class Upper(Filter):
+        body_mode = BodyMode.BUFFER
+
+        def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+            return data.upper()
+
+    talk = converse(
+        guarded(auth(forward=100), extensions=[scripted_filter("up", "request-body")]), filters={"up": Upper()}
+    )
+    talk.client >> POST.replace(b"0123456789", b"abcdefghij")
+    asked(talk)
+    talk.origin << POST_ASKED % (10, b"abcdefghij")
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << POST_FORWARDED.replace(b"0123456789", b"ABCDEFGHIJ")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_client_that_leaves_within_its_body_asks_nobody(converse_on: Start):
+    talk = converse_on(guarded(auth(forward=100)))
+    talk.client >> POST[:-3]
+    talk.client.leaves()
+    assert talk.record()["reason"] == "client_gone"
+    talk.no_dial()
