@@ -161,6 +161,32 @@ def test_origination_trusts_what_the_config_map_says_and_shows_its_certificate(d
             gateway.wait_for_record(status=502, reason="upstream_tls_certificate")
 
 
+def test_a_gateway_shows_its_certificate_to_its_backends_and_to_those_of_no_other(dns: NameServer, tmp_path: Path):
+    pki, port, other = Pki(), free_port(), free_port()
+    context = pki.server_context(HOST)
+    context.load_verify_locations(cadata=pki.ca_pem)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    ref = {"clientCertificateRef": {"name": "me"}}
+    with Origin(context=context) as origin:
+        objects = [
+            m.gateway(m.http_listener(port), tls={"backend": ref}),
+            m.gateway(m.http_listener(other), name="other"),
+            policy(dns),
+            m.policy(dns=dns.address, cidrs=ALLOW_LOOPBACK, target="other", name="second"),
+            secret_of("me", pki.issue("gateway.test", cn="gateway.test")),
+            m.config_map("ca", {"ca.crt": pki.ca_pem}),
+            m.backend("o", HOST, origin.port, tls=True, ca="ca"),
+            m.http_route("r", m.prefix_rule("/", "o")),
+            m.http_route("s", m.prefix_rule("/", "o"), parent="other"),
+        ]
+        with GatewayProcess(tmp_path / "gw", objects):
+            for listener, shown in ((port, "gateway.test"), (other, "-"), (port, "gateway.test")):
+                with client(listener) as sock:
+                    assert ask(sock, get(FRONT, listener, absolute=False)) == (200, b"ok")
+                assert shown in origin.peers
+            assert origin.peers == ["gateway.test", "-"], "each Gateway keeps its own connections"
+
+
 def test_an_end_of_tls_without_close_notify_is_no_end_of_a_response(dns: NameServer, tmp_path: Path):
     pki, port = Pki(), free_port()
 

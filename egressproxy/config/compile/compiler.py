@@ -18,6 +18,7 @@ from egressproxy.config.compile.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.filters import ExtensionCompiler
+from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, plan_gateways, set_statuses
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.merging import Layer, Level
@@ -102,7 +103,10 @@ class _Run:
         self._policies = Policies(resources, self._references, self._names)
         self._placement = Placement(self._extensions)
         self._backends = Backends(resources, self._references, self._services, self._extensions)
-        self._routes = RouteCompiler(self._backends, self._policies, self._extensions, self._placement, defaults)
+        self._certificates = ClientCertificates(resources, self._references)
+        self._routes = RouteCompiler(
+            self._backends, self._policies, self._extensions, self._placement, self._certificates, defaults
+        )
         self._plans: list[GatewayPlan] = []
         self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
         self._served: dict[ListenerPlan, _Served] = defaultdict(_Served)
@@ -114,6 +118,8 @@ class _Run:
             self._resources, self._references, self._namespaces, self._defaults, self._generation
         )
         self.warnings += warnings
+        for plan in self._plans:
+            self._certificates.state(plan.gateway, plan.conditions)
         self._find_layers()
         for policy in self._policies.objects:
             self._placement.check(policy)

@@ -13,7 +13,7 @@ from typing import Any
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.contract import CONTROLLER, Defaults, Key, Status, age_of
-from egressproxy.config.compile.frontend import state_frontend
+from egressproxy.config.compile.gateway_tls import state_frontend
 from egressproxy.config.compile.listeners import ListenerPlan, find_conflicts, plan_listener
 from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.compile.references import Namespaces, References
@@ -236,8 +236,6 @@ def _gateway_notes(gateway: Gateway) -> list[str]:
     """Fields that are accepted and do nothing."""
     notes = []
     spec = gateway.spec
-    if spec.tls is not None and spec.tls.backend is not None and spec.tls.backend.client_certificate_ref is not None:
-        notes.append("tls.backend.clientCertificateRef is not supported: backends are reached without it.")
     if spec.infrastructure is not None:
         notes.append("infrastructure does nothing: no objects are created for a Gateway.")
     if spec.default_scope != "None":

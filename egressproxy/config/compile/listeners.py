@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egressproxy.config.compile.contract import Status
-from egressproxy.config.compile.frontend import frontend_validation
+from egressproxy.config.compile.gateway_tls import frontend_validation
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet

@@ -15,6 +15,7 @@ from egressproxy.config.compile.attachment import Attachment
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
+from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.placement import Placement, Where
@@ -97,6 +98,7 @@ class RouteCompiler:
         policies: Policies,
         extensions: ExtensionCompiler,
         placement: Placement,
+        certificates: ClientCertificates,
         defaults: Defaults,
     ) -> None:
         self._backends = backends
@@ -104,7 +106,7 @@ class RouteCompiler:
         self._extensions = extensions
         self._placement = placement
         self._defaults = defaults
-        self._weigher = Weigher(backends, policies, placement)
+        self._weigher = Weigher(backends, policies, placement, certificates)
         self._matches: dict[HttpMatch, MatchSpec] = {}
         self._denying: dict[tuple[int, ...], PolicySpec] = {}
 

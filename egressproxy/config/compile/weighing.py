@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from egressproxy.config.compile.backends import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
+from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.merging import Layer, Level, Merged
 from egressproxy.config.compile.placement import Placement, Where
@@ -39,10 +40,13 @@ class Choices:
 class Weigher:
     """Makes WeightedBackends."""
 
-    __slots__ = ("_backends", "_hardened", "_placement", "_policies")
+    __slots__ = ("_backends", "_certificates", "_hardened", "_placement", "_policies")
 
-    def __init__(self, backends: Backends, policies: Policies, placement: Placement) -> None:
+    def __init__(
+        self, backends: Backends, policies: Policies, placement: Placement, certificates: ClientCertificates
+    ) -> None:
         self._backends = backends
+        self._certificates = certificates
         self._policies = policies
         self._placement = placement
         self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
@@ -147,6 +151,10 @@ class Weigher:
             error = error or str(unsupported)
         if error or isinstance(spec, str):
             return WeightedBackend(None, weight, error=error)
+        try:
+            spec = self._certificates.shown_to(spec, where.gateway)
+        except Unresolved as unresolved:
+            return WeightedBackend(None, weight, error=unresolved.message)
         extensions = ordered([*resolved.extensions, *placed, *filters])
         return WeightedBackend(spec, weight, merged.policy, extensions)
 

@@ -1,4 +1,4 @@
-"""What a Gateway asks of its clients: `spec.tls.frontend`."""
+"""What a Gateway asks of its clients (`spec.tls.frontend`), and what it shows to its backends (`spec.tls.backend`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,24 @@ import pytest
 
 from egressproxy.config.compile import Compiled
 from egressproxy.config.compile import listeners as listeners_module
+from egressproxy.spec.backend import BackendSpec
 from egressproxy.spec.gateway import ClientCertificatesSpec
-from tests.config.compile.kit import compiled, listener, of_listener, of_object
-from tests.config.compile.test_backend_tls import ca
+from tests.config.compile.kit import (
+    DYNAMIC,
+    FORWARD,
+    REVERSE,
+    compiled,
+    listener,
+    of_listener,
+    of_object,
+    of_route,
+)
+from tests.config.compile.kit import (
+    PLAIN as PLAIN_BACKEND,
+)
+from tests.config.compile.test_backend_tls import POLICY, ca
 from tests.config.compile.test_listeners import HTTPS, gateway, pair, secret
+from tests.config.compile.test_services import ROUTE, SERVICE
 from tests.support.pki import Pki
 
 PKI = Pki()
@@ -153,3 +167,120 @@ def test_where_any_certificate_cannot_be_taken_the_listener_stays_closed(monkeyp
     made = made_with(validation(CA, mode="AllowInsecureFallback"), "", ca())
     assert not made.spec.listeners
     assert of_listener(made, "Accepted")[:2] == ("False", "UnsupportedValue")
+
+
+# --- what backends are shown ---------------------------------------------------------------------------------------
+OWN = pair(PKI, "gateway.example")
+MINE = secret(*OWN, name="mine")
+
+
+def showing(ref: str = "{name: mine}", base: str = REVERSE) -> str:
+    field = f"tls: {{backend: {{clientCertificateRef: {ref}}}}}"
+    return base.replace("  gatewayClassName", f"  {field}\n  gatewayClassName")
+
+
+def backend_of(made: Compiled) -> BackendSpec:
+    found = listener(made).http_routes[0].rules[0].backends[0]
+    assert found.backend is not None, found.error
+    return found.backend
+
+
+def own_backend(tls: str, destination: str = "type: Fqdn, fqdn: {hostname: a.example}", name: str = "plain") -> str:
+    return f"""
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {{name: {name}}}
+spec: {{destination: {{{destination}, ports: [{{number: 443, tls: {{{tls}}}}}]}}}}
+"""
+
+
+TO_BACKEND = ROUTE.replace("name: svc, port: 80", "group: egressproxy.io, kind: Backend, name: plain")
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        [ROUTE, SERVICE, POLICY],
+        [TO_BACKEND, own_backend("mode: Simple")],
+    ],
+)
+def test_backends_with_tls_are_shown_the_certificate_of_the_gateway(objects: list[str]):
+    made = compiled(showing(), MINE, *objects)
+    tls = backend_of(made).tls
+    assert tls is not None
+    assert tls.client_key is not None
+    assert (tls.client_certificate.encode(), tls.client_key.reveal()) == OWN
+    assert of_object(made, "Gateway", "default/gw", "ResolvedRefs")[:2] == ("True", "ResolvedRefs")
+
+
+def test_a_gateway_without_one_says_nothing_of_it():
+    made = compiled(REVERSE, ROUTE, SERVICE, POLICY)
+    tls = backend_of(made).tls
+    assert tls is not None
+    assert not tls.client_certificate
+    assert of_object(made, "Gateway", "default/gw", "ResolvedRefs") == ("", "", "")
+
+
+def test_a_backends_own_certificate_wins():
+    other = pair(PKI, "other.example")
+    text = own_backend("mode: Mutual, clientCertificateRef: {name: other}")
+    tls = backend_of(compiled(showing(), MINE, secret(*other, name="other"), TO_BACKEND, text)).tls
+    assert tls is not None
+    assert tls.client_certificate.encode() == other[0]
+
+
+def test_each_gateway_shows_its_own_so_their_connections_are_not_shared():
+    second = showing("{name: other}").replace("{name: gw}", "{name: gw2}").replace("8080", "8081")
+    other = secret(*pair(PKI, "other.example"), name="other")
+    both = ROUTE.replace("[{name: gw}]", "[{name: gw}, {name: gw2}]")
+    made = compiled(showing(), second, MINE, other, both, SERVICE, POLICY)
+    found = [one.http_routes[0].rules[0].backends[0].backend for one in made.spec.listeners]
+    assert len(set(found)) == 2
+
+
+def test_a_destination_that_the_client_names_is_shown_nothing():
+    to_dynamic = TO_BACKEND.replace("name: plain", "name: dynamic")
+    text = DYNAMIC.replace("type: Dynamic", "type: Dynamic, ports: [{number: 443, tls: {mode: Simple}}]")
+    made = compiled(showing(base=FORWARD), MINE, to_dynamic, text)
+    tls = backend_of(made).tls
+    assert tls is not None
+    assert not tls.client_certificate
+
+
+@pytest.mark.parametrize(
+    ("ref", "reason"),
+    [
+        ("{name: gone}", "InvalidClientCertificateRef"),
+        ("{name: mine, kind: ConfigMap}", "InvalidClientCertificateRef"),
+        ("{name: mine, group: other.example}", "InvalidClientCertificateRef"),
+        ("{name: nonsense}", "InvalidClientCertificateRef"),
+        ("{name: mine, namespace: elsewhere}", "RefNotPermitted"),
+    ],
+)
+def test_without_its_certificate_the_gateway_is_accepted_and_backends_with_tls_are_closed(ref: str, reason: str):
+    nonsense = secret(b"nonsense", b"secret-nonsense", name="nonsense")
+    made = compiled(showing(ref), MINE, nonsense, ROUTE, SERVICE, POLICY)
+    assert of_object(made, "Gateway", "default/gw", "ResolvedRefs")[:2] == ("False", reason)
+    assert of_object(made, "Gateway", "default/gw", "Accepted")[:2] == ("True", "Accepted")
+    found = listener(made).http_routes[0].rules[0].backends[0]
+    assert found.backend is None
+    assert "client certificate" in found.error
+    assert "client certificate" in of_route(made, "Accepted")[2]
+    assert "secret-nonsense" not in str(made.statuses)
+    plain = compiled(showing(ref), MINE, nonsense, TO_BACKEND, PLAIN_BACKEND)
+    assert backend_of(plain).tls is None
+
+
+def test_a_certificate_of_another_namespace_needs_a_grant():
+    grant = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: ReferenceGrant
+metadata: {name: grant, namespace: elsewhere}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: default}]
+  to: [{group: "", kind: Secret, name: mine}]
+"""
+    there = secret(*OWN, name="mine", namespace="elsewhere")
+    made = compiled(showing("{name: mine, namespace: elsewhere}"), there, grant, ROUTE, SERVICE, POLICY)
+    assert backend_of(made).tls is not None
+    assert of_object(made, "Gateway", "default/gw", "ResolvedRefs")[:2] == ("True", "ResolvedRefs")
