@@ -60,7 +60,7 @@ ADDRESS_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What `egressproxy run` was asked for. `bind` are IP literals, `admin` and `metrics` (address, port)."""
+    """What `egressproxy run` was asked for. `bind`: IP literals and networks, `admin`, `metrics`: (address, port)."""
 
     config: tuple[Path, ...] = ()
     bind: tuple[str, ...] = ("127.0.0.1",)

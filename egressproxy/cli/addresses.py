@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 import click
 
-__all__ = ["address", "address_and_port"]
+__all__ = ["address", "address_and_port", "address_or_network"]
 
 
 def address(value: str) -> str:
@@ -18,6 +18,21 @@ def address(value: str) -> str:
         raise click.BadParameter(
             f"{value!r} is not an IP address; give one such as 127.0.0.1, 0.0.0.0 or ::1"
         ) from None
+
+
+def address_or_network(value: str) -> str:
+    """An IP address, or a network such as 127.0.1.0/24, as its canonical text. Raises click.BadParameter."""
+    if "/" not in value:
+        return address(value)
+    try:
+        return str(ip_network(value))
+    except ValueError:
+        pass
+    try:
+        meant = ip_network(value, strict=False)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a network; give one such as 127.0.1.0/24") from None
+    raise click.BadParameter(f"{value!r} is an address in a network; give the network, {meant}, or the address alone")
 
 
 def address_and_port(value: str) -> tuple[str, int] | None:

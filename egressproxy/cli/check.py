@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from egressproxy.cli.addresses import address
+from egressproxy.cli.addresses import address_or_network
 from egressproxy.cli.problems import show_problems, show_warnings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["command"]
     help="The same as PATH, for those who type it as in `run`.",
 )  # fmt: skip
 @click.option(
-    "--bind", "bind", multiple=True, type=address, default=("127.0.0.1",), show_default=True, metavar="ADDR",
+    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
     help="As in `run`.",
 )  # fmt: skip
 @click.option("--output", type=click.Choice(("text", "json")), default="text", show_default=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from egressproxy.cli.addresses import address, address_and_port
+from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.numbers import seconds, whole_number
 from egressproxy.cli.problems import show_problems
 
@@ -33,9 +33,10 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     help="A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.",
 )  # fmt: skip
 @click.option(
-    "--bind", "bind", multiple=True, type=address, default=("127.0.0.1",), show_default=True, metavar="ADDR",
-    help="Where Gateways without addresses of their own listen; may be given again. An address of the network lets the"
-    " network in: allow only what you mean to.",
+    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
+    help="Where Gateways without addresses of their own listen; may be given again. From a network such as 127.0.1.0/24"
+    " every Gateway gets an address of its own. An address that others can reach lets them in: allow only what you mean"
+    " to.",
 )  # fmt: skip
 @click.option(
     "--admin", type=address_and_port, default="127.0.0.1:15000", show_default=True, metavar="HOST:PORT",

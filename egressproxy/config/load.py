@@ -2,6 +2,9 @@
 
 A set is taken as a whole or refused as a whole: a typo must not turn into a silent allow. A set without any object is
 refused too, since that is what a truncated or deleted file looks like.
+
+As an API server would, it takes a field that is null for one that is not there. Kinds of Kubernetes that stand beside
+ours in the manifests of others, and say nothing to us, are left out with a warning (`resources.others`).
 """
 
 from __future__ import annotations
@@ -20,24 +23,29 @@ from egressproxy.config.manifests import manifest_files
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.kinds import kind_class
-from egressproxy.config.resources.meta import Key, Origin, Resource, Spot
+from egressproxy.config.resources.meta import Key, Origin, Resource, Spot, without_nulls
+from egressproxy.config.resources.others import why_left_out
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
 
 __all__ = ["ResourceSet", "load", "load_text"]
 
 #: Fields of `spec` whose places are kept: what they say is judged after the documents are gone.
-PLACED = ("extensions", "gatewayClassName", "listeners", "parentRefs", "targetRefs")
+PLACED = ("extensions", "gatewayClassName", "listeners", "parentRef", "parentRefs", "targetRefs")
 
 R = TypeVar("R", bound=Resource)
 
 
 class ResourceSet:
-    """All objects of a configuration, in the order of files; at most one for each key."""
+    """All objects of a configuration, in the order of files; at most one for each key.
 
-    __slots__ = ("_by_class", "_by_key", "objects")
+    `warnings` name those that stand in the files and are not read.
+    """
 
-    def __init__(self, objects: Iterable[Resource] = ()) -> None:
+    __slots__ = ("_by_class", "_by_key", "objects", "warnings")
+
+    def __init__(self, objects: Iterable[Resource] = (), warnings: Iterable[Problem] = ()) -> None:
         self.objects: tuple[Resource, ...] = tuple(objects)
+        self.warnings: tuple[Problem, ...] = tuple(warnings)
         self._by_key: dict[Key, Resource] = {made.key: made for made in self.objects}
         self._by_class: dict[type[Resource], list[Resource]] = {}
         for made in self.objects:
@@ -109,6 +117,7 @@ class _Reader:
     def __init__(self) -> None:
         self.objects: dict[Key, Resource] = {}
         self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
 
     def finish(self, where: str) -> ResourceSet:
         if not self.objects and not self.problems:
@@ -116,7 +125,7 @@ class _Reader:
             self.problems.append(Problem(where, 0, 0, "", "", "no objects found", remedy))
         if self.problems:
             raise ConfigError(self.problems)
-        return ResourceSet(self.objects.values())
+        return ResourceSet(self.objects.values(), self.warnings)
 
     def files(self, path: Path) -> list[Path]:
         """The file itself, or the manifests of a folder."""
@@ -175,6 +184,8 @@ class _Reader:
         kind = self._kind(document, file)
         if kind is None:
             return
+        if document.has_nulls and kind.NULLS_ARE_ABSENT:
+            value = without_nulls(value)
         try:
             made = kind.model_validate(value)
         except ValidationError as error:
@@ -216,6 +227,12 @@ class _Reader:
                 return None
         found = kind_class(value["apiVersion"], value["kind"])
         if found is None:
+            left_out = why_left_out(value["apiVersion"], value["kind"])
+            if left_out:
+                place = document.place_of(("kind",))
+                named = _object_name(value)
+                self.warnings.append(Problem(file, place.line, place.column, named, "kind", left_out))
+                return None
             field, message, remedy = unknown_kind(value["apiVersion"], value["kind"])
             self._add(document, file, (field,), document.place_of((field,)), message, remedy)
         return found

@@ -60,14 +60,18 @@ class Fault:
 
 
 class Document:
-    """One YAML document, or one item of a list: a plain value, where its parts are written, and what is wrong in it."""
+    """One YAML document, or one item of a list: a plain value, where its parts are written, and what is wrong in it.
 
-    __slots__ = ("faults", "node", "value")
+    `has_nulls`: somewhere in the file, up to its end, a null is written.
+    """
 
-    def __init__(self, node: Node, value: Any, faults: Sequence[Fault] = ()) -> None:
+    __slots__ = ("faults", "has_nulls", "node", "value")
+
+    def __init__(self, node: Node, value: Any, faults: Sequence[Fault] = (), has_nulls: bool = False) -> None:
         self.node = node
         self.value = value
         self.faults = faults
+        self.has_nulls = has_nulls
 
     @property
     def place(self) -> Place:
@@ -75,7 +79,7 @@ class Document:
 
     def item(self, key: str, index: int) -> Document:
         """The document that stands at `value[key][index]`."""
-        return Document(self._find((key, index))[1], self.value[key][index])
+        return Document(self._find((key, index))[1], self.value[key][index], (), self.has_nulls)
 
     def place_of(self, path: Sequence[str | int], *, key: bool = False) -> Place:
         """Where the field at this path is written: its value, or its key; if missing, the nearest place above."""
@@ -149,7 +153,7 @@ def _document(loader: _Loader, may_have_aliases: bool) -> Document | None:
         _check_aliases(node, loader.nodes)
     faults: list[Fault] = []
     value = _value(node, faults)
-    return Document(node, value, faults) if value is not None or faults else None
+    return Document(node, value, faults, loader.has_nulls) if value is not None or faults else None
 
 
 def _decode(data: bytes) -> str | Fault:
@@ -188,10 +192,14 @@ class _Loader(_Parser):
         super().__init__(text)
         self.nodes = 0
         self.depth = 0
+        self.has_nulls = False
 
     def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
         if kind is ScalarNode:
-            return _tag(value) if implicit[0] else _STR
+            tag = _tag(value) if implicit[0] else _STR
+            if tag is _NULL:
+                self.has_nulls = True
+            return tag
         return _SEQ if kind is SequenceNode else _MAP
 
     def descend_resolver(self, current_node: Node | None, current_index: Any) -> None:

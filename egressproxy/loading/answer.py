@@ -12,6 +12,7 @@ from egressproxy.loading.compilation import loaded
 from egressproxy.loading.result import Loaded, pack_plain, pack_shown, places, read_plain, write_answer
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.packing import pack
+from egressproxy.transport.listening import why_unusable
 
 __all__ = ["answer"]
 
@@ -19,7 +20,7 @@ __all__ = ["answer"]
 def answer(paths: tuple[Path, ...], bind: tuple[str, ...], memory: bytes) -> bytes:
     """Load and compile. `memory` is that of the configuration in service, empty at the first start."""
     try:
-        resources, compiled = loaded(paths, bind, _previous(memory))
+        resources, compiled = loaded(paths, bind, _previous(memory), why_unusable)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(_handed_over(resources, compiled))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
@@ -14,13 +15,27 @@ __all__ = ["compiled", "loaded"]
 
 
 def loaded(
-    paths: Sequence[Path], bind: tuple[str, ...], previous: Compiled | None = None
+    paths: Sequence[Path],
+    bind: tuple[str, ...],
+    previous: Compiled | None = None,
+    why_unusable: Callable[[str], str] | None = None,
 ) -> tuple[ResourceSet, Compiled]:
     """The objects of these files and folders, compiled. Raises ConfigError."""
     resources = load(paths)
-    return resources, compiled(resources, bind, previous)
+    return resources, compiled(resources, bind, previous, why_unusable)
 
 
-def compiled(resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None) -> Compiled:
-    """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError."""
-    return compile_config(resources, Catalog(), Defaults(bind_addresses=bind, check_pattern=compile_pattern), previous)
+def compiled(
+    resources: ResourceSet,
+    bind: tuple[str, ...],
+    previous: Compiled | None = None,
+    why_unusable: Callable[[str], str] | None = None,
+) -> Compiled:
+    """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError.
+
+    `why_unusable` looks whether this machine has an address; without it (`check` may be asked elsewhere) all are there.
+    """
+    defaults = Defaults(bind_addresses=bind, check_pattern=compile_pattern)
+    if why_unusable is not None:
+        defaults = replace(defaults, why_unusable=why_unusable)
+    return compile_config(resources, Catalog(), defaults, previous)

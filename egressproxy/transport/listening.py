@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import socket
 
-__all__ = ["BindError", "bind", "bind_error"]
+__all__ = ["BindError", "bind", "bind_error", "why_unusable"]
 
 BACKLOG = 1024
 REMEDIES = {
@@ -36,6 +36,17 @@ def bind(address: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def why_unusable(address: str) -> str:
+    """Why this machine cannot listen on an IP address, whatever the port; "" where it can."""
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((address, 0))
+    except OSError as error:
+        return (error.strerror or type(error).__name__).lower()
+    return ""
 
 
 def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from egressproxy.cli.addresses import address, address_and_port
+from egressproxy.cli.addresses import address, address_and_port, address_or_network
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,20 @@ def test_address_and_port_are_split(text: str, value: tuple[str, int] | None):
 def test_anything_else_is_refused(text: str):
     with pytest.raises(click.BadParameter):
         address_and_port(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("127.0.1.0/24", "127.0.1.0/24"), ("FD00::/64", "fd00::/64"), ("192.0.2.7/32", "192.0.2.7/32"), ("::1", "::1")],
+)
+def test_a_network_is_taken_where_addresses_are_given_out(text: str, value: str):
+    assert address_or_network(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [("127.0.1.5/24", "give the network, 127.0.1.0/24"), ("10.0.0.0/99", "such as 127.0.1.0/24"), ("a/8", "such as")],
+)
+def test_what_is_no_network_is_refused_with_what_to_write(text: str, remedy: str):
+    with pytest.raises(click.BadParameter, match=remedy):
+        address_or_network(text)

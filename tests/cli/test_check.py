@@ -40,7 +40,7 @@ def condition(kind: str, status: str, reason: str, message: str = "") -> dict[st
 def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that likes everything but routes."""
 
-    def compiled(resources: ResourceSet, bind: tuple[str, ...], _previous: Compiled | None) -> Compiled:
+    def compiled(resources: ResourceSet, bind: tuple[str, ...], *_more: object) -> Compiled:
         statuses: dict[Any, Any] = {}
         for resource in resources.objects:
             if resource.kind == "HTTPRoute":

@@ -12,6 +12,7 @@ from egressproxy.config.load import ResourceSet, load, load_text
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.core import Namespace, Secret
 from egressproxy.config.resources.gateway import Gateway, GatewayClass
+from egressproxy.config.resources.meta import without_nulls
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import HttpRoute
 
@@ -433,3 +434,96 @@ def test_ten_thousand_objects_load_and_a_mistake_among_them_is_found(tmp_path: P
     assert only.object == "HTTPRoute agents/r7777"
     assert only.line == 7777 * 7 + 6
     assert "write h7777.example.com" in only.remedy
+
+
+# --- nulls -----------------------------------------------------------------------------------------------------------
+
+NULLS = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: r, labels: ~, annotations: {a: ~}}
+spec:
+  parentRefs: [{name: gw, namespace: ~, sectionName: null, port: }]
+  hostnames:
+  useDefaultGateways: ~
+  rules:
+  - name: ~
+    matches: ~
+    timeouts: {request: ~}
+    filters:
+    - type: RequestHeaderModifier
+      requestHeaderModifier: {set: ~, add: [{name: a, value: b}]}
+    backendRefs: [{name: s, port: 80, weight: ~, filters: ~}]
+status:
+"""
+
+
+BARE = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: r}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - timeouts: {}
+    filters:
+    - type: RequestHeaderModifier
+      requestHeaderModifier: {add: [{name: a, value: b}]}
+    backendRefs: [{name: s, port: 80}]
+"""
+
+
+def test_a_field_that_is_null_is_as_one_that_is_not_there() -> None:
+    (written,) = load_text(NULLS).of(HttpRoute)
+    (bare,) = load_text(BARE).of(HttpRoute)
+    assert written.spec == bare.spec
+    (rule,) = written.spec.rules
+    assert len(rule.matches) == 1
+    assert rule.backend_refs[0].weight == 1
+    assert "hostnames" not in written.to_manifest()["spec"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        ("Gateway", "{gatewayClassName: a, addresses: ~, listeners: [{name: a, port: 80, protocol: HTTP, tls: ~}]}"),
+        (
+            "ListenerSet",
+            "{parentRef: {name: a, group: ~}, listeners: [{name: a, port: 80, protocol: HTTP, hostname: ~}]}",
+        ),
+        ("GRPCRoute", "{rules: [{matches: [{method: {service: a.B, method: ~}, headers: ~}]}]}"),
+        ("TLSRoute", "{hostnames: [a.example], rules: [{name: ~, backendRefs: [{name: s, port: 80}]}]}"),
+        ("TCPRoute", "{parentRefs: ~, rules: [{backendRefs: [{name: s, port: 80, group: ~, kind: ~}]}]}"),
+        ("ReferenceGrant", "{from: [{group: '', kind: A, namespace: b}], to: [{group: '', kind: A, name: ~}]}"),
+        (
+            "BackendTLSPolicy",
+            "{targetRefs: [{group: '', kind: Service, name: s, sectionName: ~}],"
+            " validation: {hostname: a.example, caCertificateRefs: ~, wellKnownCACertificates: System}, options: ~}",
+        ),
+    ],
+)
+def test_nulls_are_absent_in_every_kind(kind: str, spec: str) -> None:
+    assert (
+        len(load_text(f"apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: a}}\nspec: {spec}"))
+        == 1
+    )
+
+
+def test_nulls_are_absent_in_json_too() -> None:
+    text = '{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": {"ports": null, "type": null}}'
+    assert len(load_text(text)) == 1
+
+
+def test_a_null_that_would_lift_a_restriction_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing is written here"):
+        load_text(POLICY + TARGET + "  destinations: {deny: ~}\n")
+
+
+def test_a_null_in_the_config_of_a_filter_is_left_to_the_filter() -> None:
+    made = without_nulls({"spec": {"extensions": [{"config": {"a": None}, "phase": None}], "x": None}, "status": None})
+    assert made == {"spec": {"extensions": [{"config": {"a": None}}]}}
+
+
+def test_a_null_in_a_list_is_no_field_and_refused() -> None:
+    with pytest.raises(ConfigError, match="hostnames"):
+        load_text(ROUTE + "  hostnames: [~]\n")

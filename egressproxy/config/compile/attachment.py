@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from egressproxy.config.compile.contract import Key
 from egressproxy.config.compile.gateways import GatewayPlan
-from egressproxy.config.compile.listeners import ListenerPlan
+from egressproxy.config.compile.listeners import ListenerPlan, have_hosts_in_common
 from egressproxy.config.compile.references import Namespaces
 from egressproxy.config.resources.meta import ParentReference, Resource
 
-__all__ = ["Attachment", "Parents", "Rejection", "intersect_hostnames"]
+__all__ = ["Attachment", "Parents", "Rejection", "common_hostnames"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attachment:
-    """A route at one listener; `hostnames` are those of both (empty: every host)."""
+    """A route at one listener; `hostnames` are those of the route that have hosts in common with the listener's.
+
+    Empty: every host of the listener. They are kept as the route has them, not narrowed to the listener's: no other
+    hosts come here, and which route goes first is decided by what the routes say (HTTPRouteSpec.hostnames).
+    """
 
     listener: ListenerPlan
     hostnames: tuple[str, ...]
@@ -37,16 +42,19 @@ class Rejection:
 class Parents:
     """What routes may name as their parents: the Gateways and ListenerSets that are ours."""
 
-    __slots__ = ("_listeners", "_namespaces")
+    __slots__ = ("_listeners", "_namespaces", "_refused")
 
     def __init__(self, plans: Iterable[GatewayPlan], namespaces: Namespaces) -> None:
         self._namespaces = namespaces
-        self._listeners: dict[tuple[str, str, str, str], list[ListenerPlan]] = {}
+        self._listeners: dict[Key, list[ListenerPlan]] = {}
+        self._refused: dict[Key, str] = {}
         for plan in plans:
-            self._listeners[plan.gateway.key] = [p for p in plan.listeners if p.owner is plan.gateway]
-            for listener_set, conditions in plan.sets:
-                if conditions.holds("Accepted"):
-                    self._listeners[listener_set.key] = [p for p in plan.listeners if p.owner is listener_set]
+            self._listeners[plan.gateway.key] = plan.own
+            for attached in plan.sets:
+                owner = attached.listener_set
+                self._listeners[owner.key] = [p for p in plan.listeners if p.owner is owner]
+                if attached.refusal:
+                    self._refused[owner.key] = attached.refusal
 
     def attach(
         self, route: Resource, hostnames: Sequence[str], ref: ParentReference
@@ -56,6 +64,8 @@ class Parents:
         listeners = self._listeners.get(key)
         if listeners is None:
             return None
+        if not listeners:
+            return Rejection("NoMatchingParent", f"{ref.kind} {key[2]}/{ref.name} is not served: {self._refused[key]}")
         named = [
             plan
             for plan in listeners
@@ -76,7 +86,7 @@ class Parents:
             return Rejection("NotAllowedByListeners", "; ".join(dict.fromkeys(filter(None, refusals))))
         attached = []
         for plan in admitting:
-            common = intersect_hostnames(plan.hostname, hostnames)
+            common = common_hostnames(plan.hostname, hostnames)
             if common is not None:
                 attached.append(Attachment(plan, common))
         if not attached:
@@ -99,24 +109,10 @@ class Parents:
         return ""
 
 
-def intersect_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:
-    """What a listener's hostname ("" is every host) and a route's have in common: the more specific of each pair.
+def common_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:
+    """Those of a route's hostnames that have hosts in common with a listener's ("" is every host).
 
-    An empty result stands for every host; None for nothing in common.
+    An empty result stands for every host of the listener; None for nothing in common.
     """
-    if not listener:
-        return tuple(hostnames)
-    if not hostnames:
-        return (listener,)
-    common = []
-    for hostname in hostnames:
-        if hostname == listener or _is_below(hostname, listener):
-            common.append(hostname)
-        elif _is_below(listener, hostname):
-            common.append(listener)
-    return tuple(dict.fromkeys(common)) or None
-
-
-def _is_below(hostname: str, wildcard: str) -> bool:
-    """Whether every host of `hostname` (a name or `*.suffix`) is one of `*.suffix`."""
-    return wildcard.startswith("*.") and hostname.removeprefix("*").endswith(wildcard[1:])
+    common = tuple(dict.fromkeys(hostname for hostname in hostnames if have_hosts_in_common(hostname, listener)))
+    return common if common or not hostnames else None

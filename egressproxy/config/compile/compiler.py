@@ -20,6 +20,7 @@ from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalo
 from egressproxy.config.compile.filters import ExtensionCompiler
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, plan_gateways, set_statuses
+from egressproxy.config.compile.hosts_taken import HostsTaken
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.placement import Placement
@@ -76,11 +77,12 @@ def compile_config(
 
 @dataclass(slots=True)
 class _Served:
-    """The routes that a listener serves."""
+    """The routes that a listener serves; `taken` says by kind which hosts they have."""
 
     http: list[HttpRouteSpec] = field(default_factory=list)
     tls: list[StreamRouteSpec] = field(default_factory=list)
     tcp: list[StreamRouteSpec] = field(default_factory=list)
+    taken: dict[str, HostsTaken] = field(default_factory=lambda: defaultdict(HostsTaken))
 
 
 class _Run:
@@ -115,9 +117,9 @@ class _Run:
     def compile(self) -> tuple[ListenerSpec, ...]:
         """Everything but status. Raises ConfigError."""
         self._plans, warnings = plan_gateways(
-            self._resources, self._references, self._namespaces, self._defaults, self._generation
+            self._resources, self._references, self._namespaces, self._names, self._defaults, self._generation
         )
-        self.warnings += warnings
+        self.warnings += [*self._resources.warnings, *warnings]
         for plan in self._plans:
             self._certificates.state(plan.gateway, plan.conditions)
         self._find_layers()
@@ -130,11 +132,7 @@ class _Run:
             self._attach(route, parents)
         self._problems.raise_if_any()
         return tuple(
-            self._listener(gateway, plan)
-            for gateway in self._plans
-            if not gateway.problem
-            for plan in gateway.listeners
-            if not plan.problem
+            self._listener(gateway, plan) for gateway in self._plans for plan in gateway.listeners if not plan.problem
         )
 
     def statuses(self) -> dict[Key, Status]:
@@ -203,9 +201,14 @@ class _Run:
                 continue
             findings = findings or self._routes.examine(route)
             conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
+            barred: list[str] = []
+            if not isinstance(outcome, Rejection):
+                outcome, barred = self._unbarred(route, outcome)
             _state_route(conditions, outcome, findings)
             if isinstance(outcome, Rejection):
                 continue
+            for note in barred:
+                conditions.add_note("Accepted", f"It is not attached to another listener: {note}.")
             for attachment in outcome:
                 if attachment.listener not in found:
                     found[attachment.listener] = (attachment, conditions)
@@ -215,9 +218,42 @@ class _Run:
         services = self._backends.services(route) if found else ()
         for listener, (attachment, conditions) in found.items():
             self._tls_policies.note_use(listener.gateway, services)
+            if conditions.holds("Accepted"):
+                self._take_hosts(route, attachment, conditions)
             for error in findings.unsaid(self._serve(route, attachment, findings)):
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
         self._statuses[route.key] = status.to_status()
+
+    def _unbarred(
+        self, route: AnyRoute, attachments: list[Attachment]
+    ) -> tuple[list[Attachment] | Rejection, list[str]]:
+        """Where no older route of the other kind is in the way, for HTTPRoute and GRPCRoute; and where one is."""
+        other = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}.get(route.KIND)
+        if other is None:
+            return attachments, []
+        left, barred = [], []
+        for attachment in attachments:
+            winner = self._served[attachment.listener].taken[other].meeting(attachment.hostnames)
+            if winner:
+                barred.append(
+                    f"{other} {winner} is older and has hosts in common with it on {attachment.listener.name}"
+                )
+            else:
+                left.append(attachment)
+        return (left, barred) if left else (Rejection("HostnameConflict", "; ".join(barred)), [])
+
+    def _take_hosts(self, route: AnyRoute, attachment: Attachment, conditions: Conditions) -> None:
+        """Note what the route has now; a TLSRoute or TCPRoute is told which of it an older one has already."""
+        listener = attachment.listener
+        taken = self._served[listener].taken[route.KIND]
+        if isinstance(route, TlsRoute | TcpRoute):
+            for hostname in attachment.hostnames or ("",):
+                winner = taken.holder(hostname)
+                if winner and winner != route.full_name:
+                    what = f"the connections for {hostname}" if hostname else "every other connection"
+                    message = f"{route.KIND} {winner} is older or precedes it by name: it has {what} of {listener.name}"
+                    conditions.set("egressproxy.io/Conflicted", True, "OlderRoute", message)
+        taken.take(attachment.hostnames, route.full_name)
 
     def _serve(self, route: AnyRoute, attachment: Attachment, findings: Findings) -> list[WeightedBackend]:
         """Add the route to its listener; gives back the backends of all rules."""
@@ -228,7 +264,8 @@ class _Run:
                 served.http.append(http)
             asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
             return [*asked, *(backend for rule in http.rules for backend in rule.backends)]
-        if isinstance(route, GrpcRoute):  # no listener admits one
+        if isinstance(route, GrpcRoute):
+            served.http.append(self._routes.grpc_route(route, attachment, layers, findings))
             return []
         stream = self._routes.stream_route(route, attachment, layers)
         (served.tls if isinstance(route, TlsRoute) else served.tcp).append(stream)

@@ -66,13 +66,16 @@ def _is_python(pattern: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the application says. `bind_addresses` are IP literals for Gateways that give no address of their own.
+    """What the application says. `bind_addresses` are IP literals and networks (see `addresses`) for Gateways that give
+    no address of their own.
 
-    `check_pattern` raises ValueError for a regular expression that the data plane would refuse.
+    `check_pattern` raises ValueError for a regular expression that the data plane would refuse. `why_unusable` says why
+    this machine cannot bind an IP address, "" where it can.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
     check_pattern: Callable[[str], object] = _is_python
+    why_unusable: Callable[[str], str] = lambda _address: ""
 
 
 @dataclass(frozen=True, slots=True)

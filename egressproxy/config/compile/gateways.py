@@ -1,28 +1,29 @@
-"""Gateways: which are ours, what they bind, which ports they take from each other, what they say of themselves.
+"""Gateways: which are ours, what they bind, which ListenerSets they admit, what they say of themselves.
 
+A Gateway that is not accepted serves nothing, and neither do the ListenerSets at it. One that is accepted serves those
+of its listeners that are good, on those of its addresses that this machine has.
 Source: Gateway API v1 GatewayClass, Gateway, ListenerSet; resources.md section 2.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any
 
 from egressproxy.config.compile import support
+from egressproxy.config.compile.addresses import AddressBook
 from egressproxy.config.compile.contract import CONTROLLER, Defaults, Key, Status, age_of
 from egressproxy.config.compile.gateway_tls import state_frontend
 from egressproxy.config.compile.listeners import ListenerPlan, find_conflicts, plan_listener
 from egressproxy.config.compile.problems import problem_at
-from egressproxy.config.compile.references import Namespaces, References
+from egressproxy.config.compile.references import Names, Namespaces, References
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.problems import Problem
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
 
-__all__ = ["BUILTIN_CLASS", "GatewayPlan", "class_statuses", "plan_gateways", "set_statuses"]
+__all__ = ["BUILTIN_CLASS", "GatewayPlan", "SetPlan", "class_statuses", "plan_gateways", "set_statuses"]
 
 #: The GatewayClass that exists where the configuration holds none.
 BUILTIN_CLASS = "egressproxy"
@@ -30,48 +31,91 @@ _CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
 
 
 @dataclass(slots=True, eq=False)
+class SetPlan:
+    """A ListenerSet that names a Gateway of ours. `refusal` is why none of it is served, "" if its listeners decide."""
+
+    listener_set: ListenerSet
+    conditions: Conditions
+    refusal: str = ""
+
+    def refuse(self, accepted: str, programmed: str, message: str) -> None:
+        """Take all of it out of service, with the reasons of both conditions."""
+        if not self.refusal:
+            self.refusal = message
+            self.conditions.set("Accepted", False, accepted, message)
+            self.conditions.set("Programmed", False, programmed, message)
+
+
+@dataclass(slots=True, eq=False)
 class GatewayPlan:
-    """One Gateway of ours. `addresses` is what it binds; empty where it cannot bind at all."""
+    """One Gateway of ours. `addresses` is what it binds; `problem` why it is not accepted, "" if it is.
+
+    `unusable` is the reason and message of `Programmed` where an address that it asks for cannot be had.
+    """
 
     gateway: Gateway
     conditions: Conditions
     addresses: tuple[str, ...] = ()
     listeners: list[ListenerPlan] = field(default_factory=list)
-    sets: list[tuple[ListenerSet, Conditions]] = field(default_factory=list)
+    sets: list[SetPlan] = field(default_factory=list)
     problem: str = ""
+    unusable: tuple[str, str] | None = None
+
+    @property
+    def own(self) -> list[ListenerPlan]:
+        """The listeners of the Gateway itself."""
+        return [plan for plan in self.listeners if plan.owner is self.gateway]
+
+    def refuse(self, reason: str, message: str) -> None:
+        """Not accept it: nothing of it is served, and nothing that others attach to it."""
+        if self.problem:
+            return
+        self.problem = message
+        self.conditions.set("Accepted", False, reason, message)
+        for listener in self.listeners:
+            listener.leave_out("Invalid", message)
+        for attached in self.sets:
+            text = f"{self.gateway} is not accepted: {message}"
+            attached.refuse("ParentNotAccepted", "ParentNotProgrammed", text)
 
     def close(self) -> None:
         """State the Gateway's own conditions, once everything about its listeners is known."""
         for plan in self.listeners:
-            plan.close(self.problem)
-        own = [plan for plan in self.listeners if plan.owner is self.gateway]
-        good = [plan for plan in own if plan.conditions.holds("Programmed")]
+            plan.close()
         if self.problem:
             self.conditions.set("Programmed", False, "Invalid", self.problem)
-            return
-        if not good:
-            names = "; ".join(f"{plan.listener.name}: {plan.problem}" for plan in own)
-            self.conditions.set("Accepted", False, "ListenersNotValid", f"no listener can be served ({names})")
-            self.conditions.set("Programmed", False, "Invalid", "no listener can be served")
-        elif len(good) < len(own):
-            names = ", ".join(plan.listener.name for plan in own if plan not in good)
-            self.conditions.set("Accepted", True, "ListenersNotValid", f"these listeners are not served: {names}")
-            self.conditions.set("Programmed", True, "Programmed", "the other listeners are served")
         else:
-            self.conditions.set("Accepted", True, "Accepted", "the Gateway is served")
-            self.conditions.set("Programmed", True, "Programmed", "every listener is served")
+            _state_listeners(self.conditions, self.invalid(self.own))
+            if self.unusable is not None:
+                self.conditions.set("Programmed", False, *self.unusable)
         for note in _gateway_notes(self.gateway):
             self.conditions.add_note("Accepted", note)
-        for listener_set, conditions in self.sets:
-            _close_set(conditions, [plan for plan in self.listeners if plan.owner is listener_set])
+        for attached in self.sets:
+            if not attached.refusal:
+                self._close_set(attached)
+
+    def invalid(self, listeners: Iterable[ListenerPlan]) -> list[str]:
+        """The names of those that are not served for what they are, whatever is wrong with the addresses."""
+        unusable = self.unusable[1] if self.unusable is not None else ""
+        return [plan.listener.name for plan in listeners if plan.problem and plan.problem != unusable]
+
+    def _close_set(self, attached: SetPlan) -> None:
+        listeners = [plan for plan in self.listeners if plan.owner is attached.listener_set]
+        lost = self.invalid(listeners)
+        if len(lost) == len(listeners):
+            attached.refuse("ListenersNotValid", "ListenersNotValid", "no listener can be served")
+            return
+        _state_listeners(attached.conditions, lost)
+        if self.unusable is not None and not self.addresses:
+            attached.conditions.set("Programmed", False, "ParentNotProgrammed", self.unusable[1])
 
     def to_status(self) -> Status:
-        own = [plan.to_status() for plan in self.listeners if plan.owner is self.gateway]
-        addresses = [{"type": "IPAddress", "value": address} for address in self.addresses]
-        status: Status = {"addresses": addresses, "conditions": self.conditions.to_list(), "listeners": own}
-        if self.gateway.spec.allowed_listeners.namespaces.from_ != "None":
-            status["attachedListenerSets"] = sum(conditions.holds("Accepted") for _, conditions in self.sets)
-        return status
+        return {
+            "addresses": [{"type": "IPAddress", "value": address} for address in self.addresses],
+            "conditions": self.conditions.to_list(),
+            "listeners": [plan.to_status() for plan in self.own],
+            "attachedListenerSets": sum(attached.conditions.holds("Accepted") for attached in self.sets),
+        }
 
 
 def class_statuses(resources: ResourceSet, generation: Callable[[Key], int]) -> dict[Key, Status]:
@@ -95,35 +139,30 @@ def plan_gateways(
     resources: ResourceSet,
     references: References,
     namespaces: Namespaces,
+    names: Names,
     defaults: Defaults,
     generation: Callable[[Key], int],
 ) -> tuple[list[GatewayPlan], list[Problem]]:
     """Every Gateway that is ours, oldest first, with its listeners judged but for their routes; and warnings."""
     classes = {c.name: c for c in resources.of(GatewayClass)}
-    taken: dict[int, list[tuple[str, str]]] = defaultdict(list)
-    plans: list[GatewayPlan] = []
     warnings: list[Problem] = []
-    for gateway in sorted(resources.of(Gateway), key=age_of):
-        gateway_class = classes.get(gateway.spec.gateway_class_name)
-        if gateway_class is None and (classes or gateway.spec.gateway_class_name != BUILTIN_CLASS):
-            name = gateway.spec.gateway_class_name
-            ours = [c.name for c in classes.values() if c.spec.controller_name == CONTROLLER]
-            remedy = (
-                f"write {' or '.join(sorted(ours))}" if ours else _CLASS_REMEDY if classes else f"write {BUILTIN_CLASS}"
-            )
-            message = f"there is no GatewayClass {name}: the Gateway is not served"
-            warnings.append(problem_at(gateway, "spec.gatewayClassName", message, remedy))
-            continue
-        if gateway_class is not None and gateway_class.spec.controller_name != CONTROLLER:
-            continue
-        plan = _plan_gateway(gateway, references, defaults, generation)
-        if gateway_class is not None and gateway_class.spec.parameters_ref is not None:
-            plan.problem = f"GatewayClass {gateway_class.name} is not accepted"
-            plan.conditions.set("Accepted", False, "InvalidParameters", plan.problem)
-        _add_listener_sets(plan, resources, references, namespaces, generation)
+    ours = [gateway for gateway in sorted(resources.of(Gateway), key=age_of) if _is_ours(gateway, classes, warnings)]
+    sets = _sets_by_gateway(resources, names, warnings)
+    asked = {address.ip for gateway in ours for address in gateway.spec.addresses if address.ip}
+    book = AddressBook(defaults.bind_addresses, asked)
+    plans: list[GatewayPlan] = []
+    for gateway in ours:
+        number = generation(gateway.key)
+        plan = GatewayPlan(gateway, Conditions(number))
+        state_frontend(gateway, plan.conditions)
+        for listener in gateway.spec.listeners:
+            plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))
+        _add_listener_sets(plan, sets.get(gateway.key, ()), references, namespaces, generation)
         find_conflicts(plan.listeners)
+        _find_refusal(plan, classes.get(gateway.spec.gateway_class_name))
         if not plan.problem:
-            _claim_ports(plan, taken)
+            _find_addresses(plan, book, defaults)
+            _claim_ports(plan, book)
         plans.append(plan)
     return plans, warnings
 
@@ -131,47 +170,93 @@ def plan_gateways(
 def set_statuses(plan: GatewayPlan) -> dict[Key, Status]:
     """The status of the ListenerSets of a Gateway."""
     statuses: dict[Key, Status] = {}
-    for listener_set, conditions in plan.sets:
-        listeners: list[dict[str, Any]] = [p.to_status() for p in plan.listeners if p.owner is listener_set]
-        statuses[listener_set.key] = {"conditions": conditions.to_list(), "listeners": listeners}
+    for attached in plan.sets:
+        owner = attached.listener_set
+        listeners: list[dict[str, Any]] = [p.to_status() for p in plan.listeners if p.owner is owner]
+        statuses[owner.key] = {"conditions": attached.conditions.to_list(), "listeners": listeners}
     return statuses
 
 
-def _plan_gateway(
-    gateway: Gateway, references: References, defaults: Defaults, generation: Callable[[Key], int]
-) -> GatewayPlan:
-    number = generation(gateway.key)
-    plan = GatewayPlan(gateway, Conditions(number))
-    plan.conditions.set("Accepted", True, "Accepted")
-    state_frontend(gateway, plan.conditions)
-    _find_addresses(plan, defaults)
-    for listener in gateway.spec.listeners:
-        plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))
-    return plan
+def _is_ours(gateway: Gateway, classes: dict[str, GatewayClass], warnings: list[Problem]) -> bool:
+    name = gateway.spec.gateway_class_name
+    found = classes.get(name)
+    if found is not None:
+        return found.spec.controller_name == CONTROLLER
+    if not classes and name == BUILTIN_CLASS:
+        return True
+    ours = [c.name for c in classes.values() if c.spec.controller_name == CONTROLLER]
+    remedy = f"write {' or '.join(sorted(ours))}" if ours else _CLASS_REMEDY if classes else f"write {BUILTIN_CLASS}"
+    message = f"there is no GatewayClass {name}: the Gateway is not served"
+    warnings.append(problem_at(gateway, "spec.gatewayClassName", message, remedy))
+    return False
 
 
-def _find_addresses(plan: GatewayPlan, defaults: Defaults) -> None:
-    addresses: list[str] = []
-    for address in plan.gateway.spec.addresses:
+def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None:
+    """Whether the Gateway has to be refused as a whole, whatever its listeners are."""
+    spec = plan.gateway.spec
+    if gateway_class is not None and gateway_class.spec.parameters_ref is not None:
+        plan.refuse("InvalidParameters", f"GatewayClass {gateway_class.name} is not accepted")
+    if spec.infrastructure is not None and spec.infrastructure.parameters_ref is not None:
+        ref = spec.infrastructure.parameters_ref
+        plan.refuse("InvalidParameters", f"infrastructure.parametersRef: no parameters of kind {ref.kind} are known")
+    for address in spec.addresses:
         if address.type != "IPAddress":
-            plan.problem = f"addresses of type {address.type} are not supported: use IPAddress"
-            plan.conditions.set("Accepted", False, "UnsupportedAddress", plan.problem)
-            return
-        if not address.value:
-            addresses.extend(defaults.bind_addresses)
-            continue
-        try:
-            addresses.append(str(ip_address(address.value)))
-        except ValueError:
-            plan.problem = f"address {address.value!r} is not an IP address"
-            plan.conditions.set("Accepted", False, "UnsupportedAddress", plan.problem)
-            return
-    plan.addresses = tuple(dict.fromkeys(addresses or defaults.bind_addresses))
+            message = f"addresses of type {address.type} are not supported: use IPAddress"
+            plan.refuse("UnsupportedAddress", message)
+    _refuse_without_listeners(plan)
+
+
+def _refuse_without_listeners(plan: GatewayPlan) -> None:
+    if all(listener.problem for listener in plan.own):
+        names = "; ".join(f"{listener.listener.name}: {listener.problem}" for listener in plan.own)
+        plan.refuse("ListenersNotValid", f"no listener can be served ({names})")
+
+
+def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults) -> None:
+    """What it binds: as it asks, else as the process was told. What this machine does not have is left out and said."""
+    spec = plan.gateway.spec
+    found: list[str] = []
+    missing: list[str] = []
+    for address in spec.addresses:
+        why = defaults.why_unusable(address.ip) if address.ip else ""
+        if why:
+            missing.append(f"{address.ip} ({why})")
+        elif address.ip:
+            found.append(address.ip)
+    if not spec.addresses or not all(address.ip for address in spec.addresses):
+        ports = {listener.listener.port for listener in plan.listeners if not listener.problem}
+        chosen = book.choose(plan.gateway.full_name, ports)
+        found += chosen
+        if not chosen:
+            message = "every address of --bind has a Gateway on these ports: give a larger network, or spec.addresses"
+            plan.unusable = ("AddressNotAssigned", message)
+    if missing:
+        served = "; it is served on the others" if found else ""
+        remedy = "correct spec.addresses, or give this machine the address and reload"
+        plan.unusable = ("AddressNotUsable", f"these addresses cannot be bound: {', '.join(missing)}{served}: {remedy}")
+    plan.addresses = tuple(dict.fromkeys(found))
+    if not found and plan.unusable is not None:
+        for listener in plan.listeners:
+            listener.leave_out(*plan.unusable)
+
+
+def _sets_by_gateway(resources: ResourceSet, names: Names, warnings: list[Problem]) -> dict[Key, list[ListenerSet]]:
+    """The ListenerSets by the Gateway that they name, oldest first."""
+    found: dict[Key, list[ListenerSet]] = {}
+    for listener_set in sorted(resources.of(ListenerSet), key=age_of):
+        ref = listener_set.spec.parent_ref
+        key = (ref.group, ref.kind, ref.namespace or listener_set.namespace, ref.name)
+        found.setdefault(key, []).append(listener_set)
+        if resources.get(*key) is None:
+            message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the ListenerSet is not served"
+            remedy = names.remedy(*key, "name it in parentRef")
+            warnings.append(problem_at(listener_set, "spec.parentRef", message, remedy))
+    return found
 
 
 def _add_listener_sets(
     plan: GatewayPlan,
-    resources: ResourceSet,
+    sets: Iterable[ListenerSet],
     references: References,
     namespaces: Namespaces,
     generation: Callable[[Key], int],
@@ -179,64 +264,57 @@ def _add_listener_sets(
     """Add the listeners of the ListenerSets that the Gateway admits, oldest set first."""
     gateway = plan.gateway
     allowed = gateway.spec.allowed_listeners.namespaces
-    for listener_set in sorted(resources.of(ListenerSet), key=age_of):
-        ref = listener_set.spec.parent_ref
-        home = ref.namespace or listener_set.namespace
-        if (ref.group, ref.kind, home, ref.name) != gateway.key:
-            continue
+    for listener_set in sets:
         number = generation(listener_set.key)
-        conditions = Conditions(number)
-        plan.sets.append((listener_set, conditions))
+        attached = SetPlan(listener_set, Conditions(number))
+        plan.sets.append(attached)
         if not namespaces.is_allowed(allowed.from_, allowed.selector, listener_set.namespace, gateway.namespace):
             message = (
                 f"{gateway} does not admit ListenerSets of namespace {listener_set.namespace}: see its allowedListeners"
             )
-            conditions.set("Accepted", False, "NotAllowed", message)
-            conditions.set("Programmed", False, "NotAllowed", message)
+            attached.refuse("NotAllowed", "NotAllowed", message)
             continue
-        conditions.set("Accepted", True, "Accepted")
         for listener in listener_set.spec.listeners:
             plan.listeners.append(plan_listener(gateway, listener_set, listener, references, number))
 
 
-def _claim_ports(plan: GatewayPlan, taken: dict[int, list[tuple[str, str]]]) -> None:
-    """Two Gateways cannot bind one address and port: the younger one's listener stays closed."""
-    claims: list[tuple[int, str]] = []
+def _claim_ports(plan: GatewayPlan, book: AddressBook) -> None:
+    """Two Gateways cannot bind one address and port: the younger one's listener stays closed.
+
+    Nothing is claimed for the sets of a Gateway that has no listener left of its own: it is not accepted.
+    """
     for listener in plan.listeners:
         port = listener.listener.port
         for address in plan.addresses:
-            holder = next((name for other, name in taken[port] if _overlap(address, other)), None)
+            holder = book.holder(port, address)
             if holder is not None:
-                message = f"port {port} of {address} belongs to Gateway {holder}"
-                listener.refuse("Accepted", "PortUnavailable", message)
-            elif not listener.problem:
-                claims.append((port, address))
-    for port, address in claims:
-        taken[port].append((address, plan.gateway.full_name))
+                remedy = "give this Gateway spec.addresses or another port, or the process a network (--bind)"
+                listener.refuse(
+                    "Accepted", "PortUnavailable", f"port {port} of {address} belongs to Gateway {holder}: {remedy}"
+                )
+                break
+    if plan.unusable is None or plan.addresses:
+        _refuse_without_listeners(plan)
+    for port in {listener.listener.port for listener in plan.listeners if not listener.problem}:
+        for address in plan.addresses:
+            book.take(port, address, plan.gateway.full_name)
 
 
-def _overlap(first: str, second: str) -> bool:
-    a, b = ip_address(first), ip_address(second)
-    return a == b or (a.version == b.version and (a.is_unspecified or b.is_unspecified))
-
-
-def _close_set(conditions: Conditions, listeners: list[ListenerPlan]) -> None:
-    if not conditions.holds("Accepted"):
-        return
-    good = [listener for listener in listeners if listener.conditions.holds("Programmed")]
-    if not good:
-        conditions.set("Accepted", False, "ListenersNotValid", "no listener can be served")
-        conditions.set("Programmed", False, "Invalid", "no listener can be served")
+def _state_listeners(conditions: Conditions, lost: list[str]) -> None:
+    """`Accepted` and `Programmed` of a Gateway or ListenerSet some of whose listeners are served. `lost` are not."""
+    if lost:
+        conditions.set("Accepted", True, "ListenersNotValid", f"these listeners are not served: {', '.join(lost)}.")
+        conditions.set("Programmed", True, "Programmed", "the other listeners are served")
     else:
-        conditions.set("Accepted", True, "Accepted" if len(good) == len(listeners) else "ListenersNotValid")
-        conditions.set("Programmed", True, "Programmed")
+        conditions.set("Accepted", True, "Accepted", "every listener is valid.")
+        conditions.set("Programmed", True, "Programmed", "every listener is served")
 
 
 def _gateway_notes(gateway: Gateway) -> list[str]:
     """Fields that are accepted and do nothing."""
     notes = []
     spec = gateway.spec
-    if spec.infrastructure is not None:
+    if spec.infrastructure is not None and (spec.infrastructure.labels or spec.infrastructure.annotations):
         notes.append("infrastructure does nothing: no objects are created for a Gateway.")
     if spec.default_scope != "None":
         notes.append("defaultScope is not supported: routes have to name this Gateway.")

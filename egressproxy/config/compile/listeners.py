@@ -20,15 +20,18 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP
 from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerTlsSpec, TlsMode
 from egressproxy.transport.any_certificate import can_take_any_certificate
 
-__all__ = ["ListenerPlan", "find_conflicts", "plan_listener"]
+__all__ = ["ListenerPlan", "find_conflicts", "have_hosts_in_common", "plan_listener"]
 
+#: GRPCRoutes attach to what will carry gRPC; until it does, their rules answer 500 and say so in status.
 _KINDS = {
-    ListenerProtocol.HTTP: ("HTTPRoute",),
-    ListenerProtocol.HTTPS: ("HTTPRoute",),
+    ListenerProtocol.HTTP: ("HTTPRoute", "GRPCRoute"),
+    ListenerProtocol.HTTPS: ("HTTPRoute", "GRPCRoute"),
     ListenerProtocol.TLS: ("TLSRoute",),
     ListenerProtocol.TCP: ("TCPRoute",),
     ListenerProtocol.FORWARD_PROXY: ("HTTPRoute", "TLSRoute"),
 }
+#: Reasons that `Programmed` shares with the condition that says more; for others it is "Invalid".
+_PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
 
 
 #: Why a CA certificate cannot be had, in the words of Gateway API for listeners.
@@ -40,7 +43,7 @@ class ListenerPlan:
     """One listener on its way into a spec. `owner` is the Gateway, or the ListenerSet that added it.
 
     `protocol` is None where it is not served. `kinds` may attach; `attached` counts the routes that did.
-    `problem` is why it is not programmed, "" if it is.
+    `problem` is why it is not programmed, "" if it is; `reason` the word for it in the condition `Programmed`.
     """
 
     gateway: Gateway
@@ -52,6 +55,7 @@ class ListenerPlan:
     tls: ListenerTlsSpec | None = None
     attached: int = 0
     problem: str = ""
+    reason: str = "Invalid"
 
     @property
     def name(self) -> str:
@@ -67,6 +71,12 @@ class ListenerPlan:
         self.conditions.set(condition, condition == "Conflicted", reason, message)
         if not self.problem:
             self.problem = message
+            self.reason = reason if reason in _PROGRAMMED_REASONS else "Invalid"
+
+    def leave_out(self, reason: str, message: str) -> None:
+        """Take it out of service for what is wrong with its Gateway, and not with itself."""
+        if not self.problem:
+            self.problem, self.reason = message, reason
 
     def to_status(self) -> Status:
         return {
@@ -76,11 +86,10 @@ class ListenerPlan:
             "conditions": self.conditions.to_list(),
         }
 
-    def close(self, gateway_problem: str) -> None:
+    def close(self) -> None:
         """State `Programmed`, once everything about the listener and its Gateway is known."""
-        problem = gateway_problem or self.problem
-        if problem:
-            self.conditions.set("Programmed", False, "Invalid", problem)
+        if self.problem:
+            self.conditions.set("Programmed", False, self.reason, self.problem)
         else:
             self.conditions.set("Programmed", True, "Programmed", "the listener is served")
 
@@ -123,6 +132,7 @@ def find_conflicts(listeners: Iterable[ListenerPlan]) -> None:
     for together in by_port.values():
         if len(together) > 1:
             _judge_port(together)
+            _find_overlaps(together)
 
 
 def _judge_port(listeners: list[ListenerPlan]) -> None:
@@ -134,6 +144,32 @@ def _judge_port(listeners: list[ListenerPlan]) -> None:
         standing += [listener for listener in group if listener not in lost]
 
 
+def _find_overlaps(listeners: list[ListenerPlan]) -> None:
+    """State `OverlappingTLSConfig` where a client may take one listener's TLS for another's (ListenerConditionType).
+
+    It is for information: what comes over the wrong connection is answered with 421.
+    """
+    speaking = [one for one in listeners if one.listener.tls is not None and not one.conditions.holds("Conflicted")]
+    for listener in speaking:
+        others = [
+            one for one in speaking if one is not listener and have_hosts_in_common(one.hostname, listener.hostname)
+        ]
+        if others:
+            names = ", ".join(f"{one.name} ({one.hostname or 'every host'})" for one in others)
+            message = f"these listeners of the same port have hosts in common with it: {names}"
+            listener.conditions.set("OverlappingTLSConfig", True, "OverlappingHostnames", message)
+
+
+def have_hosts_in_common(first: str, second: str) -> bool:
+    """Whether two hostnames (names, `*.suffix`, or "" for every host) have."""
+    return not first or not second or first == second or _is_below(first, second) or _is_below(second, first)
+
+
+def _is_below(hostname: str, wildcard: str) -> bool:
+    """Whether every host of `hostname` (a name or `*.suffix`) is one of `*.suffix`."""
+    return wildcard.startswith("*.") and hostname.removeprefix("*").endswith(wildcard[1:])
+
+
 def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> bool:
     for other in others:
         if other is listener:
@@ -141,7 +177,9 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
         if _family(other) != _family(listener):
             message = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
             listener.refuse("Conflicted", "ProtocolConflict", message)
-            listener.conditions.set("Accepted", False, "ProtocolConflict", message)
+            # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
+            reason = "Invalid" if listener.owner is listener.gateway else "ProtocolConflict"
+            listener.conditions.set("Accepted", False, reason, message)
             return True
         if other.hostname == listener.hostname:
             message = f"listener {other.name} has the same port and hostname"

@@ -16,6 +16,7 @@ from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateway_tls import ClientCertificates
+from egressproxy.config.compile.grpc_matches import NO_GRPC, grpc_match, grpc_patterns
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.placement import Placement, Where
@@ -26,6 +27,7 @@ from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter
 from egressproxy.config.resources.routes import (
     BackendRef,
+    GrpcRoute,
     HttpBackendRef,
     HttpMatch,
     HttpRoute,
@@ -123,6 +125,8 @@ class RouteCompiler:
             self._examine_refs(route, (ref for rule in rules for ref in rule.backend_refs), findings)
             if route.spec.use_default_gateways != "None":
                 findings.notes.append("useDefaultGateways is not supported and does nothing.")
+        elif isinstance(route, GrpcRoute):
+            self._examine_grpc(route, findings)
         return findings
 
     def http_route(
@@ -139,6 +143,27 @@ class RouteCompiler:
                 rules.append(replace(self._http_rule(route, rule, listener, layers, where, error), index=index))
         created = route.metadata.creation_timestamp or "~"
         return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created)
+
+    def grpc_route(
+        self, route: GrpcRoute, attachment: Attachment, layers: tuple[Layer, ...], findings: Findings
+    ) -> HttpRouteSpec:
+        """A GRPCRoute on one listener. Its rules keep their matches and answer 500: gRPC is not carried yet."""
+        layers += self._policies.layer(Level.ROUTE, route.key)
+        rules = []
+        for index, rule in enumerate(route.spec.rules):
+            if index in findings.dropped:
+                continue
+            of_rule = layers + (self._policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
+            rules.append(
+                HttpRuleSpec(
+                    matches=tuple(map(grpc_match, rule.matches)),
+                    backends=(WeightedBackend(None, error=NO_GRPC),),
+                    policy=self._policies.merge(of_rule, is_routed=True).policy,
+                    name=rule.name or "",
+                )
+            )
+        created = route.metadata.creation_timestamp or "~"
+        return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created, route.KIND)
 
     def stream_route(
         self, route: TlsRoute | TcpRoute, attachment: Attachment, layers: tuple[Layer, ...]
@@ -209,6 +234,19 @@ class RouteCompiler:
                 self._filters(route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP)
             except FilterNotSupported as error:
                 findings.closed[index] = f"backendRefs[{number}]: {error}"
+
+    def _examine_grpc(self, route: GrpcRoute, findings: Findings) -> None:
+        findings.rules = len(route.spec.rules)
+        for index, rule in enumerate(route.spec.rules):
+            for pattern in (pattern for match in rule.matches for pattern in grpc_patterns(match)):
+                try:
+                    self._defaults.check_pattern(pattern)
+                except ValueError as error:
+                    findings.dropped[index] = str(error)
+            self._examine_refs(route, rule.backend_refs, findings)
+        # The note says it of the whole route, whatever the backends speak.
+        findings.unresolved = [entry for entry in findings.unresolved if entry[0] != "UnsupportedProtocol"]
+        findings.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
 
     def _examine_refs(self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings) -> None:
         for ref in refs:

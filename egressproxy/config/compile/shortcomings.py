@@ -15,6 +15,8 @@ __all__ = ["shortcomings"]
 
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
 _GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
+#: Says nothing that anybody has to mend: requests on the wrong connection are answered with 421.
+_INFORMATION: Final = "OverlappingTLSConfig"
 #: What the notes on accepted fields that do nothing say.
 NOT_YET: Final = "not supported yet"
 #: What a Gateway says of its listeners, each of which says it itself.
@@ -60,6 +62,8 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
 
 
 def _is_well(condition: Mapping[str, Any]) -> bool:
+    if condition["type"] == _INFORMATION:
+        return True
     is_good = (condition["status"] == "True") == (condition["type"] in _GOOD)
     return bool(is_good and NOT_YET not in condition.get("message", ""))
 

@@ -146,12 +146,17 @@ class GatewayAddress(Model):
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:
-        if self.type == "IPAddress" and self.value is not None:
+        if self.type == "IPAddress" and self.value:
             try:
                 ip_address(self.value)
             except ValueError:
                 raise Refused(f"{self.value} is not an IP address", "write it as 192.0.2.1 or 2001:db8::1") from None
         return self
+
+    @property
+    def ip(self) -> str:
+        """The address in its canonical form; "" for other types, and where the choice is left to the process."""
+        return str(ip_address(self.value)) if self.type == "IPAddress" and self.value else ""
 
 
 class GatewayInfrastructure(Model):

@@ -32,6 +32,7 @@ __all__ = [
     "PolicyTargetReference",
     "Resource",
     "SecretObjectReference",
+    "without_nulls",
 ]
 
 GATEWAY_GROUP = "gateway.networking.k8s.io"
@@ -125,6 +126,8 @@ class Resource(Model):
     KIND: ClassVar[str]
     VERSIONS: ClassVar[tuple[str, ...]]
     NAMESPACED: ClassVar[bool] = True
+    #: Whether an explicit null counts as a field that is not there, as an API server has it.
+    NULLS_ARE_ABSENT: ClassVar[bool] = True
 
     api_version: str
     kind: str
@@ -209,6 +212,27 @@ class Resource(Model):
 
     def __str__(self) -> str:
         return f"{self.KIND} {self.full_name}"
+
+
+#: Whatever stands below is a filter's own, to which null may mean something.
+_FREE_FORM = frozenset({"config", "rawConfig"})
+
+
+def without_nulls(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest as an API server keeps it: fields that are null are not there. `metadata` itself is left alone."""
+    return {name: _without_nulls(value) for name, value in manifest.items() if value is not None or name == "metadata"}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: each if name in _FREE_FORM else _without_nulls(each)
+            for name, each in value.items()
+            if each is not None
+        }
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
 
 
 class LabelSelectorRequirement(Model):

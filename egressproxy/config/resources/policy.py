@@ -410,8 +410,12 @@ class EgressPolicySpec(Model):
 
 
 class EgressPolicy(Resource):
-    """What may leave, and how: for Gateways, listeners, routes or Backends."""
+    """What may leave, and how: for Gateways, listeners, routes or Backends.
 
+    A null is refused where it would lift a restriction: `deny:` with nothing below it is an accident.
+    """
+
+    NULLS_ARE_ABSENT: ClassVar[bool] = False
     GROUP: ClassVar[str] = OUR_GROUP
     KIND: ClassVar[str] = "EgressPolicy"
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)

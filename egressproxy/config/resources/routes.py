@@ -5,6 +5,7 @@ Every standard field is here, also those that are reported as unsupported in sta
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -138,7 +139,13 @@ class HttpMatch(Model):
         return self
 
 
+_GRPC_SERVICE = re.compile(r"\.?[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_][A-Za-z_0-9]*)*")
+_GRPC_METHOD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+
 class GrpcMethodMatch(Model):
+    """A gRPC service (with its package) and method; where one is left out, every one of them."""
+
     type: MatchType = MatchType.EXACT
     service: Annotated[str, Field(max_length=1024)] | None = None
     method: Annotated[str, Field(max_length=1024)] | None = None
@@ -147,12 +154,25 @@ class GrpcMethodMatch(Model):
     def _names_something(self) -> Self:
         if not self.service and not self.method:
             raise Refused("a gRPC method match names neither service nor method", "add service, method, or both")
+        if self.type is MatchType.EXACT:
+            if self.service and not _GRPC_SERVICE.fullmatch(self.service):
+                raise Refused(f"{self.service} is no gRPC service", "write it as package.Service, without slashes")
+            if self.method and not _GRPC_METHOD.fullmatch(self.method):
+                raise Refused(f"{self.method} is no gRPC method", "write its name alone: letters, digits and _")
         return self
 
 
 class GrpcMatch(Model):
+    """All of it has to hold."""
+
     method: GrpcMethodMatch | None = None
     headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        if len(self.headers) > 1:
+            check_unique((header.name for header in self.headers), "name", "headers")
+        return self
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -261,11 +281,18 @@ def _replaces_prefix(entry: HttpFilter) -> bool:
 
 
 class GrpcRule(Model):
+    """A rule without matches matches every gRPC request."""
+
     name: Subdomain | None = None
-    matches: Annotated[tuple[GrpcMatch, ...], Field(max_length=64)] = ()
+    matches: Annotated[tuple[GrpcMatch, ...], Field(max_length=64)] = (GrpcMatch(),)
     filters: Annotated[tuple[GrpcFilter, ...], Field(max_length=16)] = ()
     backend_refs: Annotated[tuple[GrpcBackendRef, ...], Field(max_length=16)] = ()
     session_persistence: SessionPersistence | None = None
+
+    @field_validator("matches")
+    @classmethod
+    def _empty_matches_all(cls, matches: tuple[GrpcMatch, ...]) -> tuple[GrpcMatch, ...]:
+        return matches or (GrpcMatch(),)
 
     @field_validator("filters")
     @classmethod
@@ -317,10 +344,14 @@ class GrpcRouteSpec(CommonRouteSpec):
     @model_validator(mode="after")
     def _fits_the_crd(self) -> Self:
         _rule_names_are_unique(self.rules)
+        if sum(len(rule.matches) for rule in self.rules) > 128:
+            raise Refused("more than 128 matches in all rules together", "split the route")
         return self
 
 
 class GrpcRoute(Resource):
+    """gRPC requests by service, method and metadata."""
+
     GROUP: ClassVar[str] = GATEWAY_GROUP
     KIND: ClassVar[str] = "GRPCRoute"
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
@@ -56,10 +57,15 @@ spec: {destination: {type: Dynamic}}
 """
 
 
-def compiled(*manifests: str, previous: Compiled | None = None, bind: tuple[str, ...] = ("127.0.0.1",)) -> Compiled:
+def compiled(
+    *manifests: str,
+    previous: Compiled | None = None,
+    bind: tuple[str, ...] = ("127.0.0.1",),
+    why_unusable: Callable[[str], str] = lambda _address: "",
+) -> Compiled:
     """Compile some YAML documents as one file, with the built-in filter types."""
     resources = load_text("\n---\n".join(manifests), "config.yaml")
-    return compile_config(resources, Catalog(), Defaults(bind), previous)
+    return compile_config(resources, Catalog(), Defaults(bind, why_unusable=why_unusable), previous)
 
 
 def policy(

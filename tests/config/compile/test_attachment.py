@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.attachment import intersect_hostnames
+from egressproxy.config.compile.attachment import common_hostnames
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -125,9 +125,15 @@ def test_hostnames_outside_of_the_listeners_do_not_attach():
     assert of_route(made, "Accepted")[:2] == ("False", "NoMatchingListenerHostname")
 
 
-def test_a_route_without_hostnames_gets_the_listeners():
+def test_a_route_without_hostnames_gets_every_host_of_the_listener():
     made = compiled(TWO, PLAIN, with_parent("name: gw, sectionName: one"))
-    assert listener(made, "one").http_routes[0].hostnames == ("*.one.example",)
+    assert listener(made, "one").http_routes[0].hostnames == ()
+
+
+def test_hostnames_are_kept_as_the_route_has_them_so_that_the_more_specific_route_goes_first():
+    text = ROUTE.replace("  rules:", "  hostnames: ['*.example', '*.b.example', a.one.example]\n  rules:")
+    made = compiled(TWO, PLAIN, text)
+    assert listener(made, "one").http_routes[0].hostnames == ("*.example", "a.one.example")
 
 
 def test_only_the_hostnames_in_common_are_served():
@@ -169,19 +175,97 @@ def test_the_age_of_a_route_is_kept_for_precedence():
     [
         ("", [], ()),
         ("", ["a.example"], ("a.example",)),
-        ("a.example", [], ("a.example",)),
+        ("a.example", [], ()),
         ("a.example", ["a.example", "b.example"], ("a.example",)),
-        ("a.example", ["*.example"], ("a.example",)),
+        ("a.example", ["*.example"], ("*.example",)),
         ("*.example", ["a.example", "example"], ("a.example",)),
         ("*.example", ["*.a.example"], ("*.a.example",)),
-        ("*.a.example", ["*.example"], ("*.a.example",)),
+        ("*.a.example", ["*.example"], ("*.example",)),
         ("*.example", ["*.example"], ("*.example",)),
         ("*.ample", ["a.example"], None),
         ("a.example", ["b.example"], None),
         ("example", ["*.example"], None),
     ],
 )
-def test_the_more_specific_hostname_is_what_both_have_in_common(
-    ours: str, theirs: list[str], common: tuple[str, ...] | None
-):
-    assert intersect_hostnames(ours, theirs) == common
+def test_hostnames_with_hosts_in_common_are_served(ours: str, theirs: list[str], common: tuple[str, ...] | None):
+    assert common_hostnames(ours, theirs) == common
+
+
+# --- routes that are in each other's way -----------------------------------------------------------------------------
+
+
+def aged(text: str, name: str, year: int) -> str:
+    return text.replace("{name: route}", f'{{name: {name}, creationTimestamp: "{year}-01-01T00:00:00Z"}}')
+
+
+GRPC_ROUTE = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules: [{matches: [{method: {service: a.B}}]}]
+"""
+TCP_ROUTE = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: TCPRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules: [{backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]}]
+"""
+
+
+def hosts(text: str, *hostnames: str) -> str:
+    return text.replace("  rules:", f"  hostnames: [{', '.join(hostnames)}]\n  rules:")
+
+
+def test_of_an_http_route_and_a_grpc_route_with_hosts_in_common_the_older_one_is_accepted():
+    made = compiled(REVERSE, PLAIN, aged(ROUTE, "young", 2025), aged(GRPC_ROUTE, "old", 2024))
+    assert of_route(made, "Accepted", "default/old", "GRPCRoute")[0] == "True"
+    verdict = of_route(made, "Accepted", "default/young")
+    assert verdict[:2] == ("False", "HostnameConflict")
+    assert "GRPCRoute default/old is older" in verdict[2]
+    assert status(made, "Gateway", "default/gw")["listeners"][0]["attachedRoutes"] == 1
+    assert [one.name for one in listener(made).http_routes] == ["default/old"]
+
+
+def test_http_and_grpc_routes_for_different_hosts_are_both_accepted():
+    made = compiled(REVERSE, PLAIN, aged(hosts(ROUTE, "a.example"), "old", 2024), hosts(GRPC_ROUTE, "b.example"))
+    assert [one.kind for one in listener(made).http_routes] == ["HTTPRoute", "GRPCRoute"]
+
+
+def test_a_route_that_is_barred_from_one_listener_attaches_to_the_other():
+    there = GRPC_ROUTE.replace("{name: gw}", "{name: gw, sectionName: one}")
+    made = compiled(TWO, PLAIN, aged(there, "old", 2024), aged(ROUTE, "young", 2025))
+    verdict = of_route(made, "Accepted", "default/young")
+    assert verdict[0] == "True"
+    assert "GRPCRoute default/old is older and has hosts in common with it on one" in verdict[2]
+    assert [len(one.http_routes) for one in made.spec.listeners] == [1, 1]
+
+
+def test_of_two_tcp_routes_at_a_listener_the_older_has_it_and_the_younger_is_told():
+    made = compiled(
+        REVERSE.replace("protocol: HTTP", "protocol: TCP"),
+        PLAIN,
+        aged(TCP_ROUTE, "a-young", 2025),
+        aged(TCP_ROUTE, "b-old", 2024),
+    )
+    assert [one.name for one in listener(made).tcp_routes] == ["default/b-old", "default/a-young"]
+    assert of_route(made, "egressproxy.io/Conflicted", "default/b-old", "TCPRoute") == ("", "", "")
+    verdict = of_route(made, "egressproxy.io/Conflicted", "default/a-young", "TCPRoute")
+    assert verdict[:2] == ("True", "OlderRoute")
+    assert "TCPRoute default/b-old is older" in verdict[2]
+    assert of_route(made, "Accepted", "default/a-young", "TCPRoute")[0] == "True"
+
+
+def test_of_two_tls_routes_with_a_hostname_the_older_has_it():
+    text = TLS_ROUTE.replace("name: dynamic", "name: plain")
+    made = compiled(
+        REVERSE.replace("protocol: HTTP", "protocol: TLS, tls: {mode: Passthrough}"),
+        PLAIN,
+        aged(text, "a-young", 2025).replace("[a.example]", "[a.example, b.example]"),
+        aged(text, "b-old", 2024),
+    )
+    verdict = of_route(made, "egressproxy.io/Conflicted", "default/a-young", "TLSRoute")
+    assert "the connections for a.example" in verdict[2]

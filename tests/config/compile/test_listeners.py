@@ -174,3 +174,82 @@ def test_kinds_that_the_protocol_cannot_carry_are_named():
     assert of_listener(made, "ResolvedRefs")[:2] == ("False", "InvalidRouteKinds")
     kinds = status(made, "Gateway", "default/gw")["listeners"][0]["supportedKinds"]
     assert [kind["kind"] for kind in kinds] == ["HTTPRoute"]
+
+
+# --- TLS that overlaps -----------------------------------------------------------------------------------------------
+
+
+def test_https_listeners_of_one_port_with_hosts_in_common_say_so(pki: Pki):
+    def https(name: str, hostname: str, port: int = 443) -> str:
+        tls = "tls: {certificateRefs: [{name: cert}]}"
+        return f'{{name: {name}, port: {port}, protocol: HTTPS, hostname: "{hostname}", {tls}}}'
+
+    listeners = [
+        https("foo", "foo.example.com"),
+        https("bar", "bar.bar.example.com"),
+        https("wildcard", "*.example.com"),
+        https("parent", "example.com"),
+        https("elsewhere", "foo.example.com", 9443),
+    ]
+    made = compiled(gateway(", ".join(listeners)), secret(*pair(pki, "*.example.com")))
+    for name in ("foo", "bar", "wildcard"):
+        assert of_listener(made, "OverlappingTLSConfig", name)[:2] == ("True", "OverlappingHostnames")
+    for name in ("parent", "elsewhere"):
+        assert of_listener(made, "OverlappingTLSConfig", name) == ("", "", "")
+    assert {of_listener(made, "Accepted", name)[0] for name in ("foo", "bar", "wildcard", "parent")} == {"True"}
+    assert len(made.spec.listeners) == 5
+
+
+def test_a_listener_for_every_host_overlaps_all_others_of_its_port(pki: Pki):
+    named = HTTPS.replace("name: web", "name: named, hostname: a.example")
+    made = compiled(gateway(f"{HTTPS}, {named}"), secret(*pair(pki, "a.example")))
+    assert of_listener(made, "OverlappingTLSConfig", "web")[2].endswith("named (a.example)")
+    assert of_listener(made, "OverlappingTLSConfig", "named")[2].endswith("web (every host)")
+
+
+def test_listeners_without_tls_do_not_overlap():
+    text = "{name: a, port: 80, protocol: HTTP, hostname: a.example}, {name: b, port: 80, protocol: HTTP}"
+    assert of_listener(compiled(gateway(text)), "OverlappingTLSConfig", "a") == ("", "", "")
+
+
+# --- kinds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listener_", "kinds"),
+    [
+        ("protocol: HTTP", ["HTTPRoute", "GRPCRoute"]),
+        ("protocol: TCP", ["TCPRoute"]),
+        ("protocol: TLS, tls: {mode: Passthrough}", ["TLSRoute"]),
+        ("protocol: HTTP, allowedRoutes: {kinds: [{kind: GRPCRoute}]}", ["GRPCRoute"]),
+        ("protocol: HTTP, allowedRoutes: {kinds: [{kind: Nonsense}, {kind: HTTPRoute}]}", ["HTTPRoute"]),
+        ("protocol: HTTP, allowedRoutes: {kinds: [{kind: Nonsense}]}", []),
+        ("protocol: example.com/none", []),
+    ],
+)
+def test_supported_kinds_are_those_of_the_protocol_that_the_listener_allows(listener_: str, kinds: list[str]):
+    made = compiled(gateway(f"{{name: a, port: 80, {listener_}}}"))
+    (found,) = status(made, "Gateway", "default/gw")["listeners"]
+    group = "gateway.networking.k8s.io"
+    assert found["supportedKinds"] == [{"group": group, "kind": kind} for kind in kinds]
+
+
+def test_terminated_and_passed_tls_share_a_port_by_hostname(pki: Pki):
+    terminated = (
+        "{name: a, port: 443, protocol: TLS, hostname: a.example, "
+        "tls: {mode: Terminate, certificateRefs: [{name: cert}]}}"
+    )
+    passed = "{name: b, port: 443, protocol: TLS, hostname: b.example, tls: {mode: Passthrough}}"
+    made = compiled(gateway(f"{terminated}, {passed}"), secret(*pair(pki, "a.example")))
+    assert [(one.name, one.tls.mode) for one in made.spec.listeners if one.tls] == [
+        ("a", TlsMode.TERMINATE),
+        ("b", TlsMode.PASSTHROUGH),
+    ]
+    assert {of_listener(made, "Conflicted", name)[0] for name in "ab"} == {"False"}
+
+
+def test_listeners_of_a_gateway_that_exclude_each_other_are_invalid():
+    made = compiled(gateway("{name: a, port: 80, protocol: HTTP}, {name: b, port: 80, protocol: TCP}"))
+    for name in "ab":
+        assert of_listener(made, "Accepted", name)[:2] == ("False", "Invalid")
+        assert of_listener(made, "Programmed", name)[:2] == ("False", "ProtocolConflict")

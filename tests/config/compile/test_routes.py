@@ -7,7 +7,19 @@ from egressproxy.config.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.spec.backend import Destination
 from egressproxy.spec.route import MatchSpec, MatchType, PathMatchType, ValueMatch
-from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, listener, of_route, route, rule
+from tests.config.compile.kit import (
+    DYNAMIC,
+    FORWARD,
+    PLAIN,
+    REVERSE,
+    ROUTE,
+    compiled,
+    listener,
+    of_route,
+    route,
+    rule,
+    status,
+)
 
 
 def with_rule(lines: str) -> str:
@@ -140,10 +152,39 @@ def test_a_tls_listener_takes_tls_routes_below_its_hostname():
     assert listener(made).tls_routes[0].hostnames == ("a.example",)
 
 
-def test_grpc_routes_are_refused_by_listeners():
-    text = stream("GRPCRoute", "{name: svc, port: 80}")
+def test_a_grpc_route_is_attached_and_its_rules_are_closed_until_grpc_is_carried():
+    made = compiled(REVERSE, PLAIN, stream("GRPCRoute", "{group: egressproxy.io, kind: Backend, name: plain}"))
+    assert of_route(made, "Accepted", kind="GRPCRoute")[:2] == ("True", "Accepted")
+    assert (
+        "gRPC is not supported yet: its requests are answered with 500"
+        in of_route(made, "Accepted", kind="GRPCRoute")[2]
+    )
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[0] == "True"
+    assert status(made, "Gateway", "default/gw")["listeners"][0]["attachedRoutes"] == 1
+    (rule,) = route(made).rules
+    assert rule.matches[0].method == "POST"
+    assert [backend.error for backend in rule.backends] == ["gRPC is not supported yet"]
+
+
+def test_a_grpc_route_says_which_backends_are_not_there():
+    made = compiled(REVERSE, stream("GRPCRoute", "{name: svc, port: 80}"))
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[:2] == ("False", "BackendNotFound")
+
+
+def test_a_rule_of_a_grpc_route_with_a_bad_expression_is_dropped():
+    text = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - {name: bad, matches: [{method: {type: RegularExpression, service: "("}}]}
+  - {name: good, matches: [{method: {service: a.B}}]}
+"""
     made = compiled(REVERSE, text)
-    assert of_route(made, "Accepted", kind="GRPCRoute")[:2] == ("False", "NotAllowedByListeners")
+    assert of_route(made, "PartiallyInvalid", kind="GRPCRoute")[0] == "True"
+    assert [rule.name for rule in route(made).rules] == ["good"]
 
 
 def test_an_unmatched_destination_is_served_by_the_default_backend():

@@ -28,7 +28,7 @@ def test_an_unknown_protocol_is_said_once_at_its_listener():
 def test_a_taken_port_is_said_once():
     (warning,) = found(FORWARD, FORWARD.replace("{name: gw}", "{name: younger}"))
     assert warning.object == "Gateway default/younger"
-    assert warning.message.endswith("port 3128 of 127.0.0.1 belongs to Gateway default/gw")
+    assert "port 3128 of 127.0.0.1 belongs to Gateway default/gw: give this Gateway" in warning.message
 
 
 def test_a_problem_of_the_whole_gateway_is_not_repeated_by_its_listeners():

@@ -1,0 +1,88 @@
+"""Which addresses each Gateway binds, and which ports the Gateways take from each other.
+
+A Gateway binds what its `spec.addresses` name. One that names none binds the single addresses of the process (all of
+them), unless an older Gateway has one of its ports there and the process has networks to choose from: then it gets an
+address of its own from them. Which one depends on its name and on older Gateways alone, so that it is the same after
+every reload, restart and `check`.
+Source: Gateway API v1 Gateway.spec.addresses; resources.md section 2.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from hashlib import blake2b
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+__all__ = ["AddressBook"]
+
+#: How many addresses of a network are tried for one Gateway.
+PROBES = 4096
+
+
+class AddressBook:
+    """Addresses and ports, taken by one Gateway after the other: the oldest first."""
+
+    __slots__ = ("_asked", "_given", "_networks", "_single", "_taken")
+
+    def __init__(self, bind: Iterable[str], asked: Collection[str]) -> None:
+        """`bind`: addresses and networks of the process; `asked`: addresses that Gateways name, which stay theirs."""
+        entries = tuple(dict.fromkeys(bind))
+        self._single = tuple(entry for entry in entries if "/" not in entry)
+        self._networks = tuple(ip_network(entry) for entry in entries if "/" in entry)
+        self._asked = frozenset(asked)
+        self._given: set[str] = set()
+        self._taken: dict[int, list[tuple[str, str]]] = defaultdict(list)
+
+    def holder(self, port: int, address: str) -> str | None:
+        """Who has this port at this address, or at one that overlaps with it."""
+        return next((name for other, name in self._taken[port] if _overlap(address, other)), None)
+
+    def take(self, port: int, address: str, name: str) -> None:
+        self._taken[port].append((address, name))
+
+    def choose(self, name: str, ports: Collection[int]) -> tuple[str, ...]:
+        """What a Gateway (`namespace/name`) binds that leaves it to the process; empty where every address is taken.
+
+        Of networks it gets one address for each IP version.
+        """
+        if self._single and (not self._networks or self._is_free(self._single, ports)):
+            return self._single
+        found = []
+        for version in dict.fromkeys(network.version for network in self._networks):
+            address = self._own(name, ports, [network for network in self._networks if network.version == version])
+            if address:
+                self._given.add(address)
+                found.append(address)
+        return tuple(found) or self._single
+
+    def _own(self, name: str, ports: Collection[int], networks: list[IPv4Network | IPv6Network]) -> str:
+        """One that nobody has; else one where the ports are free; else ""."""
+        shared = ""
+        for address in _addresses(name, networks):
+            if address in self._asked or not self._is_free((address,), ports):
+                continue
+            if address not in self._given:
+                return address
+            shared = shared or address
+        return shared
+
+    def _is_free(self, addresses: Iterable[str], ports: Collection[int]) -> bool:
+        return not any(self.holder(port, address) for address in addresses for port in ports)
+
+
+def _addresses(name: str, networks: Iterable[IPv4Network | IPv6Network]) -> Iterator[str]:
+    """The hosts of the networks, each from a place on that the name decides: a younger Gateway moves no older one."""
+    start = int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
+    for network in networks:
+        first, last = int(network.network_address), int(network.broadcast_address)
+        if last - first > 1:  # neither the network's own address nor that of all its hosts
+            first, last = first + 1, last - 1
+        count = last - first + 1
+        for step in range(min(count, PROBES)):
+            yield str(network.network_address + (first - int(network.network_address) + (start + step) % count))
+
+
+def _overlap(first: str, second: str) -> bool:
+    a, b = ip_address(first), ip_address(second)
+    return a == b or (a.version == b.version and (a.is_unspecified or b.is_unspecified))

@@ -1,0 +1,46 @@
+"""What GRPCRoutes match, as matches of HTTP requests. Source: Gateway API v1 GRPCRouteMatch.
+
+Nothing carries gRPC yet. The routes attach all the same, and keep their hosts and methods: their requests are answered
+with 500, and fall through to nothing that was not meant for them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from egressproxy.config.resources.routes import GrpcMatch
+from egressproxy.spec.route import MatchSpec, MatchType, PathMatchType, ValueMatch
+
+__all__ = ["NO_GRPC", "grpc_match", "grpc_patterns"]
+
+NO_GRPC = "gRPC is not supported yet"
+
+
+def grpc_match(match: GrpcMatch) -> MatchSpec:
+    """What a GRPCRouteMatch asks of a request: gRPC is a POST to /service/method (GRPCRouteMatch, GRPCMethodMatch)."""
+    path, path_type = "/", PathMatchType.PREFIX
+    wanted = match.method
+    if wanted is not None:
+        service, method = (wanted.service or "").removeprefix("."), wanted.method or ""
+        if wanted.type is MatchType.REGEX or not service:
+            exactly = wanted.type is not MatchType.REGEX
+            path = "/" + "/".join(
+                (re.escape(part) if exactly else f"(?:{part})") if part else "[^/]+" for part in (service, method)
+            )
+            path_type = PathMatchType.REGEX
+        elif method:
+            path, path_type = f"/{service}/{method}", PathMatchType.EXACT
+        else:
+            path = f"/{service}"
+    headers: dict[str, ValueMatch] = {}
+    for header in match.headers:  # of equal names the first counts (GRPCHeaderMatch.name)
+        name = header.name.lower()
+        headers.setdefault(name, ValueMatch(name, header.value, header.type))
+    return MatchSpec(path, path_type, "POST", tuple(headers.values()))
+
+
+def grpc_patterns(match: GrpcMatch) -> list[str]:
+    """The regular expressions of a match."""
+    made = grpc_match(match)
+    found = [made.path] if made.path_type is PathMatchType.REGEX else []
+    return found + [header.value for header in made.headers if header.type is MatchType.REGEX]

@@ -1,0 +1,56 @@
+"""Kinds of Kubernetes and of Gateway API that stand beside ours in many manifests, and that say nothing to us.
+
+A file that holds one is read, and the object is left out with a warning: the manifests of an application should work as
+they are. The list is closed. A kind that is not in it may be a misspelt one of ours, and stays an error; so does
+everything in the groups of our own kinds that nobody else writes.
+"""
+
+from __future__ import annotations
+
+__all__ = ["why_left_out"]
+
+#: Group -> kinds, of whatever version.
+_KUBERNETES: dict[str, frozenset[str]] = {
+    "": frozenset({
+        "Endpoints", "Event", "LimitRange", "Node", "PersistentVolume", "PersistentVolumeClaim", "PodTemplate",
+        "ReplicationController", "ResourceQuota",
+    }),
+    "admissionregistration.k8s.io": frozenset({
+        "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration",
+        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration",
+    }),
+    "apiextensions.k8s.io": frozenset({"CustomResourceDefinition"}),
+    "apiregistration.k8s.io": frozenset({"APIService"}),
+    "apps": frozenset({"ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"}),
+    "autoscaling": frozenset({"HorizontalPodAutoscaler"}),
+    "batch": frozenset({"CronJob", "Job"}),
+    "coordination.k8s.io": frozenset({"Lease"}),
+    "events.k8s.io": frozenset({"Event"}),
+    "networking.k8s.io": frozenset({"IPAddress", "Ingress", "IngressClass", "NetworkPolicy", "ServiceCIDR"}),
+    "node.k8s.io": frozenset({"RuntimeClass"}),
+    "policy": frozenset({"PodDisruptionBudget"}),
+    "rbac.authorization.k8s.io": frozenset({"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}),
+    "scheduling.k8s.io": frozenset({"PriorityClass"}),
+    "storage.k8s.io": frozenset({"CSIDriver", "CSINode", "StorageClass", "VolumeAttachment"}),
+}  # fmt: skip
+_GATEWAY_API: dict[str, frozenset[str]] = {
+    "gateway.networking.k8s.io": frozenset({"BackendLBPolicy", "UDPRoute"}),
+    "gateway.networking.x-k8s.io": frozenset({"XBackendTrafficPolicy", "XListenerSet", "XMesh"}),
+    "multicluster.x-k8s.io": frozenset({"ServiceExport", "ServiceImport"}),
+}
+#: What to use in place of those that would have had a say here.
+_INSTEAD = {
+    "Endpoints": "Services have their addresses from EndpointSlices",
+    "NetworkPolicy": "nothing here enforces it: say what may leave in an EgressPolicy",
+    "XListenerSet": "use ListenerSet of gateway.networking.k8s.io/v1",
+    "BackendLBPolicy": "use sessionPersistence of a route's rule",
+}
+
+
+def why_left_out(api_version: str, kind: str) -> str:
+    """What the warning says of an object of a kind that is left out; "" for any other kind."""
+    group = api_version.rpartition("/")[0]
+    if kind not in _KUBERNETES.get(group, ()) and kind not in _GATEWAY_API.get(group, ()):
+        return ""
+    reason = _INSTEAD.get(kind, "it does nothing here" if group in _KUBERNETES else "it is not supported")
+    return f"objects of kind {kind} are left out: {reason}"
