@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.addresses import address, address_and_port
+from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.problems import show_problems
@@ -34,7 +34,7 @@ __all__ = ["command"]
 @click.option("--listener", metavar="NAME", default="", help="Where several listeners could take it.")
 @click.option("--no-dns", is_flag=True, help="Ask no name server: addresses are not judged.")
 @click.option(
-    "--bind", "bind", multiple=True, type=address, default=("127.0.0.1",), show_default=True, metavar="ADDR",
+    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
     help="As in `run`, with --config.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
