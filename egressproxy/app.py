@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from egressproxy import __version__
-from egressproxy.admin.state import Source
+from egressproxy.admin.state import Source, Unanswerable
 from egressproxy.config.problems import ConfigError
 from egressproxy.config.sources.files import changes
 from egressproxy.loading.apart import Loading, LoadingFailed, schema
@@ -24,7 +24,7 @@ from egressproxy.loading.result import Loaded, Place, builtin
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.loop import Loop
-from egressproxy.workers.fleet import Configuration, Fleet, Refused, rest_memory
+from egressproxy.workers.fleet import Configuration, Fleet, NotAnswered, Refused, rest_memory
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminServer
@@ -143,6 +143,15 @@ class App:
         """What one of the sources has is not what it had."""
         for server in self._servers:
             server.changed()
+
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        try:
+            return await self._fleet.explain(pairs)
+        except NotAnswered as error:
+            raise Unanswerable(str(error)) from None
+
+    async def decisions(self) -> Sequence[bytes]:
+        return await self._fleet.decisions()
 
     # --- life ------------------------------------------------------------------------------------------------------
     async def serve(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from egressproxy.admin import api, discovery, openapi
+from egressproxy.admin.asking import Questions
 from egressproxy.admin.objects import Objects
 from egressproxy.admin.questions import Options, form, resource
 from egressproxy.admin.state import AdminState
@@ -56,6 +57,8 @@ _INDEX: Final = """egressproxy admin
 /api /apis         the configuration in service with its status, as Kubernetes shapes it: for kubectl --server
 /openapi/v2 /v3    what these objects may say
 /config            all of it in one List
+/explain           ?method=&url=&as=&header=: what would become of a request, and why
+/decisions         the latest decisions, without queries and headers
 """
 
 #: kubectl compares versions: this says which Kubernetes the API is like.
@@ -96,6 +99,7 @@ class AdminServer:
             "/readyz": self._ready,
             "/metrics": self._metrics,
             **({"/": self._index, "/version": self._version, "/config": self._config} if full else {}),
+            **(Questions(state).handlers() if full else {}),
         }
 
     async def start(self) -> None:

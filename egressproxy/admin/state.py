@@ -7,7 +7,11 @@ from typing import Protocol
 
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["AdminState", "PublishedObject", "Source"]
+__all__ = ["AdminState", "PublishedObject", "Source", "Unanswerable"]
+
+
+class Unanswerable(Exception):
+    """The message says why a question cannot be answered, and what to ask instead."""
 
 
 class PublishedObject(Protocol):
@@ -62,6 +66,12 @@ class AdminState(Protocol):
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
+
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """What would become of a request, as JSON; `pairs` are its parameters. Raises Unanswerable."""
+
+    async def decisions(self) -> Sequence[bytes]:
+        """The recent decisions of each worker, the latest first, as JSON."""
 
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

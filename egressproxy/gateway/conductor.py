@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+from collections import deque
 from time import monotonic, time
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, Retry, UpstreamFault
@@ -22,6 +23,7 @@ from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
+from egressproxy.gateway.recent import KEPT, PATH, Remembered
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
@@ -50,6 +52,7 @@ class Conductor:
     def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes) -> None:
         self.wheel = wheel
         self.access_log = access_log
+        self.recent: Remembered = deque(maxlen=KEPT)
         self.pseudonym = pseudonym
         self.is_draining = False
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
@@ -407,6 +410,12 @@ class Conductor:
         x.ended_at = monotonic()
         x.series.observe(x)
         self.access_log.record(x)
+        self.recent.append(
+            (
+                x.started_wall, x.method, x.scheme, x.authority, x.path[PATH], x.gateway, x.listener, x.identity,
+                x.reason,
+            )
+        )  # fmt: skip
 
     def must_close(self, client: ClientConnection, head: RequestHead | None) -> bool:
         """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""

@@ -130,6 +130,13 @@ class Resolver:
         self._stats("hit")
         return entry.addresses
 
+    def known(self, host: str) -> Sequence[IPAddress] | None:
+        """The addresses of a name as far as they are known without asking anybody, and without being counted."""
+        entry = self._cache.get(host)
+        if entry is not None and entry.addresses and entry.stale_until > time.monotonic():
+            return entry.addresses
+        return self._without_dns(host) or None
+
     def resolve(self, host: str) -> _Waiter:
         """A future of the addresses of a name (never empty), in the order in which they should be tried.
 

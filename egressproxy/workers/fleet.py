@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["Configuration", "Fleet", "Refused", "rest_memory"]
+__all__ = ["Configuration", "Fleet", "NotAnswered", "Refused", "rest_memory"]
 
 
 class Refused(Exception):
@@ -20,6 +20,10 @@ class Refused(Exception):
 
     The message says why.
     """
+
+
+class NotAnswered(Exception):
+    """The message says why a question cannot be answered, and what to ask instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,12 @@ class Fleet(Protocol):
         """ "" while somebody serves."""
 
     def reopen_access_log(self) -> None: ...
+
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """What would become of a request (`gateway.question`, `gateway.explain`), as JSON. Raises NotAnswered."""
+
+    async def decisions(self) -> list[bytes]:
+        """The recent decisions of each process that serves, the latest first, as JSON."""
 
     async def counts(self) -> Counts:
         """What was counted by all since the start; not to be changed."""

@@ -16,8 +16,10 @@ from typing import Any, Final, cast
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 from egressproxy.workers.channel import Channel
-from egressproxy.workers.fleet import Configuration, Refused
+from egressproxy.workers.fleet import Configuration, NotAnswered, Refused
 from egressproxy.workers.messages import (
+    Answered,
+    Asked,
     Begin,
     Begun,
     Build,
@@ -44,6 +46,8 @@ log = logging.getLogger("egressproxy")
 BEGIN_S: Final = 60.0
 BUILD_S: Final = 120.0
 SWAP_S: Final = 10.0
+#: To a question of the admin API: longer than a name server may take.
+ANSWER_S: Final = 30.0
 #: From the end of its channel to the end of its process.
 END_S: Final = 3.0
 
@@ -74,6 +78,7 @@ class Handle:
         self._figures = ProcessFigures(number)
         self._parts: dict[int, Counts] = {}
         self._counting: dict[int, asyncio.Event] = {}
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._wanted: tuple[type, ...] = ()
         self._answer: asyncio.Future[Any] | None = None
         self._asking = asyncio.Lock()
@@ -146,6 +151,17 @@ class Handle:
         finally:
             self._counting.pop(number, None)
 
+    async def answer(self, asked: Asked) -> bytes:
+        """`asked.number` rises from call to call. Raises NotAnswered, also where the worker ends or is too slow."""
+        waiting = self._questions[asked.number] = asyncio.get_running_loop().create_future()
+        self.tell(asked)
+        try:
+            return await asyncio.wait_for(waiting, ANSWER_S)
+        except TimeoutError:
+            raise NotAnswered(f"{self} did not answer within {ANSWER_S:g} s") from None
+        finally:
+            self._questions.pop(asked.number, None)
+
     def tell(self, message: Message) -> None:
         self._channel.send(encode(message))
 
@@ -214,8 +230,19 @@ class Handle:
         message = decode(octets)
         if isinstance(message, Counted):
             self._counted(message)
+        elif isinstance(message, Answered):
+            self._answered(message)
         elif self._answer is not None and isinstance(message, self._wanted) and not self._answer.done():
             self._answer.set_result(message)
+
+    def _answered(self, message: Answered) -> None:
+        waiting = self._questions.get(message.number)
+        if waiting is None or waiting.done():
+            return
+        if message.why_not:
+            waiting.set_exception(NotAnswered(message.why_not))
+        else:
+            waiting.set_result(message.octets)
 
     def _counted(self, message: Counted) -> None:
         self.answered_at = time.monotonic()
@@ -240,6 +267,9 @@ class Handle:
         self.has_ended.set()
         for answered in self._counting.values():
             answered.set()
+        for waiting in self._questions.values():
+            if not waiting.done():
+                waiting.set_exception(NotAnswered(f"{self} {self.how_it_ended()}"))
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(WorkerEnded(f"{self} {self.how_it_ended()}"))
 

@@ -14,6 +14,8 @@ from egressproxy.telemetry import metrics
 from egressproxy.telemetry.metrics import Counts
 
 __all__ = [
+    "Answered",
+    "Asked",
     "Begin",
     "Begun",
     "Build",
@@ -85,6 +87,15 @@ class CountsAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A question about what is in service: answered by Answered. `what` is "explain" or "decisions"."""
+
+    number: int
+    what: str
+    pairs: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # headers may be credentials
+
+
+@dataclass(frozen=True, slots=True)
 class ReopenAccessLog:
     pass
 
@@ -139,6 +150,15 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """JSON; or why there is none."""
+
+    number: int
+    octets: bytes = field(repr=False)
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """The last message. `cut`: connections that had to be closed at the end of the time."""
 
@@ -146,8 +166,8 @@ class Drained:
 
 
 Message = (
-    Begin | Build | Forget | Listen | Swap | CountsAsked | ReopenAccessLog | Drain | Hurry
-    | Begun | NotBegun | Built | NotBuilt | Serving | Counted | Drained
+    Begin | Build | Forget | Listen | Swap | CountsAsked | Asked | ReopenAccessLog | Drain | Hurry
+    | Begun | NotBegun | Built | NotBuilt | Serving | Counted | Answered | Drained
 )  # fmt: skip
 
 

@@ -24,8 +24,10 @@ from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.transport.loop import Loop
 from egressproxy.transport.turn import Turn
 from egressproxy.workers.channel import Channel
-from egressproxy.workers.fleet import rest_memory
+from egressproxy.workers.fleet import NotAnswered, rest_memory
 from egressproxy.workers.messages import (
+    Answered,
+    Asked,
     Begin,
     Begun,
     Build,
@@ -129,6 +131,8 @@ class WorkerProcess:
                 self._start(self._swap())
             case CountsAsked(number):
                 self._start(self._report(number))
+            case Asked():
+                self._start(self._answer(message))
             case ReopenAccessLog():
                 self.worker.access_log.reopen()
             case Drain(timeout_s):
@@ -207,6 +211,17 @@ class WorkerProcess:
                 return
             counts = Counts(following)
             await asyncio.sleep(0)
+
+    async def _answer(self, asked: Asked) -> None:
+        try:
+            octets = self.worker.decisions() if asked.what == "decisions" else await self.worker.explain(asked.pairs)
+        except NotAnswered as error:
+            self._send(Answered(asked.number, b"", str(error)))
+        except Exception as error:  # a question must not end the process
+            log.exception("internal error in an answer")
+            self._send(Answered(asked.number, b"", f"internal error ({type(error).__name__})"))
+        else:
+            self._send(Answered(asked.number, octets))
 
     async def _drain(self, timeout_s: float) -> None:
         cut = await self.worker.gateway.drain(timeout_s)

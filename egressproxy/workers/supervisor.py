@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -22,9 +22,9 @@ from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
 from egressproxy.transport.listening import BindError, bind, bind_error
 from egressproxy.transport.turn import memory_file
-from egressproxy.workers.fleet import Configuration, Refused
+from egressproxy.workers.fleet import Configuration, NotAnswered, Refused
 from egressproxy.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.workers.messages import Begin, Forget, Hurry, ReopenAccessLog
+from egressproxy.workers.messages import Asked, Begin, Forget, Hurry, ReopenAccessLog
 
 __all__ = ["Supervisor"]
 
@@ -62,6 +62,7 @@ class Supervisor:
         self._buried = Counts()
         self._spent_s = dict.fromkeys(range(1, number + 1), 0.0)
         self._counted = 0
+        self._asked = 0
         self._restarts = 0
         self._changed = asyncio.Event()  # a new configuration: reason enough to try at once
         self._tasks: list[asyncio.Task[None]] = []
@@ -256,6 +257,19 @@ class Supervisor:
     def _close_sockets(self, places: list[tuple[str, int]]) -> None:
         for place in places:
             self._sockets.pop(place).close()
+
+    # --- questions -------------------------------------------------------------------------------------------------
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        for handle in self._serving():
+            self._asked += 1
+            return await handle.answer(Asked(self._asked, "explain", tuple(pairs)))
+        raise NotAnswered("no worker serves")
+
+    async def decisions(self) -> list[bytes]:
+        self._asked += 1
+        asked = Asked(self._asked, "decisions")
+        answers = await asyncio.gather(*(handle.answer(asked) for handle in self._serving()), return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, bytes)]
 
     # --- metrics ---------------------------------------------------------------------------------------------------
     async def counts(self) -> Counts:

@@ -5,17 +5,21 @@ process that was started; with several, each has a process of its own (`process`
 from __future__ import annotations
 
 import gc
+import json
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.tally import Tally
+from egressproxy.gateway.explain import explain
 from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
+from egressproxy.gateway.question import Question, QuestionError
+from egressproxy.gateway.recent import decisions
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
@@ -24,7 +28,7 @@ from egressproxy.telemetry.process_figures import ProcessFigures, process_figure
 from egressproxy.transport.listening import BindError
 from egressproxy.transport.listening import bind as bind_socket
 from egressproxy.transport.slices import in_slices
-from egressproxy.workers.fleet import Configuration, Refused
+from egressproxy.workers.fleet import Configuration, NotAnswered, Refused
 
 __all__ = ["REFUSALS", "InProcess", "Worker", "access_log_failed"]
 
@@ -76,6 +80,20 @@ class Worker:
             gc.freeze()
             gc.enable()
 
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """See `fleet.Fleet`."""
+        if self.gateway.snapshot is None:
+            raise NotAnswered("nothing is in service yet")
+        try:
+            found = await explain(self.gateway.snapshot, Question.of(pairs))
+        except QuestionError as error:
+            raise NotAnswered(str(error)) from None
+        return json.dumps(found).encode()
+
+    def decisions(self) -> bytes:
+        """See `fleet.Fleet`."""
+        return json.dumps([asdict(each) for each in decisions(self.gateway.conductor.recent)]).encode()
+
     def close(self) -> None:
         self.access_log.close()
 
@@ -116,6 +134,12 @@ class InProcess:
 
     def reopen_access_log(self) -> None:
         self.worker.access_log.reopen()
+
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        return await self.worker.explain(pairs)
+
+    async def decisions(self) -> list[bytes]:
+        return [self.worker.decisions()]
 
     async def counts(self) -> Counts:
         return self._metrics.gather()

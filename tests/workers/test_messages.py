@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from egressproxy.telemetry.metrics import Counts, Histogram, Kind, Metrics, Reading
-from egressproxy.workers.messages import Begin, Begun, Build, Counted, Drain, Listen, NotBuilt, decode, encode
+from egressproxy.workers.messages import (
+    Answered,
+    Asked,
+    Begin,
+    Begun,
+    Build,
+    Counted,
+    Drain,
+    Listen,
+    NotBuilt,
+    decode,
+    encode,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +32,8 @@ from egressproxy.workers.messages import Begin, Begun, Build, Counted, Drain, Li
         Listen("::1", 80),
         NotBuilt("why"),
         Drain(0.5),
+        Asked(1, "explain", (("url", "http://a.example/"),)),
+        Answered(1, b"{}", "why not"),
     ],
 )
 def test_a_message_comes_back(message: object):
@@ -52,6 +66,10 @@ def test_what_is_no_message_is_not_made(value: object):
     octets = b"cos\nsystem\n(S'true'\ntR." if value is subclass else pickle.dumps(value)
     with pytest.raises(pickle.UnpicklingError, match="no part of a message"):
         decode(octets)
+
+
+def test_the_headers_of_a_question_are_not_shown():
+    assert "hush" not in repr(Asked(1, "explain", (("header", "Authorization: hush"),)))
 
 
 def test_a_configuration_is_not_shown():

@@ -1,0 +1,52 @@
+"""/explain and /decisions: what would become of a request, and what has become of the latest ones."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
+from typing import Any, Final
+
+from aiohttp import web
+
+from egressproxy.admin.state import AdminState, Unanswerable
+from egressproxy.admin.status import ApiError
+
+__all__ = ["Questions"]
+
+#: Explanations under way: each may wait for a name server.
+MAX_AT_ONCE: Final = 4
+JSON: Final = "application/json"
+
+
+class Questions:
+    """Asks the data plane. Nothing is sent to a backend, and nothing of a Secret but its name is in an answer."""
+
+    def __init__(self, state: AdminState) -> None:
+        self._state = state
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+
+    def handlers(self) -> dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
+        return {"/explain": self._explain, "/decisions": self._decisions}
+
+    async def _explain(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            async with self._places:
+                body = await self._state.explain(list(request.query.items()))
+        except Unanswerable as error:
+            raise ApiError(400, "BadRequest", str(error)) from None
+        return web.Response(body=body, content_type=JSON)
+
+    async def _decisions(self, _request: web.BaseRequest) -> web.StreamResponse:
+        async with self._places:
+            body = await asyncio.to_thread(_latest, await self._state.decisions())
+        return web.Response(text=body, content_type=JSON)
+
+
+def _latest(decisions: Iterable[bytes]) -> str:
+    """Those of all workers, the latest first, as many as one of them keeps."""
+    every: list[list[dict[str, Any]]] = [json.loads(each) for each in decisions]
+    merged = heapq.merge(*every, key=lambda decision: decision["time"], reverse=True)
+    return json.dumps({"decisions": list(islice(merged, max(map(len, every), default=0)))})

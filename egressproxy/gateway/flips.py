@@ -1,0 +1,169 @@
+"""Flips: which of the recent decisions another configuration would make the other way.
+
+Each is decided again on names, and on addresses as far as they are known without asking a name server. What cannot be
+told (rules that look at headers, names whose addresses nobody knows) is said to be so, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from egressproxy.errors import Denied, GatewayError, Reason
+from egressproxy.gateway.answers import DENIALS
+from egressproxy.gateway.connector import Connector
+from egressproxy.gateway.decision import Decision, decide
+from egressproxy.gateway.live import Snapshot
+from egressproxy.gateway.question import QuestionError
+from egressproxy.gateway.recent import RecentDecision
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.steps import Steps
+from egressproxy.spec.backend import Destination
+
+__all__ = ["Flip", "Outcome", "flips", "outcome", "recorded"]
+
+#: How a request that names decide about ends where they refuse it.
+REFUSALS = frozenset(
+    {
+        Reason.DESTINATION_NOT_ALLOWED, Reason.DESTINATION_DENIED, Reason.NO_POLICY, Reason.ADDRESS_DENIED,
+        Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.METHOD_NOT_ALLOWED,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`reason` is "-" for what is allowed. `is_sure` false: it depends on what is not known here."""
+
+    is_allowed: bool
+    reason: str
+    is_sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    decision: RecentDecision
+    before: Outcome
+    after: Outcome
+
+    @property
+    def opens(self) -> bool:
+        """From a denial of policy to a request that would leave."""
+        return self.after.is_allowed and self.before.reason in {reason.value for reason in DENIALS}
+
+    def values(self) -> dict[str, Any]:
+        decision = self.decision
+        return {
+            "method": decision.method, "authority": decision.authority, "path": decision.path,
+            "gateway": decision.gateway, "listener": decision.listener, "namespace": decision.namespace,
+            "serviceAccount": decision.service_account,
+            "before": "allow" if self.before.is_allowed else "deny", "beforeReason": self.before.reason,
+            "after": "allow" if self.after.is_allowed else "deny", "afterReason": self.after.reason,
+            "isSure": self.before.is_sure and self.after.is_sure,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        decision = self.decision
+        path = "" if decision.method in ("-", "CONNECT") else decision.path
+        words = [f"{decision.method} {decision.authority}{path} on {decision.gateway}/{decision.listener}:"]
+        for outcome in (self.before, self.after):
+            words.append("allow" if outcome.is_allowed else f"deny ({outcome.reason})")
+        return f"{words[0]} {words[1]} -> {words[2]}{'' if self.after.is_sure else ' (maybe)'}"
+
+
+def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]) -> Steps[list[Flip]]:
+    """Those that end otherwise, each request once. Without `before` what was recorded counts.
+
+    What a filter or a limit refused is left out: it was let through as far as configuration decides it on names.
+    """
+    seen = set()
+    found = []
+    for decision in recent:
+        key = (
+            decision.method, decision.scheme, decision.authority, decision.path, decision.gateway, decision.listener,
+            decision.namespace, decision.service_account,
+        )  # fmt: skip
+        if key in seen or decision.question() is None:
+            continue
+        seen.add(key)
+        was = recorded(decision)
+        then = outcome(after, decision)
+        if before is not None:
+            again = outcome(before, decision)
+            if decision.reason != Reason.ADDRESS_DENIED.value or again.is_sure:
+                was = again
+        if then.is_allowed != was.is_allowed and _may_have_changed(before, after, was, then, decision):
+            found.append(Flip(decision, was, then))
+        yield None
+    return found
+
+
+def recorded(decision: RecentDecision) -> Outcome:
+    """How it ended, as far as names and addresses decided it."""
+    if decision.reason in {reason.value for reason in REFUSALS}:
+        return Outcome(False, decision.reason)
+    return Outcome(True, "-")
+
+
+def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
+    """The decision made again."""
+    question = decision.question()
+    assert question is not None
+    try:
+        decided = decide(snapshot, question)
+    except QuestionError:
+        return Outcome(False, "no_listener")
+    is_sure = not decision.is_cut and not _depends_on_fields(decided)
+    if decided.error is not None:
+        return Outcome(False, decided.error.reason.value, is_sure)
+    if decided.route is None or not decided.route.choices:
+        return Outcome(True, "-", is_sure)
+    judged = [_judge(decided.x, choice.connector) for choice in decided.route.choices if choice.connector is not None]
+    if judged and all(each is False for each in judged):
+        return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)
+    return Outcome(True, "-", is_sure and None not in judged)
+
+
+def _judge(x: Exchange, connector: Connector) -> bool | None:
+    """Whether any address may be dialled; None where none is known."""
+    if connector.parent is not None or connector.spec.backend.destination in (Destination.IP, Destination.SERVICE):
+        return True
+    try:
+        target = connector.tunnel_target(x)
+        literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+        known = (literal,) if literal is not None else connector.resolver.known(target.host)
+        if known is None:
+            return None
+        connector.address_policy().check(target.host, known, target.port)
+    except Denied:
+        return False
+    except GatewayError:
+        return None
+    return True
+
+
+def _depends_on_fields(decided: Decision) -> bool:
+    authority = decided.x.authority
+    return authority is not None and decided.listener.http.depends_on_fields(authority.host)
+
+
+def _may_have_changed(
+    before: Snapshot | None, after: Snapshot, was: Outcome, then: Outcome, decision: RecentDecision
+) -> bool:
+    """False where an address was refused that nobody knows now, and nothing that judges addresses is another."""
+    if before is None or was.reason != Reason.ADDRESS_DENIED.value or then.is_sure:
+        return True
+    return _address_rules(before, decision) != _address_rules(after, decision)
+
+
+def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
+    question = decision.question()
+    try:
+        decided = decide(snapshot, question) if question is not None else None
+    except QuestionError:
+        return None
+    if decided is None or decided.route is None:
+        return None
+    specs = (choice.connector.spec for choice in decided.route.choices if choice.connector is not None)
+    return [(spec.addresses, spec.dns, spec.backend.destination, spec.backend.hostname) for spec in specs]

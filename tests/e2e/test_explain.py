@@ -1,0 +1,98 @@
+"""Explanations and decisions of a running gateway."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
+from tests.support import manifests as m
+from tests.support.name_server import NameServer
+from tests.support.net import free_port
+from tests.support.process import GatewayProcess
+
+pytestmark = pytest.mark.timeout(90)
+TOKEN = "sk-never-shown"
+INJECTOR = {
+    "name": "inject", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request",
+    "config": {"secretRef": {"name": "key", "key": "token"}, "header": "Authorization", "allowPlaintext": True},
+}  # fmt: skip
+
+
+@pytest.fixture
+def dns() -> Iterator[NameServer]:
+    with NameServer({"*": ["127.0.0.1"]}) as server:
+        yield server
+
+
+def manifests(port: int, origin: int, dns: NameServer) -> list[m.Manifest]:
+    return [
+        m.gateway(m.forward_listener(port)),
+        m.policy(("a.test",), dns=dns.address, cidrs=ALLOW_LOOPBACK),
+        m.backend("api", "api.test", origin, extensions=[INJECTOR]),
+        m.secret("key", {"token": TOKEN}),
+        m.http_route("api", m.prefix_rule("/v1", "api"), m.prefix_rule("/v1/x", "api"), hostnames=("api.test",)),
+    ]
+
+
+def command(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
+    """A verb of the command line against this process: its exit status and what it printed."""
+    whole = [sys.executable, "-m", "egressproxy", *arguments, "--admin", f"127.0.0.1:{gateway.admin_port}"]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def fetch(gateway: GatewayProcess, path: str) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{gateway.admin_port}{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_running_gateway_explains_and_remembers(dns: NameServer, tmp_path: Path, workers: str):
+    port = free_port()
+    with (
+        Origin() as origin,
+        GatewayProcess(tmp_path / "gw", manifests(port, origin.port, dns), arguments=["--workers", workers]) as gateway,
+    ):
+        url = f"http://api.test:{origin.port}/v1/x"
+        status, text = command(gateway, "explain", "GET", url, "-H", "X-Team: red")
+        assert status == 0, text
+        assert "HTTPRoute agents/api rule 1: api.test, PathPrefix /v1/x" in text
+        assert "its path is longer" in text
+        assert f"dial   127.0.0.1 port {origin.port}: loopback: allowed by EgressPolicy agents/default" in text
+        assert "Secret key/token" in text
+        assert TOKEN not in text
+        assert origin.accepted == 0, "nothing is sent to a backend"
+        assert fetch(gateway, "/decisions") == {"decisions": []}
+        status, text = command(gateway, "explain", "CONNECT", "b.test:443")
+        assert status == 1
+        assert "add {hostnames" in text
+        with client(port) as sock:
+            assert ask(sock, get("api.test", origin.port, "/v1/x?key=hush")) == (200, b"ok")
+            assert ask(sock, get("b.test", 80))[0] == 403
+        found = fetch(gateway, "/decisions")["decisions"]
+        assert [(each["authority"], each["path"], each["reason"]) for each in found] == [
+            ("b.test:80", "/", "destination_not_allowed"), (f"api.test:{origin.port}", "/v1/x", "-"),
+        ]  # fmt: skip
+        assert "hush" not in str(found)
+        before = gateway.metric("egress_requests_total")
+        assert fetch(gateway, f"/explain?method=GET&url={url}&as=agents/me")["request"]["namespace"] == "agents"
+        assert gateway.metric("egress_requests_total") == before, "an explanation is no traffic"
+
+
+def test_a_question_that_is_none_is_answered_400(dns: NameServer, tmp_path: Path):
+    with GatewayProcess(tmp_path / "gw", manifests(free_port(), 80, dns)) as gateway:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            fetch(gateway, "/explain?url=ftp://x")
+        assert refused.value.code == 400
+        assert "neither" in json.load(refused.value)["message"]
+        status, text = command(gateway, "explain", "GET", "ftp://x")
+        assert (status, "neither" in text) == (2, True)
