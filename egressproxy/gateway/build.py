@@ -20,6 +20,7 @@ from egressproxy.gateway.auth_http import HttpAsker
 from egressproxy.gateway.connector import Connector, Network
 from egressproxy.gateway.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.live import Choice, Listener, Port, Route, Snapshot
+from egressproxy.gateway.mirror import Mirror
 from egressproxy.model.steps import Steps, finished
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostTable
@@ -34,7 +35,14 @@ from egressproxy.spec.gateway import (
     TlsMode,
 )
 from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, PolicySpec
-from egressproxy.spec.route import ExternalAuthSpec, HttpRouteSpec, HttpRuleSpec, StreamRouteSpec, WeightedBackend
+from egressproxy.spec.route import (
+    ExternalAuthSpec,
+    HttpRouteSpec,
+    HttpRuleSpec,
+    MirrorSpec,
+    StreamRouteSpec,
+    WeightedBackend,
+)
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.tls_contexts import server_context
 
@@ -104,6 +112,8 @@ class _Builder:
                 yield from self.blocking(rule.extensions, rule.backends)
                 if rule.auth is not None:
                     yield from self.blocking((), (rule.auth.backend,))
+                for mirror in chain(rule.mirrors, *(backend.mirrors for backend in rule.backends)):
+                    yield from self.blocking(mirror.extensions, (mirror.backend,))
                 rules.append(self.rule(spec, route, rule))
                 yield None
             http.append((route, rules))
@@ -152,7 +162,7 @@ class _Builder:
         request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s
         return self.route(
             listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
-            rule.auth,
+            rule.auth, rule.mirrors,
         )  # fmt: skip
 
     def stream(self, listener: ListenerSpec, route: StreamRouteSpec) -> Route:
@@ -164,12 +174,14 @@ class _Builder:
         self, listener: ListenerSpec, name: str, extensions: tuple[ExtensionSpec, ...], backends:
         Sequence[WeightedBackend],
         policy: PolicySpec, request_s: float, backend_request_s: float | None, auth: ExternalAuthSpec | None = None,
+        mirrors: Sequence[MirrorSpec] = (),
     ) -> Route:  # fmt: skip
         if auth is not None:
             place = replace(auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
             extensions = (*extensions, place)
             self.asking[place] = self.external_auth(name, place, auth)
-        choices = [self.choice(listener, name, extensions, backend, backend_request_s) for backend in backends]
+        copied = self.mirrors(listener, name, mirrors)  # one for all backends: each request counts once in its share
+        choices = [self.choice(listener, name, extensions, backend, backend_request_s, copied) for backend in backends]
         series = self.metrics.series(listener.gateway, name, "-")
         return Route(
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
@@ -188,7 +200,7 @@ class _Builder:
 
     def choice(
         self, listener: ListenerSpec, route: str, extensions: tuple[ExtensionSpec, ...], backend: WeightedBackend,
-        backend_request_s: float | None,
+        backend_request_s: float | None, mirrors: tuple[Mirror, ...],
     ) -> Choice:  # fmt: skip
         name = backend.backend.name if backend.backend is not None else "-"
         policy = backend.policy
@@ -198,7 +210,23 @@ class _Builder:
             name, self.connector(backend), self.chain(extensions + backend.extensions),
             self.metrics.series(listener.gateway, route, name),
             weight=backend.weight, error=backend.error, backend_request_s=backend_request_s,
+            mirrors=mirrors + self.mirrors(listener, route, backend.mirrors) or None,
         )  # fmt: skip
+
+    def mirrors(self, listener: ListenerSpec, route: str, specs: Sequence[MirrorSpec]) -> tuple[Mirror, ...]:
+        """Those whose backend can be used; the others are told in status."""
+        made = []
+        for spec in specs:
+            backend, connector = spec.backend, self.connector(spec.backend)
+            if backend.backend is None or connector is None:
+                continue
+            name, policy, own = backend.backend.name, backend.policy, self.chain(backend.extensions)
+            made.append(Mirror(
+                name, connector, own.request_headers, self.chain(spec.extensions + backend.extensions),
+                self.metrics.series(listener.gateway, route, name), policy, self.destination_policy(policy),
+                (spec.numerator, spec.denominator),
+            ))  # fmt: skip
+        return tuple(made)
 
     def connector(self, weighted: WeightedBackend) -> Connector | None:
         if weighted.backend is None:

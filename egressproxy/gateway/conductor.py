@@ -23,6 +23,7 @@ from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
+from egressproxy.gateway.mirror import copies_of
 from egressproxy.gateway.recent import KEPT, PATH, Remembered
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
 from egressproxy.model.exchange import Answer, Exchange
@@ -33,6 +34,7 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import CONTINUE, answer_bytes, interim_bytes, request_bytes, response_bytes
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.transport.driver import pause
+from egressproxy.transport.flow import BodySink
 from egressproxy.transport.timers import TimerWheel
 
 __all__ = ["Conductor"]
@@ -115,6 +117,8 @@ class Conductor:
             choice = life.choice = route.choose()
             x.backend = choice.backend
             x.series = choice.series
+            if choice.mirrors is not None:
+                life.copies = copies_of(choice.mirrors, x)  # before filters of this backend add its credential
             upstream = await self.reach_backend(x, client, choice, body)
             if upstream is None:
                 return
@@ -208,17 +212,23 @@ class Conductor:
         has_body = head.body != 0
         upstream.begin(client.driver, head.method, is_chunked=head.body == CHUNKED, has_body=has_body)
         upstream.send(request_bytes(head, x.upstream_host, self.pseudonym))
+        sink: BodySink = upstream
+        if life.copies is not None:
+            sink, life.copies = life.copies, None
+            sink.begin(head, upstream)
+            if has_body:
+                life.on_complete = sink.end
         if not has_body:
             return
         if body is not None:
-            upstream.send_body(body)
-            upstream.end_body(b"")
+            sink.send_body(body)
+            sink.end_body(b"")
             return
         if plan is None:
             upstream.feed_from(client)
-            client.send_request_body_to(upstream)
+            client.send_request_body_to(sink)
         else:
-            body_filter = life.request_filter = BodyFilter(x, plan.begin(x), upstream, client, client.driver)
+            body_filter = life.request_filter = BodyFilter(x, plan.begin(x), sink, client, client.driver)
             upstream.feed_from(body_filter)
             client.send_request_body_to(body_filter)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from egressproxy.gateway.body import BodyFilter
 from egressproxy.gateway.connector import Connector, Target
 from egressproxy.gateway.live import Choice, Route
+from egressproxy.gateway.mirror import Copies
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 
 __all__ = ["Life"]
@@ -21,6 +22,7 @@ class Life:
         "choice",
         "close",
         "connector",
+        "copies",
         "on_complete",
         "request_filter",
         "response_filter",
@@ -40,6 +42,7 @@ class Life:
         self.upstream: UpstreamConnection | None = None
         self.request_filter: BodyFilter | None = None
         self.response_filter: BodyFilter | None = None
+        self.copies: Copies | None = None
         self.on_complete: Callable[[], None] | None = None
         self.close = False
 

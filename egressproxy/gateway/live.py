@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import ssl
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.chain import Chain
@@ -22,6 +23,9 @@ from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Series
 
+if TYPE_CHECKING:
+    from egressproxy.gateway.mirror import Mirror
+
 __all__ = ["Choice", "Listener", "Port", "Route", "Snapshot"]
 
 
@@ -29,9 +33,10 @@ class Choice:
     """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
 
     `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`.
+    `mirrors` are those of the rule and of the ref; None where there is none.
     """
 
-    __slots__ = ("backend", "backend_request_s", "chain", "connector", "error", "series", "weight")
+    __slots__ = ("backend", "backend_request_s", "chain", "connector", "error", "mirrors", "series", "weight")
 
     def __init__(
         self,
@@ -43,6 +48,7 @@ class Choice:
         weight: int,
         error: str,
         backend_request_s: float,
+        mirrors: tuple[Mirror, ...] | None = None,
     ) -> None:
         self.backend = backend
         self.connector = connector
@@ -51,6 +57,7 @@ class Choice:
         self.weight = weight
         self.error = error
         self.backend_request_s = backend_request_s
+        self.mirrors = mirrors
 
     def __repr__(self) -> str:
         return f"Choice({self.backend}, weight={self.weight})"

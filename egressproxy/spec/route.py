@@ -15,6 +15,7 @@ __all__ = [
     "HttpRuleSpec",
     "MatchSpec",
     "MatchType",
+    "MirrorSpec",
     "PathMatchType",
     "StreamRouteSpec",
     "ValueMatch",
@@ -63,7 +64,7 @@ class WeightedBackend:
 
     `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, backend and its
     policies that run
-    in the connect, backend-request and backend-response phases for this backend.
+    in the connect, backend-request and backend-response phases for this backend. `mirrors` are those of the ref.
     """
 
     backend: BackendSpec | None
@@ -71,6 +72,20 @@ class WeightedBackend:
     policy: PolicySpec = NO_POLICY
     extensions: tuple[ExtensionSpec, ...] = ()
     error: str = ""
+    mirrors: tuple[MirrorSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorSpec:
+    """HTTPRequestMirrorFilter: `numerator` of `denominator` requests are sent to this backend as well.
+
+    A `backend` without one gets nothing. `extensions` are those of the rule (and ref) that a copy has to pass, too.
+    """
+
+    backend: WeightedBackend
+    extensions: tuple[ExtensionSpec, ...] = ()
+    numerator: int = 1
+    denominator: int = 1
 
 
 class AuthProtocol(str, Enum):
@@ -113,6 +128,7 @@ class HttpRuleSpec:
     name: str = ""
     index: int = field(default=0, compare=False)
     auth: ExternalAuthSpec | None = None
+    mirrors: tuple[MirrorSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

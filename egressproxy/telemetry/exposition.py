@@ -81,6 +81,9 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
     attempts = CounterMetricFamily(
         "egress_upstream_attempts", "Attempts to reach a backend, by how they ended.", labels=(*_LABELS, "result")
     )
+    mirrored = CounterMetricFamily(
+        "egress_mirrored_requests", "Copies of requests to mirrors, by how they ended.", labels=(*_LABELS, "result")
+    )
     for series in tuple(counts.series.values()):
         labels = series.labels
         # Copies: another thread may read while the loop adds a key.
@@ -91,6 +94,7 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
             (would_deny, series.would_deny),
             (failures, series.failures),
             (attempts, series.attempts),
+            (mirrored, series.mirrored),
         ):
             for word, count in sorted(dict(by_word).items()):
                 family.add_metric((*labels, word), count)
@@ -98,7 +102,7 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
         octets.add_metric((*labels, "in"), series.bytes_in)
         octets.add_metric((*labels, "out"), series.bytes_out)
         tunnels.add_metric(labels, series.tunnels_active)
-    yield from (requests, durations, octets, denied, would_deny, failures, tunnels, attempts)
+    yield from (requests, durations, octets, denied, would_deny, failures, tunnels, attempts, mirrored)
 
 
 def _gateway(counts: Counts) -> Iterator[Metric]:

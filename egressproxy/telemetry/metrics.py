@@ -127,6 +127,7 @@ class Series:
         "duration_sum_s",
         "failures",
         "labels",
+        "mirrored",
         "requests",
         "tunnels_active",
         "would_deny",
@@ -139,7 +140,7 @@ class Series:
         self.duration_sum_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
-        self.denied = self.would_deny = self.failures = self.attempts = _NO_WORD
+        self.denied = self.would_deny = self.failures = self.attempts = self.mirrored = _NO_WORD
         self.tunnels_active = 0
 
     def observe(self, x: Exchange) -> None:
@@ -171,6 +172,10 @@ class Series:
         except KeyError:
             self.attempts = {**self.attempts, result: 1}
 
+    def mirror(self, result: str) -> None:
+        """A copy of a request was sent to this backend, or was not: "ok", "dropped" or the Reason's value."""
+        self.mirrored = _with_one(self.mirrored, result)
+
     def add(self, other: Series) -> None:
         """Take the numbers of the same labels in another process into this one."""
         self.requests = _sum(self.requests, other.requests)
@@ -178,6 +183,7 @@ class Series:
         self.would_deny = _sum(self.would_deny, other.would_deny)
         self.failures = _sum(self.failures, other.failures)
         self.attempts = _sum(self.attempts, other.attempts)
+        self.mirrored = _sum(self.mirrored, other.mirrored)
         self.buckets = [mine + others for mine, others in zip(self.buckets, other.buckets, strict=True)]
         self.duration_sum_s += other.duration_sum_s
         self.bytes_in += other.bytes_in
@@ -186,7 +192,7 @@ class Series:
 
     @property
     def is_used(self) -> bool:
-        return bool(self.requests or self.attempts or self.tunnels_active)
+        return bool(self.requests or self.attempts or self.tunnels_active or self.mirrored)
 
     def __repr__(self) -> str:
         return f"Series({'/'.join(self.labels)}, {sum(self.requests.values())} observed, {self.tunnels_active} tunnels)"

@@ -10,6 +10,7 @@ import pytest
 
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.life import Life
+from egressproxy.gateway.mirror import Copies, Copy
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.tunnel.relay import TransportEnd
@@ -17,7 +18,7 @@ from egressproxy.protocols.tunnel.sockets import SocketEnd
 from egressproxy.protocols.tunnel.tunnel import Tunnel
 from egressproxy.transport.sockets import SocketTransport
 from egressproxy.transport.tls import TlsStream
-from tests.gateway.kit import ESTABLISHED, TlsClient, certificate, connect, exchange, forward, https
+from tests.gateway.kit import ESTABLISHED, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
 from tests.support.pki import Pki
@@ -32,6 +33,8 @@ KINDS = (
     TlsStream,
     Life,
     Exchange,
+    Copies,
+    Copy,
 )
 
 
@@ -49,6 +52,27 @@ def left_of(talk: Conversation) -> Counter[str]:
     talk.until(lambda: not talk.ports[0].state.connections)
     talk.act(lambda: None)
     return Counter(type(found).__name__ for found in gc.get_objects() if isinstance(found, KINDS))
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_nothing_is_left_of_a_request_that_was_mirrored(ends_well: bool):
+    to_b = {"backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "b"}}
+    rule = m.prefix_rule("/", "a", filters=[{"type": "RequestMirror", "requestMirror": to_b}])
+    talk = conversation(reverse(rule, objects=(m.backend("b", "b.example", 80),)), wire="sockets")
+    talk.client >> b"POST / HTTP/1.1\r\nHost: front.example\r\nContent-Length: 2\r\n\r\na"
+    origins = [talk.dialled("a.example", 80), talk.dialled("b.example", 80)]
+    if ends_well:
+        talk.client >> b"b"
+        for origin in origins:
+            origin >> OK
+        talk.client.take(rb"HTTP/1.1 200 .*hi")
+    else:
+        talk.client.resets()
+    for origin in origins:
+        origin.leaves()
+    talk.until(lambda: talk.open == 0)
+    assert left_of(talk) == Counter()
+    talk.close()
 
 
 def test_nothing_is_left_of_a_client_that_was_served():

@@ -39,6 +39,7 @@ from egressproxy.spec.route import (
     HttpRouteSpec,
     HttpRuleSpec,
     MatchSpec,
+    MirrorSpec,
     StreamRouteSpec,
     ValueMatch,
     WeightedBackend,
@@ -61,7 +62,9 @@ MATCH = MatchSpec("/a", headers=(ValueMatch("x", "1"),))
 AUTH = ExternalAuthSpec(
     ExtensionSpec("ExternalAuth", "t", "request-headers"), AuthProtocol.GRPC, WeightedBackend(BACKEND)
 )
-RULE = HttpRuleSpec((MATCH,), (WeightedBackend(BACKEND, policy=POLICY),), POLICY, auth=AUTH)
+WEIGHTED = WeightedBackend(BACKEND, policy=POLICY)
+MIRRORS = (MirrorSpec(WEIGHTED, BACKEND.extensions, 1, 3),)
+RULE = HttpRuleSpec((MATCH,), (WEIGHTED,), POLICY, auth=AUTH, mirrors=MIRRORS)
 ROUTE = HttpRouteSpec("ns/r", ("h.test",), (RULE,))
 LISTENER = ListenerSpec(
     "ns/gw",

@@ -155,7 +155,9 @@ def test_a_series_that_saw_nothing_is_small_and_shares_nothing_that_counts():
     made[4].observe(x)
     assert not any(series.is_used for series in made[5:])
     unused = made[5]
-    counted = (unused.requests, unused.attempts, unused.denied, unused.would_deny, unused.failures)
+    counted = (
+        unused.requests, unused.attempts, unused.denied, unused.would_deny, unused.failures, unused.mirrored,
+    )  # fmt: skip
     assert not any(counted)
     assert not any(unused.buckets)
     assert [sum(series.buckets) for series in made[:5]] == [1, 1, 0, 1, 1]
@@ -176,6 +178,19 @@ def test_attempts_are_counted_by_result():
         series.attempt(result)
     assert value(metrics, "egress_upstream_attempts_total", result="ok") == 2
     assert value(metrics, "egress_upstream_attempts_total", result="upstream_refused") == 1
+
+
+def test_copies_for_mirrors_are_counted_by_result_and_added_up():
+    metrics, other = Metrics("1"), Metrics("1")
+    for one, results in ((metrics, ("ok", "ok", "dropped")), (other, ("ok",))):
+        for result in results:
+            one.series("g", "r", "mirror").mirror(result)
+    assert value(metrics, "egress_mirrored_requests_total", backend="mirror", result="ok") == 2
+    assert value(metrics, "egress_mirrored_requests_total", backend="mirror", result="dropped") == 1
+    total = Counts()
+    for one in (metrics, other):
+        total.add(one.gather())
+    assert shown(total)["egress_mirrored_requests_total"] == 4
 
 
 def test_reloads_tell_generation_result_and_time():

@@ -220,8 +220,11 @@ class _Run:
             self._tls_policies.note_use(listener.gateway, services)
             if conditions.holds("Accepted"):
                 self._take_hosts(route, attachment, conditions)
-            for error in findings.unsaid(self._serve(route, attachment, findings)):
+            backends, mirrored = self._serve(route, attachment, findings)
+            for error in findings.unsaid(backends):
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
+            for error in findings.unsaid(mirrored):
+                conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
         self._statuses[route.key] = status.to_status()
 
     def _unbarred(
@@ -255,21 +258,25 @@ class _Run:
                     conditions.set("egressproxy.io/Conflicted", True, "OlderRoute", message)
         taken.take(attachment.hostnames, route.full_name)
 
-    def _serve(self, route: AnyRoute, attachment: Attachment, findings: Findings) -> list[WeightedBackend]:
-        """Add the route to its listener; gives back the backends of all rules."""
+    def _serve(
+        self, route: AnyRoute, attachment: Attachment, findings: Findings
+    ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
+        """Add the route to its listener; gives back the backends of all rules, and those of mirrors."""
         served, layers = self._served[attachment.listener], self._layers[attachment.listener]
         if isinstance(route, HttpRoute):
             http = self._routes.http_route(route, attachment, layers, findings)
             if http.rules:
                 served.http.append(http)
+            backends = [backend for rule in http.rules for backend in rule.backends]
             asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
-            return [*asked, *(backend for rule in http.rules for backend in rule.backends)]
+            mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
+            return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         if isinstance(route, GrpcRoute):
             served.http.append(self._routes.grpc_route(route, attachment, layers, findings))
-            return []
+            return [], []
         stream = self._routes.stream_route(route, attachment, layers)
         (served.tls if isinstance(route, TlsRoute) else served.tcp).append(stream)
-        return list(stream.backends)
+        return list(stream.backends), []
 
     def _is_absent(self, route: Resource, group: str, kind: str, namespace: str | None, name: str) -> bool:
         return self._resources.get(group, kind, namespace or route.namespace, name) is None

@@ -37,7 +37,7 @@ from egressproxy.model.secret import Secret
 from egressproxy.spec.gateway import ListenerProtocol
 from egressproxy.spec.policy import ExtensionSpec, FilterSettings
 
-__all__ = ["BACKEND_PHASES", "ExtensionCompiler", "FilterNotSupported", "Placed", "ordered"]
+__all__ = ["BACKEND_PHASES", "INJECTOR", "ExtensionCompiler", "FilterNotSupported", "Placed", "ordered"]
 
 #: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
 BACKEND_PHASES = frozenset({"connect", "backend-request", "backend-response"})
@@ -150,7 +150,7 @@ class ExtensionCompiler:
     def route_filters(
         self, route: Resource, filters: Sequence[HttpFilter], *, on_backend: bool, port: int, protocol: ListenerProtocol
     ) -> tuple[Placed, ...]:
-        """The filters of an HTTPRoute rule, or of one of its backendRefs. Raises FilterNotSupported."""
+        """The filters of an HTTPRoute rule, or of one of its backendRefs, but mirrors. Raises FilterNotSupported."""
         place = Place(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
         request, response = (
             ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
@@ -176,6 +176,8 @@ class ExtensionCompiler:
                 type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
             elif entry.cors is not None:
                 type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
+            elif entry.request_mirror is not None:
+                continue  # it changes nothing of the request: `mirrors` reads it
             else:
                 raise FilterNotSupported(f"filter {entry.type} is not supported yet")
             made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))

@@ -19,6 +19,7 @@ from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.grpc_matches import NO_GRPC, grpc_match, grpc_patterns
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.merging import Layer, Level
+from egressproxy.config.compile.mirrors import mirrors
 from egressproxy.config.compile.placement import Placement, Where
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
@@ -46,6 +47,7 @@ from egressproxy.spec.route import (
     HttpRuleSpec,
     MatchSpec,
     MatchType,
+    MirrorSpec,
     PathMatchType,
     StreamRouteSpec,
     ValueMatch,
@@ -286,6 +288,7 @@ class RouteCompiler:
         merged = self._policies.merge(layers, is_routed=True)
         placed, problem = self._requests(layers, where)
         error = error or problem
+        copies: tuple[MirrorSpec, ...] = ()
         if error:
             found = Choices((WeightedBackend(None, error=error),))
         else:
@@ -297,7 +300,12 @@ class RouteCompiler:
                 filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
                 return self._filters(route, filters, on_backend=True, port=port, protocol=protocol)
 
-            found = self._weigher.choices(route, rule.backend_refs, layers, where, of_ref, "")
+            def mirrors_of_ref(ref: BackendRef) -> tuple[MirrorSpec, ...]:
+                filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
+                return mirrors(self._weigher, route, filters, layers, where, (*placed, *of_ref(ref)))
+
+            found = self._weigher.choices(route, rule.backend_refs, layers, where, of_ref, "", mirrors_of_ref)
+            copies = mirrors(self._weigher, route, rule.filters, layers, where, placed)
         timeouts = rule.timeouts
         request = timeouts.request if timeouts is not None else None
         attempt = timeouts.backend_request if timeouts is not None else None
@@ -309,6 +317,7 @@ class RouteCompiler:
             request_s=request.seconds if request is not None else None,
             backend_request_s=attempt.seconds if attempt is not None else None,
             name=rule.name or "",
+            mirrors=copies,
             auth=None if error else self._external_auth(route, rule, layers, where),
         )
 

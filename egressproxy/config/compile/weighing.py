@@ -21,12 +21,14 @@ from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.routes import BackendRef
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
-from egressproxy.spec.route import WeightedBackend
+from egressproxy.spec.route import MirrorSpec, WeightedBackend
 
 __all__ = ["Choices", "Weigher", "default_where"]
 
 #: Gives the filters that a backendRef asks for. Raises FilterNotSupported.
 RefFilters = Callable[[BackendRef], tuple[Placed, ...]]
+#: Gives the mirrors that a backendRef asks for.
+RefMirrors = Callable[[BackendRef], tuple[MirrorSpec, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Weigher:
         where: Where,
         filters: RefFilters,
         error: str,
+        mirrors: RefMirrors = lambda _ref: (),
     ) -> Choices:
         """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
 
@@ -71,7 +74,9 @@ class Weigher:
         more: list[Placed] = []
         for ref in refs:
             if ref.weight:
-                made.append(self._choice(route, ref, layers, where, filters, error, more))
+                choice = self._choice(route, ref, layers, where, filters, error, more)
+                copies = mirrors(ref) if choice.backend is not None else ()
+                made.append(replace(choice, mirrors=copies) if copies else choice)
         return Choices(tuple(made), tuple(more))
 
     def default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:

@@ -305,7 +305,6 @@ def test_filters_of_a_backend_ref_run_for_that_backend():
 @pytest.mark.parametrize(
     ("kind", "block"),
     [
-        ("RequestMirror", "requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}"),
         ("ExtensionRef", "extensionRef: {group: egressproxy.io, kind: EgressPolicy, name: p}"),
     ],
 )
@@ -389,9 +388,9 @@ def test_cors_runs_before_the_other_filters_of_its_rule():
 
 
 def test_the_other_rules_of_such_a_route_work():
-    mirror = "{type: RequestMirror, requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}}"
+    unknown = "{type: ExtensionRef, extensionRef: {group: egressproxy.io, kind: EgressPolicy, name: p}}"
     bad = (
-        f"  - filters: [{mirror}]\n    matches: [{{path: {{value: /bad}}}}]\n"
+        f"  - filters: [{unknown}]\n    matches: [{{path: {{value: /bad}}}}]\n"
         "    backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]\n"
     )
     made = compiled(REVERSE, PLAIN, ROUTE + bad)
