@@ -48,7 +48,6 @@ from egressproxy.transport.tls_contexts import server_context
 
 __all__ = ["build", "building"]
 
-STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
 NO_FILTERS = Chain()
 
 
@@ -92,16 +91,14 @@ class _Builder:
         return Snapshot(config.generation, ports, self.connectors, self.filters)
 
     def port(self, key: tuple[str, int], listeners: Sequence[Listener]) -> Steps[Port]:
-        first = listeners[0].spec
-        is_stream = first.protocol in STREAM_PROTOCOLS
+        web = [listener for listener in listeners if not listener.is_stream]
         tls = None
-        if not is_stream and first.tls is not None:
-            certificates = tuple(
-                c for listener in listeners if listener.spec.tls for c in listener.spec.tls.certificates
-            )
+        if web and web[0].spec.tls is not None:
+            certificates = tuple(c for listener in web if listener.spec.tls for c in listener.spec.tls.certificates)
             tls = yield from self.context(ListenerTlsSpec(TlsMode.TERMINATE, certificates, clients_of(listeners)))
         by_host = HostTable.build(HostEntry((listener.spec.hostname,), listener) for listener in listeners)
-        return Port(key[0], key[1], listeners, by_host, tls=tls, clients=clients_of(listeners), is_stream=is_stream)
+        streams = [listener for listener in listeners if listener.is_stream]
+        return Port(key[0], key[1], [*web, *streams], by_host, tls=tls, clients=clients_of(listeners))
 
     def listener(self, spec: ListenerSpec) -> Steps[Listener]:
         http = []

@@ -51,7 +51,7 @@ def decide(snapshot: Snapshot, question: Question) -> Decision:
     x.identity = Identity(question.namespace, question.service_account)
     made = Decision(x, port, port.first)
     try:
-        if port.is_stream:
+        if port.is_stream or (port.is_mixed and port.leads_to_stream(question.host)):
             _decide_stream(made, question)
         elif question.is_connect:
             _decide_tunnel(made, question)
@@ -96,7 +96,7 @@ def _decide_stream(made: Decision, question: Question) -> None:
     x.method, x.is_tunnel = b"CONNECT", True
     host = read_authority(question.authority.encode(), 443).host
     hello = None
-    if port.first.spec.protocol is ListenerProtocol.TLS:
+    if port.first.spec.protocol is not ListenerProtocol.TCP:
         hello = ClientHello(host, (), (), has_ech=False)
     client = SimpleNamespace(state=ListenerState(port), hello=hello)
     made.listener = name_stream(x, cast(StreamConnection, client))

@@ -11,11 +11,13 @@ import select
 import socket
 import ssl
 import time
+from functools import partial
 from typing import cast
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.conductor import Conductor
+from egressproxy.gateway.fork import Fork
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Port
 from egressproxy.gateway.streams import StreamConnection
@@ -148,7 +150,17 @@ class BoundPort:
             return StreamConnection(self._conductor, self._metrics, self.state)
         if port.tls is None:
             return CountedClient(self._conductor, self._metrics, self.state)
-        return TlsFront(port.tls, ClientConnection(self._conductor, self._conductor.wheel, self.state), self._metrics)
+        if port.is_mixed:
+            return self._fork(self.state)
+        return self._secured(self.state)
+
+    def _secured(self, state: ListenerState) -> TlsFront:
+        assert state.port.tls is not None
+        return TlsFront(state.port.tls, ClientConnection(self._conductor, self._conductor.wheel, state), self._metrics)
+
+    def _fork(self, state: ListenerState) -> Fork:
+        stream = partial(StreamConnection, self._conductor, self._metrics, state)
+        return Fork(partial(self._secured, state), stream, self._conductor.wheel, self._metrics, state)
 
     @property
     def open_connections(self) -> int:

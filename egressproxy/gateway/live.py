@@ -18,7 +18,7 @@ from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostTable
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
-from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerSpec
+from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerSpec
 from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Series
@@ -26,7 +26,10 @@ from egressproxy.telemetry.metrics import Series
 if TYPE_CHECKING:
     from egressproxy.gateway.mirror import Mirror
 
-__all__ = ["Choice", "Listener", "Port", "Route", "Snapshot"]
+__all__ = ["STREAM_PROTOCOLS", "Choice", "Listener", "Port", "Route", "Snapshot"]
+
+#: TLS (by SNI) and TCP listeners: no HTTP there.
+STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
 
 
 class Choice:
@@ -170,6 +173,7 @@ class Listener:
         "hosts",
         "http",
         "is_forward",
+        "is_stream",
         "mode",
         "name",
         "port",
@@ -209,6 +213,7 @@ class Listener:
         self.timeouts = spec.policy.timeouts
         self.head_limits = HeadLimits(spec.policy.limits.max_head_bytes, spec.policy.limits.max_fields)
         self.is_forward = is_forward
+        self.is_stream = spec.protocol in STREAM_PROTOCOLS
         self.scheme = scheme
         self.terminate = terminate  # a TLS listener that terminates does it with this
 
@@ -217,13 +222,14 @@ class Listener:
 
 
 class Port:
-    """One address and port: the listeners that share it, by hostname.
+    """One address and port: the listeners that share it, by hostname. Those that speak HTTP stand first.
 
+    A port is all HTTP, or all streams (`is_stream`), or both inside TLS (`is_mixed`): then the ClientHello decides.
     `terms` is what a connection has gone through when it is served here: where they are other ones after a reload, no
     connection from before may go on asking.
     """
 
-    __slots__ = ("address", "by_host", "first", "is_stream", "listeners", "number", "terms", "tls")
+    __slots__ = ("address", "by_host", "first", "is_mixed", "is_stream", "listeners", "number", "terms", "tls")
 
     def __init__(
         self,
@@ -234,7 +240,6 @@ class Port:
         *,
         tls: ssl.SSLContext | None,
         clients: ClientCertificatesSpec | None,
-        is_stream: bool,
     ) -> None:
         self.address = address
         self.number = number
@@ -242,8 +247,14 @@ class Port:
         self.first = self.listeners[0]
         self.by_host = by_host
         self.tls = tls  # TLS is terminated with this
-        self.is_stream = is_stream  # TLS (by SNI) and TCP listeners: no HTTP here
-        self.terms = (is_stream, tls is not None, clients)
+        self.is_stream = self.first.is_stream
+        self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
+        self.terms = (self.is_stream, tls is not None, clients)
+
+    def leads_to_stream(self, name: str) -> bool:
+        """On a mixed port: whether a client whose ClientHello names this host gets a stream; else it gets HTTP."""
+        found = self.by_host.match(name)
+        return found is not None and found.is_stream
 
     @property
     def key(self) -> tuple[str, int]:

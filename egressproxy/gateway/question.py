@@ -136,7 +136,7 @@ class Question:
             return 4 if self.listener or self.gateway else None
         if self.scheme and secure != (self.scheme == "https"):
             return None
-        host, number = self._host(), self._number()
+        host, number = self.host, self._number()
         if not self.scheme or (host and number == port.number):
             return 0
         return 0 if self._is_hosted(port) else 2
@@ -148,10 +148,12 @@ class Question:
 
     def _is_hosted(self, port: Port) -> bool:
         """Whether a listener of this port names this host."""
-        found = port.by_host.match(self._host())
+        found = port.by_host.match(self.host)
         return found is not None and bool(found.spec.hostname)
 
-    def _host(self) -> str:
+    @property
+    def host(self) -> str:
+        """Its host as it is matched; "" for a path."""
         try:
             return parse_authority(self.authority.encode(), 0).host
         except AuthorityError:

@@ -69,7 +69,7 @@ class StreamConnection(Flow):
         self.deadline = Deadline(conductor.wheel, self._too_late)
         first = state.port.first
         self.request_headers_s = first.timeouts.request_headers_s
-        self.reader = ClientHelloReader() if first.spec.protocol is ListenerProtocol.TLS else None
+        self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
         self.error: GatewayError | None = None
         self.held: list[bytes] = []

@@ -12,6 +12,7 @@ from egressproxy.gateway.explain import explain
 from egressproxy.gateway.question import Question, QuestionError
 from egressproxy.gateway.trial import offline
 from tests.gateway.kit import certificate, forward, https, reverse
+from tests.gateway.test_fork import PASSED, shared
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.manifests import Manifest
@@ -335,3 +336,10 @@ def test_nothing_is_counted_and_no_turn_is_taken():
         assert all(not connector._targets for connector in snapshot.connectors.values())
 
     asyncio.run(twice())
+
+
+def test_a_port_that_http_and_streams_share_is_asked_by_the_name_of_the_url(pki: Pki):
+    stream = ask(shared(pki), "GET", f"https://{PASSED}/", dns="0")
+    web = ask(shared(pki), "GET", "https://one.web.example/", dns="0")
+    assert (stream["listener"]["name"], web["listener"]["name"]) == ("passed", "web")
+    assert (stream["route"]["name"], web["route"]["name"]) == ("agents/p", "agents/r")

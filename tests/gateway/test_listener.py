@@ -365,6 +365,38 @@ def test_names_below_a_wildcard_share_the_connection_of_their_listener(converse:
     assert asked(talk, tls, "two.test") == (421, "misdirected")
 
 
+@pytest.mark.parametrize(
+    ("sni", "host", "status"),
+    [
+        ("one.test", "one.test", 200),
+        ("one.test", "two.test", 200),
+        ("one.test", "second.test", 421),
+        ("one.test", "a.wild.test", 421),
+        ("second.test", "second.test", 200),
+        ("second.test", "one.test", 421),
+        ("a.wild.test", "a.wild.test", 200),
+        ("a.wild.test", "b.wild.test", 200),
+        ("a.wild.test", "x.wild.test", 421),
+        ("a.wild.test", "one.test", 421),
+        ("x.wild.test", "x.wild.test", 200),
+        ("x.wild.test", "a.wild.test", 421),
+        ("x.wild.test", "second.test", 421),
+        ("A.WILD.TEST", "b.wild.test", 200),
+        ("a.b.wild.test", "a.wild.test", 200),
+    ],
+)
+def test_a_connection_belongs_to_the_listener_with_the_most_specific_hostname(
+    converse: Start, sni: str, host: str, status: int
+):
+    pki = Pki()
+    names = ["second.test", "*.wild.test", "x.wild.test"]
+    objects = [https("", *names), m.policy(), certificate(pki, *names, "one.test"), *secured(pki)[3:]]
+    talk = converse(objects)
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, sni, checks_name=False).shakes_hands()
+    assert asked(talk, tls, host)[0] == status
+
+
 @pytest.mark.parametrize("is_tls", [True, False])
 def test_a_single_listener_serves_its_own_hostname_alone(converse: Start, is_tls: bool):
     pki = Pki()

@@ -34,6 +34,8 @@ _KINDS = {
 _PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
 
 
+_PROXY_OVER_TLS = "forward-proxy over TLS"
+
 #: Why a CA certificate cannot be had, in the words of Gateway API for listeners.
 _CA_REASONS = {"RefNotPermitted": "RefNotPermitted", "InvalidKind": "InvalidCACertificateKind"}
 
@@ -174,7 +176,7 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
     for other in others:
         if other is listener:
             continue
-        if _family(other) != _family(listener):
+        if not _may_share(listener, other):
             message = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
             listener.refuse("Conflicted", "ProtocolConflict", message)
             # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
@@ -189,10 +191,19 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
     return False
 
 
+def _may_share(one: ListenerPlan, other: ListenerPlan) -> bool:
+    """Whether what two listeners speak can share a port: the same, told apart by hostname; or HTTP and streams inside
+    TLS, told apart by the name in the ClientHello (a forward proxy has the names that are nobody else's).
+    """
+    kinds = {_family(one), _family(other)}
+    if len(kinds) == 1:
+        return True
+    return "TLS" in kinds and kinds <= {"TLS", "HTTPS", _PROXY_OVER_TLS} and one.hostname != other.hostname
+
+
 def _family(plan: ListenerPlan) -> str:
-    """Protocols of one family may share a port, told apart by hostname (SNI or Host)."""
     if plan.protocol is ListenerProtocol.FORWARD_PROXY and plan.listener.tls is not None:
-        return "forward-proxy over TLS"
+        return _PROXY_OVER_TLS
     return plan.listener.protocol
 
 

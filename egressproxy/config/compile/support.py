@@ -28,6 +28,7 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "GatewayFrontendClientCertificateValidation",
     "GatewayFrontendClientCertificateValidationInsecureFallback",
     "GatewayHTTPListenerIsolation",
+    "GatewayHTTPSAndTLSPassthroughSamePort",
     "GatewayHTTPSListenerDetectMisdirectedRequests",
     "GatewayListenerSet",
     "GatewayPort8080",

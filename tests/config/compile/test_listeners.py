@@ -11,6 +11,7 @@ from tests.config.compile.kit import (
     listener,
     of_listener,
     of_object,
+    said,
     status,
 )
 from tests.support.pki import Pki
@@ -81,6 +82,47 @@ def test_two_protocols_on_one_port_are_both_conflicted():
     for name in "ab":
         assert of_listener(made, "Conflicted", name)[:2] == ("True", "ProtocolConflict")
         assert of_listener(made, "Programmed", name)[0] == "False"
+
+
+PASSTHROUGH = "{name: sni, port: 8443, protocol: TLS, hostname: x.example, tls: {mode: Passthrough}}"
+ENDED = "{name: end, port: 8443, protocol: TLS, hostname: y.example, tls: {certificateRefs: [{name: cert}]}}"
+PROXY = "{name: proxy, port: 8443, protocol: egressproxy.io/forward-proxy, tls: {certificateRefs: [{name: cert}]}}"
+
+
+@pytest.mark.parametrize(
+    "listeners",
+    [
+        [HTTPS, PASSTHROUGH],
+        [HTTPS.replace("web,", "web, hostname: '*.example',"), PASSTHROUGH, ENDED],
+        [PASSTHROUGH, ENDED],
+        [PROXY, PASSTHROUGH, ENDED],
+    ],
+)
+def test_http_and_streams_inside_tls_share_a_port_by_hostname(pki: Pki, listeners: list[str]):
+    made = compiled(gateway(", ".join(listeners)), secret(*pair(pki, "a.example")))
+    assert len(made.spec.listeners) == len(listeners)
+    for found in status(made, "Gateway", "default/gw")["listeners"]:
+        assert said(found["conditions"], "Accepted")[:2] == ("True", "Accepted")
+        assert said(found["conditions"], "Conflicted")[:2] == ("False", "NoConflicts")
+
+
+@pytest.mark.parametrize(
+    "listeners",
+    [
+        [HTTPS, PASSTHROUGH.replace("hostname: x.example, ", "")],
+        [HTTPS.replace("web,", "web, hostname: x.example,"), PASSTHROUGH],
+        [HTTPS.replace("web,", "web, hostname: y.example,"), ENDED],
+        [PROXY, PASSTHROUGH.replace("hostname: x.example, ", "")],
+        [PROXY, HTTPS.replace("web,", "web, hostname: x.example,")],
+        ["{name: plain, port: 8443, protocol: HTTP}", PASSTHROUGH],
+        ["{name: tcp, port: 8443, protocol: TCP}", PASSTHROUGH],
+    ],
+)
+def test_what_a_hello_does_not_tell_apart_is_a_conflict_of_protocols(pki: Pki, listeners: list[str]):
+    made = compiled(gateway(", ".join(listeners)), secret(*pair(pki, "a.example")))
+    assert not made.spec.listeners
+    for found in status(made, "Gateway", "default/gw")["listeners"]:
+        assert said(found["conditions"], "Conflicted")[:2] == ("True", "ProtocolConflict")
 
 
 def test_a_forward_proxy_with_tls_does_not_share_a_port_with_one_without(pki: Pki):
