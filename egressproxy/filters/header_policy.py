@@ -48,7 +48,8 @@ class HeaderEdits(FilterConfig):
         names = [name.lower() for name in (*(v.name for v in self.set), *(v.name for v in self.add), *self.remove)]
         for name, count in Counter(names).items():
             if name in PROTECTED or name.startswith(PROTECTED_PREFIX):
-                raise ValueError(f"{name} is written by the gateway itself and cannot be edited")
+                remedy = "; rewrite the host instead (UrlRewrite)" if name == "host" else ""
+                raise ValueError(f"{name} is written by the gateway itself and cannot be edited{remedy}")
             if count > 1:
                 raise ValueError(f"{name} is edited {count} times; one action per field is allowed")
 

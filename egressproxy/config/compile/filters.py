@@ -355,4 +355,5 @@ def _parent(file: str) -> str:
 def _first_error(error: ValidationError) -> str:
     detail = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in detail["loc"])
-    return f"{where}: {detail['msg']}" if where else str(detail["msg"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

@@ -402,6 +402,13 @@ def test_the_other_rules_of_such_a_route_work():
     assert "Rule 1 answers 500" in of_route(made, "PartiallyInvalid")[2]
 
 
+def test_the_host_is_changed_by_a_rewrite_and_status_says_so():
+    filters = "[{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: Host, value: b.example}]}}]"
+    made = compiled(REVERSE, PLAIN, ROUTE.replace("- backendRefs", f"- filters: {filters}\n    backendRefs"))
+    assert "RequestHeaderModifier: request: host is written" in of_route(made, "Accepted")[2]
+    assert "rewrite the host instead" in of_route(made, "Accepted")[2]
+
+
 def test_a_header_that_cannot_be_set_closes_its_rule():
     filters = "[{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: Connection, value: close}]}}]"
     made = compiled(REVERSE, PLAIN, ROUTE.replace("- backendRefs", f"- filters: {filters}\n    backendRefs"))
