@@ -36,6 +36,7 @@ class Retry(Enum):
     NEVER = "never"
     SAFE = "safe"  # nothing of the request was sent
     IF_REUSED = "if_reused"  # an idle connection died under the request: an idempotent request may go again
+    IF_IDEMPOTENT = "if_idempotent"  # the backend may have seen the request: only where a rule asks for retries
 
 
 class Reason(str, Enum):

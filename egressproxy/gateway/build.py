@@ -12,15 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from time import monotonic
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.attempts import NO_RETRIES, Attempts
 from egressproxy.gateway.auth_http import HttpAsker
 from egressproxy.gateway.connector import Connector, Network
 from egressproxy.gateway.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.live import Choice, Listener, Port, Route, Snapshot
 from egressproxy.gateway.mirror import Mirror
+from egressproxy.gateway.sessions import Sessions
 from egressproxy.model.steps import Steps, finished
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostTable
@@ -34,12 +37,13 @@ from egressproxy.spec.gateway import (
     ListenerTlsSpec,
     TlsMode,
 )
-from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, PolicySpec
+from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, PolicySpec, RetrySpec
 from egressproxy.spec.route import (
     ExternalAuthSpec,
     HttpRouteSpec,
     HttpRuleSpec,
     MirrorSpec,
+    SessionSpec,
     StreamRouteSpec,
     WeightedBackend,
 )
@@ -128,9 +132,11 @@ class _Builder:
         default = None
         if spec.default_backend is not None:
             yield from self.blocking(spec.extensions, (spec.default_backend,))
+            policy = spec.policy
             default = self.route(
-                spec, "-", spec.extensions, (spec.default_backend,), spec.policy, spec.policy.timeouts.request_s, None
-            )
+                spec, "-", spec.extensions, (spec.default_backend,), policy, policy.timeouts.request_s, None,
+                retry=policy.retries,
+            )  # fmt: skip
         terminate = None
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE:
             terminate = yield from self.context(spec.tls)
@@ -159,7 +165,7 @@ class _Builder:
         request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s
         return self.route(
             listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
-            rule.auth, rule.mirrors,
+            auth=rule.auth, mirrors=rule.mirrors, retry=rule.retry, session=rule.session,
         )  # fmt: skip
 
     def stream(self, listener: ListenerSpec, route: StreamRouteSpec) -> Route:
@@ -171,7 +177,7 @@ class _Builder:
         self, listener: ListenerSpec, name: str, extensions: tuple[ExtensionSpec, ...], backends:
         Sequence[WeightedBackend],
         policy: PolicySpec, request_s: float, backend_request_s: float | None, auth: ExternalAuthSpec | None = None,
-        mirrors: Sequence[MirrorSpec] = (),
+        mirrors: Sequence[MirrorSpec] = (), retry: RetrySpec | None = None, session: SessionSpec | None = None,
     ) -> Route:  # fmt: skip
         if auth is not None:
             place = replace(auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
@@ -180,9 +186,13 @@ class _Builder:
         copied = self.mirrors(listener, name, mirrors)  # one for all backends: each request counts once in its share
         choices = [self.choice(listener, name, extensions, backend, backend_request_s, copied) for backend in backends]
         series = self.metrics.series(listener.gateway, name, "-")
+        attempts = None
+        if session is not None or (retry is not None and retry.attempts):
+            sessions = Sessions(session, self.network.session_key, choices) if session is not None else None
+            attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
         return Route(
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
-            request_s=request_s, auth=auth,
+            request_s=request_s, auth=auth, attempts=attempts,
         )  # fmt: skip
 
     def external_auth(self, route: str, place: ExtensionSpec, spec: ExternalAuthSpec) -> PlacedFilter:

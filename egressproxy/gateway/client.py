@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.errors import GatewayError, GatewayFault, Reason, Retry, UpstreamFault
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
@@ -89,19 +89,33 @@ class ClientConnection(DownstreamConnection):
         else:
             self.attempt_ends_at = NEVER
 
+    def end_attempt(self) -> None:
+        """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""
+        self.attempt_ends_at = NEVER
+        self.seen_octets = -1
+        self._set_deadline(self.wheel.now)
+
+    def end_late_attempt(self) -> None:
+        """The time for the attempt under way is over."""
+        self.driver.throw(self._late())
+
     def look_at_clock(self) -> GatewayError | None:
         """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
         now = self.wheel.now
         if now >= self.exchange_ends_at:
             return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
         if now >= self.attempt_ends_at:
-            return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504)
+            return self._late()
         octets = self.octets_in + self.octets_out - self.transport.get_write_buffer_size()
         if octets == self.seen_octets and not self._waits_for_answer():
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
         self.seen_octets = octets
         self._set_deadline(now)
         return None
+
+    def _late(self) -> UpstreamFault:
+        retry = Retry.SAFE if self.life.upstream is None else Retry.IF_IDEMPOTENT
+        return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
 
     def _waits_for_answer(self) -> bool:
         """Whether the backend has the whole request and may still take its time.

@@ -20,11 +20,13 @@ from egressproxy.gateway.admission import check_switch, name_destination, refuse
 from egressproxy.gateway.answers import answer_for, is_denial
 from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.connector import Connector, Target
 from egressproxy.gateway.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.mirror import copies_of
 from egressproxy.gateway.recent import KEPT, PATH, Remembered
+from egressproxy.gateway.replay import ReplayedBody
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
@@ -114,12 +116,22 @@ class Conductor:
             body = None
             if route.buffers_request and head.body != 0:
                 body = await self.collect_body(x, client, head, route)
-            choice = life.choice = route.choose()
-            x.backend = choice.backend
-            x.series = choice.series
-            if choice.mirrors is not None:
-                life.copies = copies_of(choice.mirrors, x)  # before filters of this backend add its credential
-            upstream = await self.reach_backend(x, client, choice, body)
+            if route.attempts is None:
+                choice = life.choice = route.choose()
+                x.backend = choice.backend
+                x.series = choice.series
+                if choice.mirrors is not None:
+                    life.copies = copies_of(choice.mirrors, x)  # before filters of this backend add its credential
+                upstream = await self.reach_backend(
+                    x,
+                    client,
+                    choice,
+                    choice.connector.target(x),  # type: ignore[union-attr]  # `choose` gives none without
+                    body,
+                )
+            else:
+                upstream = await route.attempts.reach(self, x, client, route, body)
+                choice = life.choice  # type: ignore[assignment]  # that of the last attempt
             if upstream is None:
                 return
             if x.response.status == 407:
@@ -150,16 +162,15 @@ class Conductor:
         return False
 
     async def reach_backend(
-        self, x: Exchange, client: ClientConnection, choice: Choice, body: bytes | None
+        self, x: Exchange, client: ClientConnection, choice: Choice, target: Target, body: bytes | ReplayedBody | None
     ) -> UpstreamConnection | None:
-        """The attempts at one backend, until `x.response` is there. None: a filter has answered."""
-        connector, chain, head, life = choice.connector, choice.chain, x.request, client.life
-        assert connector is not None
+        """The attempts at one place, until `x.response` is there. None: a filter has answered."""
+        connector: Connector = choice.connector  # type: ignore[assignment]  # the target is of it
+        chain, head, life = choice.chain, x.request, client.life
         block, path, host = head.fields.block, head.path, x.upstream_host
         while True:
             x.attempts += 1
             client.start_attempt(choice.backend_request_s)
-            target = connector.target(x)
             x.backend_is_secure = target.tls is not None
             if not host:
                 x.upstream_host = connector.host_field(x, target)
@@ -198,13 +209,13 @@ class Conductor:
             return upstream
 
     def send_request(
-        self, x: Exchange, client: ClientConnection, upstream: UpstreamConnection, body: bytes | None
+        self, x: Exchange, client: ClientConnection, upstream: UpstreamConnection, body: bytes | ReplayedBody | None
     ) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
         head, life = x.request, client.life
         plan = None
         if body is not None:
-            head.body = len(body)
+            head.body = len(body) if isinstance(body, bytes) else body.length
         elif head.body != 0 and life.route is not None:
             plan = life.route.chain.request_body
             if plan is not None and not plan.keeps_length:
@@ -215,14 +226,17 @@ class Conductor:
         sink: BodySink = upstream
         if life.copies is not None:
             sink, life.copies = life.copies, None
-            sink.begin(head, upstream)
+            sink.begin(head, body if isinstance(body, ReplayedBody) else upstream)
             if has_body:
                 life.on_complete = sink.end
         if not has_body:
             return
         if body is not None:
-            sink.send_body(body)
-            sink.end_body(b"")
+            if isinstance(body, bytes):
+                sink.send_body(body)
+                sink.end_body(b"")
+            else:
+                body.send_to(upstream, body if sink is upstream else sink)
             return
         if plan is None:
             upstream.feed_from(client)

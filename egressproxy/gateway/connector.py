@@ -7,6 +7,7 @@ CONNECT) → TLS. A pool lives as long as its ConnectionSpec is in the configura
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_address
@@ -17,6 +18,7 @@ from egressproxy.filters.chain import HeaderStep, run
 from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.secret import Secret
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendTlsSpec, ConnectionSpec, Destination, Endpoint
@@ -73,7 +75,10 @@ class Target(Place):
 
 
 class Network:
-    """What all connectors share: the loop, the timers, the dialer, resolvers and address policies by their specs."""
+    """What all connectors share: the loop, the timers, the dialer, resolvers and address policies by their specs.
+
+    `session_key` signs the tokens of session persistence: the same in all workers of a run.
+    """
 
     def __init__(
         self,
@@ -81,10 +86,12 @@ class Network:
         wheel: TimerWheel,
         count_dns: Callable[[str], None],
         pseudonym: bytes,
+        session_key: bytes = b"",
     ) -> None:
         self.loop = loop
         self.wheel = wheel
         self.pseudonym = pseudonym
+        self.session_key = Secret(session_key or secrets.token_bytes(32))
         self.dialer = Dialer()
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
@@ -145,8 +152,11 @@ class Connector:
                 self._judge_for_parent(authority)
             tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
             return self._target(authority.host, authority.port, tls)
-        endpoint = self._next_endpoint()
-        return self._target(str(endpoint.address), endpoint.port, backend.tls)
+        return self.endpoint_target(self._next_endpoint())
+
+    def endpoint_target(self, endpoint: Endpoint) -> Target:
+        """This endpoint of the backend."""
+        return self._target(str(endpoint.address), endpoint.port, self.spec.backend.tls)
 
     def _judge_for_parent(self, authority: Authority) -> None:
         """A parent resolves names; what a client named as an address, or as this machine, is judged here.

@@ -47,15 +47,18 @@ class Gateway:
         access_log: AccessLog,
         pseudonym: bytes = b"",
         bind: Callable[[str, int], socket.socket] = bind,
+        session_key: bytes = b"",
     ) -> None:
-        """`pseudonym` is its name in Via; `bind` gives the listening socket of a place, or raises OSError."""
+        """`pseudonym` is its name in Via, `session_key` that of Network; `bind` gives the listening socket of a place,
+        or raises OSError.
+        """
         loop = asyncio.get_running_loop()
         pseudonym = pseudonym or new_pseudonym()
         self.catalog = catalog
         self.metrics = metrics
         self.wheel = TimerWheel()
         self.wheel.start(loop)
-        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym)
+        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key)
         self.conductor = Conductor(self.wheel, access_log, pseudonym)
         self.snapshot: Snapshot | None = None
         self._bind = bind

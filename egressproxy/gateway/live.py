@@ -24,6 +24,7 @@ from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Series
 
 if TYPE_CHECKING:
+    from egressproxy.gateway.attempts import Attempts
     from egressproxy.gateway.mirror import Mirror
 
 __all__ = ["STREAM_PROTOCOLS", "Choice", "Listener", "Port", "Route", "Snapshot"]
@@ -71,6 +72,7 @@ class Route:
 
     __slots__ = (
         "_ports",
+        "attempts",
         "buffers_request",
         "chain",
         "choices",
@@ -96,6 +98,7 @@ class Route:
         destinations: DestinationPolicy,
         *,
         request_s: float,
+        attempts: Attempts | None = None,
         is_tls_only: bool = False,
         auth: ExternalAuthSpec | None = None,
     ) -> None:
@@ -114,6 +117,7 @@ class Route:
         self.request_s = request_s
         self.idle_s = policy.timeouts.idle_s
         self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
+        self.attempts = attempts  # None: one, by weight
         self._ports = served_ports(choices)
         self.is_tls_only = is_tls_only  # a TLSRoute: what the tunnel carries has to be TLS
 

@@ -23,6 +23,8 @@ __all__ = [
     "Mode",
     "Network",
     "PolicySpec",
+    "RetryBudgetSpec",
+    "RetrySpec",
     "SniCheck",
     "TimeoutsSpec",
 ]
@@ -173,6 +175,30 @@ class LimitsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryBudgetSpec:
+    """At most `percent` of the requests of `interval_s` may be retries, but always `min_per_second` of them."""
+
+    percent: float
+    interval_s: float
+    min_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySpec:
+    """How often a request goes again. Source: Gateway API v1, HTTPRouteRetry (GEP-1731); EgressPolicy traffic.retries.
+
+    `attempts` are those after the first. `codes` are statuses of backends that are retried. The pause before a retry is
+    at least `backoff_s`, doubles each time and is bounded by `max_backoff_s`; 0 is no pause.
+    """
+
+    attempts: int
+    codes: tuple[int, ...] = ()
+    backoff_s: float = 0.0
+    max_backoff_s: float = 0.0
+    budget: RetryBudgetSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySpec:
     """Everything that policies say about one place, merged: settings by who wins, restrictions added up."""
 
@@ -182,6 +208,7 @@ class PolicySpec:
     dns: DnsSpec = DnsSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
     limits: LimitsSpec = LimitsSpec()
+    retries: RetrySpec | None = None
     extensions: tuple[ExtensionSpec, ...] = ()
     #: The policies that took part, for messages: "namespace/name".
     sources: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from egressproxy.spec.backend import BackendSpec
-from egressproxy.spec.policy import NO_POLICY, ExtensionSpec, PolicySpec
+from egressproxy.spec.policy import NO_POLICY, ExtensionSpec, PolicySpec, RetrySpec
 
 __all__ = [
     "AuthProtocol",
@@ -17,6 +17,7 @@ __all__ = [
     "MatchType",
     "MirrorSpec",
     "PathMatchType",
+    "SessionSpec",
     "StreamRouteSpec",
     "ValueMatch",
     "WeightedBackend",
@@ -112,11 +113,30 @@ class ExternalAuthSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """Session persistence of one rule (Gateway API v1, SessionPersistence; GEP-1619).
+
+    `name` is that of the cookie, or with `is_header` of the header field. `scope` names the rule: a session of one rule
+    says nothing to another. `absolute_s` and `idle_s` end a session; 0 is never. `is_permanent`: the cookie itself says
+    when it ends. `path` is the cookie's where a regular expression matched; "" where none can.
+    """
+
+    name: str
+    scope: str
+    is_header: bool = False
+    absolute_s: float = 0.0
+    idle_s: float = 0.0
+    is_permanent: bool = False
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HttpRuleSpec:
     """One rule. `extensions` hold everything that runs for it at Gateway and Route level, HTTPRoute filters included.
 
     `request_s` and `backend_request_s`: rule timeouts; None where the rule says nothing (the policy's hold); 0
-    disables. `index` is its place in the route as written, from 0, dropped rules counted.
+    disables. `index` is its place in the route as written, from 0, dropped rules counted. `retry` None: no retries.
+    With a `session`, `backends` holds those of weight 0 too: a session stays with its backend.
     """
 
     matches: tuple[MatchSpec, ...] = (MatchSpec(),)
@@ -129,6 +149,8 @@ class HttpRuleSpec:
     index: int = field(default=0, compare=False)
     auth: ExternalAuthSpec | None = None
     mirrors: tuple[MirrorSpec, ...] = ()
+    retry: RetrySpec | None = None
+    session: SessionSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

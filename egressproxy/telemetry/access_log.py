@@ -221,6 +221,8 @@ class AccessLog:
             values["rule"] = x.rule
         if x.detail:
             values["detail"] = x.detail[:MAX_TEXT]
+        if x.attempts > 1:
+            values["attempts"] = x.attempts
         if x.would_deny:
             values["would_deny"] = [reason.value for reason in x.would_deny]
         return _dumps(values)

@@ -44,7 +44,8 @@ __all__ = [
 class Begin:
     """The first message, with the descriptors of the log's Turn and the Tally: answered by Begun or NotBegun.
 
-    `pseudonym` is the gateway's name in Via, the same for all workers of a run.
+    `pseudonym` is the gateway's name in Via, `session_key` signs the tokens of session persistence: both are the same
+    for all workers of a run.
     """
 
     worker: int
@@ -52,6 +53,7 @@ class Begin:
     access_log: str | None
     log_level: str
     pseudonym: bytes
+    session_key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

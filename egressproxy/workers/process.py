@@ -161,7 +161,7 @@ class WorkerProcess:
         try:
             self._worker = Worker(
                 asked.access_log, Metrics(__version__), asked.pseudonym, self._listening, Turn(turn),
-                Tally(tally, asked.workers, asked.worker),
+                Tally(tally, asked.workers, asked.worker), asked.session_key,
             )  # fmt: skip
             os.close(turn)
             os.close(tally)

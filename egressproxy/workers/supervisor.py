@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Awaitable, Iterable, Sequence
@@ -53,6 +54,7 @@ class Supervisor:
         self._log_level = log_level
         self._metrics = metrics
         self._pseudonym = new_pseudonym()
+        self._session_key = secrets.token_bytes(32)
         self._shared: list[int] = []  # descriptors
         self._tally: Tally | None = None
         self._handles: dict[int, Handle] = {}  # the one that lives, or is about to, at each place
@@ -144,7 +146,9 @@ class Supervisor:
 
     async def _begin(self, handle: Handle) -> None:
         """Raises Refused, WorkerEnded."""
-        asked = Begin(handle.number, self._number, self._access_log, self._log_level, self._pseudonym)
+        asked = Begin(
+            handle.number, self._number, self._access_log, self._log_level, self._pseudonym, self._session_key
+        )
         await handle.begin(asked, self._shared)
 
     async def _keep(self, handle: Handle) -> None:

@@ -47,10 +47,11 @@ class Worker:
         bind: Callable[[str, int], socket.socket] = bind_socket,
         turn: AbstractContextManager[object] | None = None,
         tally: Tally | None = None,
+        session_key: bytes = b"",
     ) -> None:
         self.access_log = AccessLog(access_log, turn=turn)
         self.metrics = metrics
-        self.gateway = Gateway(Catalog(tally=tally), self.metrics, self.access_log, pseudonym, bind)
+        self.gateway = Gateway(Catalog(tally=tally), self.metrics, self.access_log, pseudonym, bind, session_key)
         lag = LoopLag()
         self.gateway.wheel.watch = lag.tick
         self.metrics.add_counter(

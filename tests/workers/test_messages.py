@@ -26,7 +26,7 @@ from egressproxy.workers.messages import (
 @pytest.mark.parametrize(
     "message",
     [
-        Begin(1, 2, None, "info", b"name"),
+        Begin(1, 2, None, "info", b"name", b"key"),
         Begun(),
         Build(b"octets", 7, (("127.0.0.1", 15000),)),
         Listen("::1", 80),

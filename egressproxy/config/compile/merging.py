@@ -22,6 +22,7 @@ from enum import IntEnum
 from typing import Any
 
 from egressproxy.config.compile import support
+from egressproxy.config.compile.attempts import policy_retry
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.contract import Key
 from egressproxy.config.compile.references import References, Unresolved
@@ -31,6 +32,7 @@ from egressproxy.config.resources.policy import (
     Dns,
     EgressPolicy,
     EgressPolicySpec,
+    Traffic,
     TrafficTimeouts,
 )
 from egressproxy.spec.policy import (
@@ -137,6 +139,7 @@ class Merger:
         blockers = {blocker: None for policy in policies for blocker in self._of_policy(policy)}
         for layer in ordered:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
+        retries = [_Voice(layer, policy, t.retries) for layer, policy, t in _traffic(ordered) if t.retries is not None]
         spec = PolicySpec(
             mode=self._mode(ordered),
             destinations=_destinations(ordered, is_routed),
@@ -144,6 +147,7 @@ class Merger:
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
             limits=_limits(ordered),
+            retries=policy_retry(self._winner("traffic.retries", retries)),
             sources=tuple(policy.full_name for policy in policies),
         )
         return Merged(
@@ -235,11 +239,8 @@ class Merger:
         for name, info in TrafficTimeouts.model_fields.items():
             voices = [
                 _Voice(layer, policy, value.seconds)
-                for layer in ordered
-                for policy in layer.policies
-                if policy.spec.traffic is not None
-                and not policy.spec.subjects
-                and (value := getattr(policy.spec.traffic.timeouts, name)) is not None
+                for layer, policy, traffic in _traffic(ordered)
+                if (value := getattr(traffic.timeouts, name)) is not None
             ]
             if voices:
                 chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", voices)
@@ -290,6 +291,12 @@ class Merger:
             yield f"identity of {policy}: clients cannot be told by token or password yet"
         if spec.subjects and spec.extensions:
             yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
+
+
+def _traffic(ordered: Sequence[Layer]) -> list[tuple[Layer, EgressPolicy, Traffic]]:
+    """The `traffic` sections, most specific first. What is for some clients only is given to nobody."""
+    each = ((layer, policy, policy.spec.traffic) for layer in ordered for policy in layer.policies)
+    return [(layer, policy, said) for layer, policy, said in each if said is not None and not policy.spec.subjects]
 
 
 def _destinations(ordered: Sequence[Layer], is_routed: bool) -> DestinationsSpec:

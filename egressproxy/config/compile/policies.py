@@ -139,7 +139,9 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
     if spec.limits is not None:
         notes += _limit_notes(policy, target_kind)
     if spec.traffic is not None:
-        for name in ("retries", "circuitBreaker", "outlierDetection", "loadBalancing", "healthCheck"):
+        if spec.traffic.retries is not None and not target_kind.endswith(("Gateway", "ListenerSet", "Route")):
+            notes.append("traffic.retries is for Gateways and routes, and does nothing on a backend.")
+        for name in ("circuitBreaker", "outlierDetection", "loadBalancing", "healthCheck"):
             snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
             if getattr(spec.traffic, snake) is not None:
                 notes.append(f"traffic.{name} is not supported yet and does nothing.")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from egressproxy.config.compile.attachment import Attachment
+from egressproxy.config.compile.attempts import rule_retry, session_problem, session_spec
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
@@ -139,10 +140,10 @@ class RouteCompiler:
         layers += self._policies.layer(Level.ROUTE, route.key)
         where = Where(str(listener.gateway), str(route))
         rules = []
-        for index, rule in enumerate(route.spec.rules):
+        for index in range(len(route.spec.rules)):
             if index not in findings.dropped:
                 error = findings.closed.get(index, "")
-                rules.append(replace(self._http_rule(route, rule, listener, layers, where, error), index=index))
+                rules.append(self._http_rule(route, index, listener, layers, where, error))
         created = route.metadata.creation_timestamp or "~"
         return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created)
 
@@ -208,10 +209,8 @@ class RouteCompiler:
         idle: dict[str, None] = {}
         for index, rule in enumerate(route.spec.rules):
             self._examine_rule(route, index, rule, findings)
-            if rule.retry is not None:
-                idle["rules[].retry"] = None
-            if rule.session_persistence is not None:
-                idle["rules[].sessionPersistence"] = None
+            if rule.session_persistence is not None and (problem := session_problem(rule.session_persistence)):
+                findings.notes.append(f"rules[{index}].sessionPersistence: {problem}.")
         if route.spec.use_default_gateways != "None":
             idle["useDefaultGateways"] = None
         findings.notes += [f"{name} is not supported yet and does nothing." for name in idle]
@@ -277,12 +276,14 @@ class RouteCompiler:
     def _http_rule(
         self,
         route: HttpRoute,
-        rule: HttpRule,
+        index: int,
         listener: ListenerPlan,
         layers: tuple[Layer, ...],
         where: Where,
         error: str,
     ) -> HttpRuleSpec:
+        rule = route.spec.rules[index]
+        session = session_spec(route.full_name, index, rule)
         if rule.name:
             layers += self._policies.layer(Level.RULE, route.key, rule.name)
         merged = self._policies.merge(layers, is_routed=True)
@@ -304,7 +305,10 @@ class RouteCompiler:
                 filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
                 return mirrors(self._weigher, route, filters, layers, where, (*placed, *of_ref(ref)))
 
-            found = self._weigher.choices(route, rule.backend_refs, layers, where, of_ref, "", mirrors_of_ref)
+            idle = session is not None
+            found = self._weigher.choices(
+                route, rule.backend_refs, layers, where, of_ref, "", mirrors_of_ref, keeps_idle=idle
+            )
             copies = mirrors(self._weigher, route, rule.filters, layers, where, placed)
         timeouts = rule.timeouts
         request = timeouts.request if timeouts is not None else None
@@ -317,8 +321,11 @@ class RouteCompiler:
             request_s=request.seconds if request is not None else None,
             backend_request_s=attempt.seconds if attempt is not None else None,
             name=rule.name or "",
+            index=index,
             mirrors=copies,
             auth=None if error else self._external_auth(route, rule, layers, where),
+            retry=rule_retry(rule.retry) if rule.retry is not None else merged.policy.retries,
+            session=session,
         )
 
     def _external_auth(

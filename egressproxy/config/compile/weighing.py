@@ -62,18 +62,21 @@ class Weigher:
         filters: RefFilters,
         error: str,
         mirrors: RefMirrors = lambda _ref: (),
+        *,
+        keeps_idle: bool = False,
     ) -> Choices:
         """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
 
-        A backend of weight 0 gets nothing and is left out; where no other is, the rule answers 500.
+        A backend of weight 0 gets nothing and is left out, unless `keeps_idle`: sessions may be with it. Where no other
+        is, the rule answers 500.
         """
         refs = tuple(refs)
-        if refs and not any(ref.weight for ref in refs):
+        if refs and not keeps_idle and not any(ref.weight for ref in refs):
             return Choices((WeightedBackend(None, error="every backend of the rule has weight 0"),))
         made: list[WeightedBackend] = []
         more: list[Placed] = []
         for ref in refs:
-            if ref.weight:
+            if ref.weight or keeps_idle:
                 choice = self._choice(route, ref, layers, where, filters, error, more)
                 copies = mirrors(ref) if choice.backend is not None else ()
                 made.append(replace(choice, mirrors=copies) if copies else choice)

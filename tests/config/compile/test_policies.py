@@ -54,7 +54,6 @@ def test_places_without_policies_of_their_own_share_one_value():
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ("traffic: {retries: {attempts: 2}}", "traffic.retries"),
         ("traffic: {circuitBreaker: {maxRequests: 2}}", "traffic.circuitBreaker"),
         ("traffic: {outlierDetection: {}}", "traffic.outlierDetection"),
         ("traffic: {loadBalancing: {type: Random}}", "traffic.loadBalancing"),
