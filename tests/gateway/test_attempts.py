@@ -540,3 +540,24 @@ def test_a_budget_is_a_share_of_the_requests_of_an_interval():
     assert [budget.take(), budget.take()] == [True, False]
     now[0] = 60.0
     assert [budget.take(), budget.take()] == [True, False]
+
+
+# --- mirrors ---------------------------------------------------------------------------------------------------------
+def test_a_request_that_goes_again_is_mirrored_once(converse: Start):
+    mirror = {"group": m.OURS, "kind": "Backend", "name": "b"}
+    filters = [{"type": "RequestMirror", "requestMirror": {"backendRef": mirror}}]
+    rule = m.prefix_rule("/", "a", retry={"attempts": 2, "codes": [503], "backoff": "0s"}, filters=filters)
+    talk = converse(reverse(rule, objects=(m.backend("b", "b.example", 80),)))
+    talk.client >> POST + b"ab"
+    refuse(talk)
+    backend = talk.dialled("a.example", 80)
+    copy = talk.dialled("b.example", 80)
+    backend << POST_SENT + b"ab"
+    backend >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
+    talk.dialled("a.example", 80) << POST_SENT + b"ab"
+    talk.client >> b"cde"
+    talk.origin << b"cde"
+    copy << POST_SENT.replace(b"a.ex", b"b.ex") + b"abcde"
+    copy >> OK
+    talk.origin >> OK
+    talk.client << OK_PASSED

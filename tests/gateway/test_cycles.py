@@ -105,3 +105,16 @@ def test_nothing_is_left_of_a_client_that_spoke_tls():
     talk.until(lambda: bool(talk.records))
     assert left_of(talk) == Counter()
     talk.close()
+
+
+def test_nothing_is_left_of_a_request_that_went_again():
+    rule = m.prefix_rule("/", "a", retry={"attempts": 1, "codes": [503], "backoff": "0s"}, sessionPersistence={})
+    talk = conversation(reverse(rule), wire="sockets")
+    talk.client >> b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
+    for answer in (b"503 Failed", b"200 OK"):
+        talk.dialled("a.example", 80).take(rb"POST / .*?\r\n\r\nhi")
+        talk.origin >> b"HTTP/1.1 " + answer + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n")
+    talk.until(lambda: talk.open == 0)
+    assert left_of(talk) == Counter()
+    talk.close()
