@@ -120,6 +120,8 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     for each in backend["credentials"]:
         there = "" if each["present"] else ", which is MISSING"
         yield "  credential", f"Secret {each['secret']}{there} (filter {each['filter']} of {each['from']})", ""
+    for each in backend.get("mirrors", ()):
+        yield "  mirror", f"{each['name']}, {each['share']:.4g} of the requests".replace(", 1 of the", ", all"), ""
     yield "  timeouts", _timeouts(backend["timeouts"]), ""
 
 

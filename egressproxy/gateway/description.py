@@ -78,6 +78,8 @@ def backend_values(choice: Choice, total: int) -> dict[str, Any]:
     if spec is not None:
         made["destination"] = spec.backend.destination.value
         made["via"] = [parent.name for parent in _parents(spec.backend)]
+    if choice.mirrors is not None:
+        made["mirrors"] = [{"name": each.backend, "share": round(each.share, 4)} for each in choice.mirrors]
     return made
 
 

@@ -99,6 +99,11 @@ class Mirror:
         # Spread evenly, so that any number of requests has its share; where it begins is chance: a reload begins anew.
         self._due = random.randrange(self._denominator)  # noqa: S311 (a share of traffic is no secret)
 
+    @property
+    def share(self) -> float:
+        """Of the requests, from 0 to 1."""
+        return self._numerator / self._denominator
+
     def is_due(self) -> bool:
         """Whether this request is one of the share."""
         self._due += self._numerator

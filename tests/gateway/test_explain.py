@@ -142,6 +142,14 @@ def test_weights_are_shares_and_a_bad_backend_has_its_own_error():
     assert "gone" in found["backends"][1]["error"]["detail"]
 
 
+def test_mirrors_are_named_with_their_share():
+    to_b = {"backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "b"}, "percent": 20}
+    rule = m.prefix_rule("/", "a", filters=[{"type": "RequestMirror", "requestMirror": to_b}])
+    objects = reverse(rule, objects=(m.backend("b", "a.example", 81),))
+    (backend,) = ask(objects, "GET", "http://front.example/", dns="false")["backends"]
+    assert backend["mirrors"] == [{"name": "agents/b", "share": 0.2}]
+
+
 def test_filters_stand_in_the_order_in_which_they_run():
     rule = m.prefix_rule("/v1", "api", rewrite="/v2")
     late = {"name": "late", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers", "priority": 200}
