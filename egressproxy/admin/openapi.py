@@ -89,7 +89,37 @@ def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any]
         if _part_name(name) not in made:
             made[_part_name(name)] = {}  # it may refer to itself
             made[_part_name(name)] = _converted(parts[name], base, wanted)
+    for part in made.values():
+        for field in part.get("properties", {}).values():
+            _describe(field, made, base)
     return made
+
+
+def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> None:
+    """A field without words of its own has those of what it refers to, or says what is possible."""
+    if "description" in field:
+        return
+    place = field.get("items", field)
+    reference = place.get("$ref") or next((each["$ref"] for each in place.get("allOf", ()) if "$ref" in each), "")
+    if reference:
+        words = schemas[reference.removeprefix(base)].get("description", "")
+        if words and "$ref" in field and base == _V3:
+            field["allOf"] = [{"$ref": field.pop("$ref")}]
+    else:
+        words = _possible(place) if place is field else ""
+    if words:
+        field["description"] = words
+
+
+def _possible(field: Mapping[str, Any]) -> str:
+    said = []
+    if "enum" in field:
+        said.append(f"One of {', '.join(map(str, field['enum']))}.")
+    if "minimum" in field and "maximum" in field:
+        said.append(f"From {field['minimum']} to {field['maximum']}.")
+    if field.get("default") not in (None, "", [], {}):
+        said.append(f"Default: {json.dumps(field['default'])}.")
+    return " ".join(said)
 
 
 def _group_of(part: Mapping[str, Any]) -> str:

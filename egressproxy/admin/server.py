@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
-from egressproxy.admin import api, discovery, openapi
 from egressproxy.admin.asking import Questions
-from egressproxy.admin.objects import Objects
-from egressproxy.admin.questions import Options, form, resource
+from egressproxy.admin.kubernetes import KubernetesApi
+from egressproxy.admin.responses import HEADERS, json_response, refusal
 from egressproxy.admin.state import AdminState
-from egressproxy.admin.status import ApiError, failure
-from egressproxy.admin.watches import Watches
+from egressproxy.admin.status import ApiError
 
 __all__ = ["AdminServer", "Surface"]
 
@@ -39,16 +35,6 @@ FIRST_REQUEST_S: Final = 10.0
 UNREAD_MS: Final = 30_000
 KEEPALIVE_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 1.0
-
-_HEADERS: Final = {
-    "Server": "egressproxy",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-}
 
 _INDEX: Final = """egressproxy admin
 /healthz /livez    the process answers
@@ -90,15 +76,14 @@ class AdminServer:
         self._listening: asyncio.Server | None = None
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._scrape = asyncio.Lock()
-        self._objects = Objects(state.sources())
-        self._watches = Watches(self._objects)
+        self._kubernetes = KubernetesApi(state, lambda: f"{self.host}:{self.port}")
         full = surface is Surface.FULL
         self._exact: dict[str, _Handler] = {
             "/healthz": self._health,
             "/livez": self._health,
             "/readyz": self._ready,
             "/metrics": self._metrics,
-            **({"/": self._index, "/version": self._version, "/config": self._config} if full else {}),
+            **({"/": self._index, "/config": self._kubernetes.config, "/version": self._version} if full else {}),
             **(Questions(state).handlers() if full else {}),
         }
 
@@ -119,11 +104,11 @@ class AdminServer:
 
     def changed(self) -> None:
         """A source of objects has changed: whoever watches is told."""
-        self._objects.changed()
+        self._kubernetes.changed()
 
     def end_watches(self) -> None:
         """All watches end; there will be no more."""
-        self._watches.end()
+        self._kubernetes.end_watches()
 
     async def stop(self) -> None:
         """Stop listening and close what is open, after at most a second for answers under way."""
@@ -162,22 +147,20 @@ class AdminServer:
         try:
             response = await self._answer(request)
         except ApiError as error:
-            response = _json(error.code, error.body)
-            if error.retry_after_s:
-                response.headers["Retry-After"] = str(error.retry_after_s)
+            response = refusal(error)
         except Exception:
             logger.exception("admin: %s failed", request.path)
-            response = _failure(500, "InternalError", "a defect of the admin server; its log says more")
+            response = refusal(ApiError(500, "InternalError", "a defect of the admin server; its log says more"))
         if not response.prepared:
-            response.headers.update(_HEADERS)
+            response.headers.update(HEADERS)
         return response
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if not self._is_our_name(request.headers.get("Host", "")):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
-            return _failure(403, "Forbidden", "this Host is not served here; ask by address or as localhost")
+            return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
         if request.method not in ("GET", "HEAD"):
-            response = _failure(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD")
+            response = refusal(ApiError(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD"))
             response.headers["Allow"] = "GET, HEAD"
             return response
         path = request.path
@@ -185,12 +168,10 @@ class AdminServer:
         if handler is not None:
             return await handler(request)
         if self._surface is Surface.FULL:
-            path = path.rstrip("/")
-            if path in ("/api", "/apis") or path.startswith(("/api/", "/apis/")):
-                return await self._api(request, path)
-            if path.startswith("/openapi/"):
-                return await self._openapi(path)
-        raise _no_path(path)
+            found = await self._kubernetes.answer(request, path.rstrip("/"))
+            if found is not None:
+                return found
+        raise ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")
 
     def _is_our_name(self, host: str) -> bool:
         """Bound to loopback, loopback names alone are ours; bound to a network, we cannot know what we are called."""
@@ -221,75 +202,7 @@ class AdminServer:
 
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
         version = self._state.metrics.version
-        return _json(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{version}"})
-
-    async def _config(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return await self._document(api.everything, await self._objects.view())
-
-    async def _api(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        accept = request.headers.get("Accept", "")
-        found = self._discovered(path, accept)
-        if found is not None:
-            return found
-        asked = resource(path)
-        if asked is None:
-            raise _no_path(path)
-        options = Options.of(request.query, asked.kind)
-        shape = form(accept)
-        if options.is_watch and not asked.name:
-            with self._watches.place():
-                return await self._watch(request, await self._watches.begin(asked, options, shape))
-        make = api.get if asked.name else api.listing
-        return await self._document(make, asked, options, shape, await self._objects.view())
-
-    def _discovered(self, path: str, accept: str) -> web.Response | None:
-        body: Mapping[str, Any] | None
-        match path.strip("/").split("/"):
-            case ["api" | "apis" as root] if (content_type := discovery.aggregated_type(accept)) is not None:
-                return _json(200, discovery.aggregated(root == "api", content_type, False), content_type)
-            case ["api"]:
-                body = discovery.legacy_versions(f"{self.host}:{self.port}")
-            case ["apis"]:
-                body = discovery.group_list()
-            case ["apis", group]:
-                body = discovery.one_group(group)
-            case ["api", version]:
-                body = discovery.resource_list("", version, False)
-            case ["apis", group, version]:
-                body = discovery.resource_list(group, version, False)
-            case _:
-                return None
-        if body is None:
-            raise _no_path(path)
-        return _json(200, body)
-
-    async def _watch(self, request: web.BaseRequest, pieces: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/json", **_HEADERS})
-        await response.prepare(request)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                await response.write(piece)
-        await response.write_eof()
-        return response
-
-    async def _openapi(self, path: str) -> web.Response:
-        version = self._state.metrics.version
-        if path == "/openapi/v3":
-            return _json(200, openapi.paths_v3())
-        try:
-            schema = await self._state.schema()
-        except OSError as error:
-            raise ApiError(503, "ServiceUnavailable", str(error)) from None
-        if path == "/openapi/v2":
-            return await self._document(openapi.document_v2, schema, version, False)
-        name = path.removeprefix("/openapi/v3/")
-        return await self._document(openapi.document_v3, name, schema, version, False)
-
-    async def _document(self, make: Callable[..., Mapping[str, Any]], *arguments: Any) -> web.Response:
-        """Thousands of objects take long to decode and to encode: a thread does it, for one client at a time."""
-        async with self._scrape:
-            body = await asyncio.to_thread(lambda: _encoded(make(*arguments)))
-        return web.Response(body=body, content_type="application/json")
+        return json_response(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{version}"})
 
 
 class _Refuse(asyncio.Protocol):
@@ -314,20 +227,3 @@ def _bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) ->
         listening.close()
         raise
     return listening
-
-
-def _encoded(body: Mapping[str, Any]) -> bytes:
-    # A value that JSON does not know is never shown: it might be one that must not be.
-    return json.dumps(body, indent=1, default=lambda _value: "redacted").encode() + b"\n"
-
-
-def _json(status: int, body: Mapping[str, Any], content_type: str = "application/json") -> web.Response:
-    return web.Response(status=status, body=_encoded(body), headers={"Content-Type": content_type})
-
-
-def _failure(code: int, reason: str, message: str) -> web.Response:
-    return _json(code, failure(code, reason, message))
-
-
-def _no_path(path: str) -> ApiError:
-    return ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")

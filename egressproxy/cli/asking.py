@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-__all__ = ["ADMIN", "ask"]
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+__all__ = ["ADMIN", "ask", "lines"]
 
 #: Where `run` listens without --admin.
 ADMIN: Final = ("127.0.0.1", 15000)
@@ -18,18 +22,55 @@ ASK_S: Final = 60.0
 
 
 def ask(
-    admin: tuple[str, int], path: str, pairs: Iterable[tuple[str, str]] = (), *, method: str = "GET"
+    admin: tuple[str, int],
+    path: str,
+    pairs: Iterable[tuple[str, str]] = (),
+    *,
+    method: str = "GET",
+    accept: str = "application/json",
+    not_found: int = 2,
 ) -> dict[str, Any]:
-    """The JSON of one answer. Exits with 2 where nobody answers, or the question is refused."""
+    """The JSON of one answer.
+
+    Exits with 2 where nobody answers, or the question is refused; with `not_found` where there is no such thing.
+    """
+    with _answer(admin, path, pairs, method, accept, ASK_S) as answer:
+        body: dict[str, Any] = json.loads(answer.read())
+    if answer.status >= 400:
+        click.echo(f"egressproxy: {body.get('message', answer.reason)}", err=True)
+        sys.exit(not_found if answer.status == 404 else 2)
+    return body
+
+
+def lines(
+    admin: tuple[str, int], path: str, pairs: Iterable[tuple[str, str]], accept: str = "application/json"
+) -> Iterator[bytes]:
+    """The lines of an answer that goes on, until it ends. Exits with 2 where nobody answers, or it is refused."""
+    with _answer(admin, path, pairs, "GET", accept, None) as answer:
+        if answer.status >= 400:
+            click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
+            sys.exit(2)
+        yield from answer
+
+
+@contextmanager
+def _answer(
+    admin: tuple[str, int],
+    path: str,
+    pairs: Iterable[tuple[str, str]],
+    method: str,
+    accept: str,
+    timeout_s: float | None,
+) -> Iterator[HTTPResponse]:
     from http.client import HTTPConnection, HTTPException
     from urllib.parse import urlencode
 
     host, port = admin
-    connection = HTTPConnection(host, port, timeout=ASK_S)
+    connection = HTTPConnection(host, port, timeout=timeout_s)
     try:
-        connection.request(method, f"{path}?{urlencode(list(pairs))}", headers={"X-Egressproxy": "cli"})
-        answer = connection.getresponse()
-        body = json.loads(answer.read())
+        target = f"{path}?{urlencode(list(pairs))}"
+        connection.request(method, target, headers={"X-Egressproxy": "cli", "Accept": accept})
+        yield connection.getresponse()
     except (OSError, HTTPException, ValueError) as error:
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         click.echo(
@@ -39,8 +80,3 @@ def ask(
         sys.exit(2)
     finally:
         connection.close()
-    if answer.status >= 400:
-        click.echo(f"egressproxy: {body.get('message', answer.reason)}", err=True)
-        sys.exit(2)
-    found: dict[str, Any] = body
-    return found

@@ -1,0 +1,209 @@
+"""`egressproxy get`: the objects in service with their status, for people without kubectl."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from egressproxy.cli.addresses import address_and_port
+from egressproxy.cli.asking import ADMIN, ask, lines
+from egressproxy.cli.rows import Rows
+
+__all__ = ["command"]
+
+_OUR_GROUP = "egressproxy.io"
+_TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+_DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    group: str
+    version: str
+    plural: str
+    kind: str
+    is_namespaced: bool
+    names: frozenset[str]
+
+    @property
+    def resource(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """`namespace` "" is all of them."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        place = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
+        return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
+
+
+@click.command("get", short_help="Show the objects in service, with their status.")
+@click.argument("kind")
+@click.argument("name", required=False, default="")
+@click.option("-n", "--namespace", default="default", show_default=True, metavar="NS", help="The namespace.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
+@click.option("-l", "--selector", default="", metavar="LABELS", help="Only objects with these labels: team=red,!old.")
+@click.option("-o", "--output", type=click.Choice(("wide", "yaml", "json", "name")), help="Instead of a short table.")
+@click.option("-w", "--watch", is_flag=True, help="Go on, and show what changes.")
+@click.option(
+    "--admin", type=address_and_port, default=f"{ADMIN[0]}:{ADMIN[1]}", show_default=True, metavar="HOST:PORT",
+    help="The admin address of the process that is asked.",
+)  # fmt: skip
+def command(
+    kind: str, name: str, namespace: str, all_namespaces: bool, selector: str, output: str | None, watch: bool,
+    admin: tuple[str, int] | None,
+) -> None:  # fmt: skip
+    """Show what a running gateway has in service. KIND is a kind, its plural or a short name: Gateway, gateways, gw;
+    several with commas; with its group where several groups have it: backends.gateway.networking.k8s.io (else it is
+    the one of egressproxy.io).
+
+    The data of Secrets is never shown.
+
+    \b
+    Examples:
+      egressproxy get gateways -A
+      egressproxy get httproutes -n agents -o wide
+      egressproxy get egresspolicy outbound -n agents -o yaml
+      egressproxy get gw,httproutes -A -w
+
+    Exit status: 0 shown, 1 there is no such object, 2 wrong usage or nobody answers.
+    """
+    if admin is None:
+        raise click.UsageError("--admin off: there is nobody to ask")
+    if name and all_namespaces:
+        raise click.UsageError("a name and --all-namespaces: one object is in one namespace, name it with -n")
+    kinds = _chosen(kind, list(_kinds(admin)))
+    if name and len(kinds) > 1:
+        raise click.UsageError("a name goes with one kind")
+    if watch and len(kinds) > 1:
+        raise click.UsageError("--watch goes with one kind")
+    where = "" if all_namespaces else namespace
+    pairs = [("labelSelector", selector)] if selector else []
+    if name:
+        pairs.append(("fieldSelector", f"metadata.name={name}"))
+    if watch:
+        _watch(admin, kinds[0], where, pairs, output)
+    elif output in ("yaml", "json"):
+        _show_objects(admin, kinds, where, name, pairs, output)
+    else:
+        _show_tables(admin, kinds, where, name, pairs, output)
+
+
+def _kinds(admin: tuple[str, int]) -> Iterator[Kind]:
+    """What there is, each kind in its preferred version."""
+    seen = set()
+    for root in ("/api", "/apis"):
+        for group in ask(admin, root, accept=_DISCOVERY)["items"]:
+            of = group["metadata"].get("name", "")
+            for version in group["versions"]:
+                for found in version["resources"]:
+                    if (of, found["resource"]) in seen:
+                        continue
+                    seen.add((of, found["resource"]))
+                    kind = found["responseKind"]["kind"]
+                    names = {found["resource"], found["singularResource"], kind.lower(), *found.get("shortNames", ())}
+                    scope = found["scope"] == "Namespaced"
+                    yield Kind(of, version["version"], found["resource"], kind, scope, frozenset(names))
+
+
+def _chosen(asked: str, kinds: Sequence[Kind]) -> list[Kind]:
+    chosen = []
+    for each in asked.split(","):
+        wanted, _, group = each.strip().lower().partition(".")
+        found = [kind for kind in kinds if wanted in kind.names and group in ("", kind.group)]
+        if not found:
+            known = sorted({name for kind in kinds for name in kind.names})
+            near = get_close_matches(wanted, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted({k.plural for k in kinds}))}"
+            raise click.BadParameter(f"unknown kind {each!r}; {hint}", param_hint="KIND")
+        chosen.append(next((kind for kind in found if kind.group == _OUR_GROUP), found[0]))
+    return chosen
+
+
+def _show_tables(
+    admin: tuple[str, int],
+    kinds: Sequence[Kind],
+    where: str,
+    name: str,
+    pairs: list[tuple[str, str]],
+    output: str | None,
+) -> None:
+    found = [(kind, ask(admin, kind.path(where), pairs, accept=_TABLE)) for kind in kinds]
+    found = [(kind, table) for kind, table in found if table["rows"]]
+    if not found:
+        _say_nothing_found(kinds, where, name)
+    for index, (kind, table) in enumerate(found):
+        if output == "name":
+            _show_names(kind, table["rows"])
+            continue
+        if index:
+            click.echo()
+        prefix = f"{kind.kind.lower()}/" if len(kinds) > 1 else ""
+        rows = Rows(table["columnDefinitions"], output == "wide", not where and kind.is_namespaced, prefix)
+        rows.show(table["rows"])
+
+
+def _show_names(kind: Kind, rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
+        click.echo(f"{'.'.join(filter(None, (kind.kind.lower(), kind.group)))}/{row['object']['metadata']['name']}")
+
+
+def _show_objects(
+    admin: tuple[str, int], kinds: Sequence[Kind], where: str, name: str, pairs: list[tuple[str, str]], output: str
+) -> None:
+    if name:
+        shown = ask(admin, kinds[0].path(where, name), not_found=1)
+    else:
+        items = [item for kind in kinds for item in ask(admin, kind.path(where), pairs)["items"]]
+        shown = {"apiVersion": "v1", "kind": "List", "items": items}
+    click.echo(_text(shown, output))
+
+
+def _text(shown: dict[str, Any], output: str) -> str:
+    if output == "json":
+        return json.dumps(shown, indent=2)
+    import yaml
+
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110).rstrip("\n")
+
+
+def _say_nothing_found(kinds: Sequence[Kind], where: str, name: str) -> None:
+    """Exits with 1 where a name was asked for."""
+    is_namespaced = any(kind.is_namespaced for kind in kinds)
+    place = f" in namespace {where}" if where and is_namespaced else ""
+    hint = " (-n names another, -A shows all)" if place else ""
+    if name:
+        click.echo(f"egressproxy: {kinds[0].resource} {name!r} not found{place}{hint}", err=True)
+        sys.exit(1)
+    click.echo(f"nothing found{place}{hint}", err=True)
+
+
+def _watch(admin: tuple[str, int], kind: Kind, where: str, pairs: list[tuple[str, str]], output: str | None) -> None:
+    """Until it is interrupted, or the gateway ends."""
+    accept = "application/json" if output in ("yaml", "json") else _TABLE
+    path = kind.path(where)
+    try:
+        while True:
+            rows: Rows | None = None
+            for line in lines(admin, path, [*pairs, ("watch", "true")], accept):
+                event = json.loads(line)
+                shown = event["object"]
+                if event["type"] == "ERROR":
+                    break  # it was too far behind: from the start again
+                if output in ("yaml", "json"):
+                    click.echo(("---\n" if output == "yaml" else "") + _text(shown, output))
+                    continue
+                if output == "name":
+                    _show_names(kind, shown["rows"])
+                    continue
+                rows = rows or Rows(shown["columnDefinitions"], output == "wide", not where and kind.is_namespaced, "")
+                rows.show(shown["rows"])
+            else:
+                return
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,137 @@
+"""`egressproxy get` against an admin server of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from egressproxy.admin.server import AdminServer
+from egressproxy.cli import main
+from egressproxy.config.load import load_text
+from tests.admin.kit import Holder, entry
+from tests.admin.test_server import State
+from tests.support.net import free_port
+
+TEXT = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: egress, namespace: agents, labels: {team: red}}
+spec: {gatewayClassName: c, listeners: [{name: http, port: 80, protocol: HTTP}]}
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: ours}
+spec: {destination: {type: Dynamic}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: key}
+stringData: {token: CANARY}
+"""
+STATUS = {"conditions": [{"type": "Programmed", "status": "True"}, {"type": "Accepted", "status": "True"}]}
+
+Get = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def admin() -> Iterator[AdminServer]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> AdminServer:
+        state = State()
+        state.source = Holder([entry(each, STATUS) for each in load_text(TEXT).objects])
+        server = AdminServer(state, "127.0.0.1", 0)
+        await server.start()
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+    yield server
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+    loop.close()
+
+
+@pytest.fixture
+def get(admin: AdminServer) -> Get:
+    return lambda *arguments: CliRunner().invoke(main, ["get", *arguments, "--admin", f"127.0.0.1:{admin.port}"])
+
+
+@pytest.mark.parametrize("kind", ["gw", "gateway", "Gateway", "gateways", "gateways.gateway.networking.k8s.io"])
+def test_a_kind_goes_by_many_names(get: Get, kind: str):
+    head, row = get(kind, "-n", "agents").output.splitlines()
+    assert head.split() == ["NAME", "CLASS", "ADDRESS", "PROGRAMMED", "AGE"]
+    assert row.split() == ["egress", "c", "True", "<unknown>"]
+
+
+def test_all_namespaces_are_named(get: Get):
+    head, row = get("gw", "-A", "-o", "wide").output.splitlines()
+    assert head.split()[:2] == ["NAMESPACE", "NAME"]
+    assert row.split()[:2] == ["agents", "egress"]
+    assert row.endswith("http:80     0")
+
+
+def test_several_kinds_stand_below_each_other(get: Get):
+    output = get("gw,secrets", "-A").output
+    assert "gateway/egress" in output
+    assert "secret/key" in output
+
+
+def test_a_name_of_several_groups_means_ours(get: Get):
+    assert get("backends", "-o", "name").output.split() == ["backend.egressproxy.io/ours"]
+    assert "nothing found" in get("backends.gateway.networking.k8s.io").output
+
+
+def test_objects_come_as_yaml_and_json(get: Get):
+    one = yaml.safe_load(get("gw", "egress", "-n", "agents", "-o", "yaml").output)
+    assert (one["kind"], one["status"]) == ("Gateway", STATUS)
+    many = json.loads(get("gw", "-A", "-o", "json").output)
+    assert [item["metadata"]["name"] for item in many["items"]] == ["egress"]
+
+
+def test_labels_select(get: Get):
+    assert get("gw", "-A", "-l", "team=red", "-o", "name").output != ""
+    assert "nothing found" in get("gw", "-A", "-l", "team=blue").output
+    assert get("gw", "-A", "-l", "team in").exit_code == 2
+
+
+def test_what_is_not_there_is_said_with_a_remedy(get: Get):
+    for more in ((), ("-o", "yaml")):
+        result = get("gw", "nope", *more)
+        assert result.exit_code == 1
+        assert "not found" in result.output
+    assert "nothing found in namespace default (-n names another, -A shows all)" in get("gw").output
+
+
+def test_a_secret_is_not_shown(get: Get):
+    for output in ("yaml", "json", "wide"):
+        assert "CANARY" not in get("secrets", "-A", "-o", output).output
+
+
+def test_an_unknown_kind_has_a_nearest_one(get: Get):
+    result = get("gatway")
+    assert result.exit_code == 2
+    assert "did you mean gateway?" in result.output
+
+
+def test_a_watch_shows_what_is_there_and_ends_with_the_gateway(admin: AdminServer, get: Get):
+    timer = threading.Timer(0.5, lambda: admin._kubernetes._watches.end())
+    timer.start()
+    result = get("gw", "-A", "-w")
+    timer.join()
+    assert result.exit_code == 0
+    assert "egress" in result.output
+
+
+def test_nobody_who_answers_is_told_as_that():
+    result = CliRunner().invoke(main, ["get", "gw", "--admin", f"127.0.0.1:{free_port()}"])
+    assert result.exit_code == 2
+    assert "does not answer" in result.output
