@@ -21,12 +21,12 @@ from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.spec.backend import BackendTlsSpec, ConnectionSpec, Destination, Endpoint
+from egressproxy.spec.backend import BackendTlsSpec, ConnectionSpec, Destination, Endpoint, Protocol
 from egressproxy.transport.flow import peer_name
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import TimerWheel
 from egressproxy.transport.tls import TlsStream, tls_fault
-from egressproxy.transport.tls_contexts import client_tls
+from egressproxy.transport.tls_contexts import HTTP_1_1, client_tls
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import Dialer, abandon
 from egressproxy.upstream.pool import Pool
@@ -41,6 +41,8 @@ MAX_TARGETS = 1024
 #: How many are freed at one time.
 FREED_TARGETS = 64
 DEFAULT_TLS = BackendTlsSpec()
+#: A stream's protocol is not ours to name.
+NO_ALPN: tuple[str, ...] = ()
 NO_PORTS: Mapping[str, Collection[int]] = MappingProxyType({})
 LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
 
@@ -375,7 +377,7 @@ class Connector:
                 waiting[0].set_exception(tls_fault(error, Retry.SAFE))
 
         try:
-            client = client_tls(tls, host)
+            client = client_tls(tls, host, NO_ALPN if self.spec.backend.protocol is Protocol.TCP else HTTP_1_1)
         except (ssl.SSLError, ValueError) as error:
             parked.transport.abort()
             message = f"the TLS settings of backend {self.name} cannot be used"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from egressproxy.gateway.attempts import Attempts
     from egressproxy.gateway.mirror import Mirror
 
-__all__ = ["STREAM_PROTOCOLS", "Choice", "Listener", "Port", "Route", "Snapshot"]
+__all__ = ["Choice", "Listener", "Port", "Route", "Snapshot"]
 
 #: TLS (by SNI) and TCP listeners: no HTTP there.
 STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
@@ -62,6 +62,11 @@ class Choice:
         self.error = error
         self.backend_request_s = backend_request_s
         self.mirrors = mirrors
+
+    @property
+    def originates_tls(self) -> bool:
+        """Whether the backend is configured with TLS."""
+        return self.connector is not None and self.connector.spec.backend.tls is not None
 
     def __repr__(self) -> str:
         return f"Choice({self.backend}, weight={self.weight})"

@@ -196,7 +196,8 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
     x.backend, x.series = choice.backend, choice.series
     take_tunnel_slot(client.state, life, listener)
     if listener.terminate is None:
-        upstream = await dial(x, choice)
+        # TLS that a client has begun is its own to the end; octets of a TCP listener are plain, as far as we know.
+        upstream = await dial(x, choice, terminated=client.reader is None and choice.originates_tls)
         x.status = 200
         held = client.take_held()
         if hand_over(conductor, x, client, upstream, held, None, route.tunnel_idle_s):

@@ -187,6 +187,88 @@ def test_a_gateway_shows_its_certificate_to_its_backends_and_to_those_of_no_othe
             assert origin.peers == ["gateway.test", "-"], "each Gateway keeps its own connections"
 
 
+def service(name: str, port: int) -> list[m.Manifest]:
+    """A Service whose one endpoint is this port of loopback."""
+    labels = {"kubernetes.io/service-name": name}
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "agents"},
+         "spec": {"ports": [{"name": "tls", "port": 443, "appProtocol": "HTTPS"}]}},
+        {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+         "metadata": {"name": name, "namespace": "agents", "labels": labels},
+         "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [{"name": "tls", "port": port}]},
+    ]  # fmt: skip
+
+
+def tls_policy(name: str, hostname: str, *names: m.Manifest, ca: str = "ca") -> m.Manifest:
+    validation = {"hostname": hostname, "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": ca}]}
+    if names:
+        validation["subjectAltNames"] = list(names)
+    spec = {"targetRefs": [{"group": "", "kind": "Service", "name": name}], "validation": validation}
+    return m.manifest(f"{m.GATEWAY_API}/v1", "BackendTLSPolicy", name, "agents", spec=spec)
+
+
+def test_a_service_is_reached_as_its_policy_says_or_not_at_all(dns: NameServer, tmp_path: Path):
+    pki, other, port, tcp, tls = Pki(), Pki(), free_port(), free_port(), free_port()
+    shown = pki.identified("spiffe://td/ns", HOST)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (tmp_path / "server.pem").write_bytes(shown.chain_pem.encode() + shown.key_pem.reveal())
+    context.load_cert_chain(tmp_path / "server.pem")
+    names: list[str | None] = []
+    context.sni_callback = lambda _peer, name, _context: names.append(name)
+    uri, dns_name = {"type": "URI", "uri": "spiffe://td/ns"}, {"type": "Hostname", "hostname": HOST}
+    policies = {
+        "name": tls_policy("name", HOST),
+        "uri": tls_policy("uri", "sni.test", uri),
+        "either": tls_policy("either", "sni.test", {"type": "URI", "uri": "spiffe://td/x"}, dns_name),
+        "wrong-name": tls_policy("wrong-name", "wrong.test"),
+        "wrong-uri": tls_policy("wrong-uri", HOST, {"type": "URI", "uri": "spiffe://td/NS"}),
+        "wrong-ca": tls_policy("wrong-ca", HOST, ca="other"),
+        "no-ca": tls_policy("no-ca", HOST, ca="gone"),
+    }
+    with Origin(context=context) as origin:
+        rules = [
+            {"matches": [{"path": {"type": "PathPrefix", "value": f"/{name}"}}],
+             "backendRefs": [{"name": name, "port": 443}]}
+            for name in (*policies, "none")
+        ]  # fmt: skip
+        to_name = [{"backendRefs": [{"name": "name", "port": 443}]}]
+        parents = [{"name": "gw", "sectionName": "tcp"}]
+        objects = [
+            m.gateway(
+                m.http_listener(port),
+                {"name": "tcp", "port": tcp, "protocol": "TCP"},
+                {"name": "tls", "port": tls, "protocol": "TLS", "tls": terminate("front")},
+            ),
+            policy(dns),
+            secret_of("front", pki.issue(FRONT)),
+            m.config_map("ca", {"ca.crt": pki.ca_pem}),
+            m.config_map("other", {"ca.crt": other.ca_pem}),
+            m.http_route("r", *rules, section="http"),
+            m.manifest(
+                f"{m.GATEWAY_API}/v1alpha2", "TCPRoute", "s", "agents", spec={"parentRefs": parents, "rules": to_name}
+            ),
+            m.manifest(
+                f"{m.GATEWAY_API}/v1", "TLSRoute", "t", "agents",
+                spec={"parentRefs": [{"name": "gw", "sectionName": "tls"}], "hostnames": [FRONT], "rules": to_name},
+            ),
+            *policies.values(),
+            *(each for name in (*policies, "none") for each in service(name, origin.port)),
+        ]  # fmt: skip
+        with GatewayProcess(tmp_path / "gw", objects):
+            for name, status in (
+                ("name", 200), ("uri", 200), ("either", 200), ("wrong-name", 502), ("wrong-uri", 502),
+                ("wrong-ca", 502), ("no-ca", 500), ("none", 500),
+            ):  # fmt: skip
+                with client(port) as sock:
+                    assert (name, ask(sock, get(FRONT, port, f"/{name}", absolute=False))[0]) == (name, status)
+            assert names[:3] == [HOST, "sni.test", "sni.test"]
+            with client(tcp) as sock:
+                assert ask(sock, get(FRONT, tcp, absolute=False)) == (200, b"ok")
+            with client(tls, pki.client_context(), FRONT) as sock:
+                assert ask(sock, get(FRONT, tls, absolute=False)) == (200, b"ok")
+            assert names[-2:] == [HOST, HOST]
+
+
 def test_an_end_of_tls_without_close_notify_is_no_end_of_a_response(dns: NameServer, tmp_path: Path):
     pki, port = Pki(), free_port()
 

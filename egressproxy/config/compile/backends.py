@@ -7,7 +7,7 @@ Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -31,6 +31,7 @@ from egressproxy.config.resources.backend import (
 )
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Dns, Extension
+from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
 
 __all__ = ["Backends", "ResolvedBackend"]
@@ -71,7 +72,7 @@ class Backends:
         self._references = references
         self._services = services
         self._extensions = extensions
-        self._found: dict[tuple[Key, int | None], ResolvedBackend | Unresolved] = {}
+        self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | Unresolved] = {}
         self._placed: dict[Key, tuple[Placed, ...]] = {}
         self._busy: list[Key] = []
 
@@ -81,7 +82,7 @@ class Backends:
         namespace = self._references.namespace_of(source, ref)
         kind = _ALIASES.get((ref.group, ref.kind), ref.kind)
         key = (ref.group, kind, namespace, ref.name)
-        place = (key, getattr(ref, "port", None))
+        place = (key, getattr(ref, "port", None), isinstance(source, TlsRoute | TcpRoute))
         found = self._found.get(place)
         if found is None:
             try:
@@ -92,6 +93,14 @@ class Backends:
         if isinstance(found, Unresolved):
             raise Unresolved(found.reason, found.message)
         return found
+
+    def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
+        """Why streams whose TLS ends here must not go on to these backends, "" if they may: one of them speaks TLS."""
+        for ref in refs:
+            place = (self._references.namespace_of(route, ref), ref.name, ref.port or 0)
+            if (ref.group, ref.kind) == ("", "Service") and self._services.refuses_plain_text(*place):
+                return f"port {ref.port} of Service {place[0]}/{ref.name} speaks TLS: add a BackendTLSPolicy for it"
+        return ""
 
     def services(self, route: Resource) -> set[tuple[str, str]]:
         """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
@@ -154,12 +163,13 @@ class Backends:
             conditions.add_note("Accepted", note)
         return conditions.to_list()
 
-    def _read(self, key: Key, port: int | None) -> ResolvedBackend:
+    def _read(self, key: Key, port: int | None, is_opaque: bool) -> ResolvedBackend:
         group, kind, namespace, name = key
         if (group, kind) == ("", "Service"):
             if port is None:
                 raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
-            return ResolvedBackend(_served(self._services.backend(namespace, name, port)), key, port)
+            service = self._services.backend(namespace, name, port, is_opaque=is_opaque)
+            return ResolvedBackend(_served(service), key, port)
         found = self._resources.get(*key)
         if isinstance(found, XBackend):
             return self._read_x_backend(found, port)

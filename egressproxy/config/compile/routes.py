@@ -39,7 +39,7 @@ from egressproxy.config.resources.routes import (
     TlsRoute,
 )
 from egressproxy.spec.backend import Destination
-from egressproxy.spec.gateway import ListenerProtocol
+from egressproxy.spec.gateway import ListenerProtocol, TlsMode
 from egressproxy.spec.policy import ExtensionSpec, PolicySpec
 from egressproxy.spec.route import (
     AuthProtocol,
@@ -179,6 +179,9 @@ class RouteCompiler:
         where = Where(str(attachment.listener.gateway), str(route))
         merged = self._policies.merge(layers, is_routed=True)
         placed, error = self._requests(layers, where)
+        tls = attachment.listener.tls
+        if tls is not None and tls.mode is TlsMode.TERMINATE:
+            error = error or self._backends.plain_text_error(route, rule.backend_refs)
         found = self._weigher.choices(route, rule.backend_refs, layers, where, lambda _ref: (), error)
         return StreamRouteSpec(
             name=route.full_name,

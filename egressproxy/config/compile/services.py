@@ -42,8 +42,8 @@ class Services:
             if piece.service:
                 self._by_service[piece.namespace, piece.service].append(piece)
 
-    def backend(self, namespace: str, name: str, port: int) -> BackendSpec:
-        """The Service as a backend. Raises Unresolved."""
+    def backend(self, namespace: str, name: str, port: int, *, is_opaque: bool = False) -> BackendSpec:
+        """The Service as a backend. `is_opaque`: of streams, whose octets are nobody's to judge. Raises Unresolved."""
         service = self._resources.get("", "Service", namespace, name)
         if not isinstance(service, Service):
             raise Unresolved("BackendNotFound", f"Service {namespace}/{name} does not exist")
@@ -53,7 +53,7 @@ class Services:
         entry = next((p for p in service.spec.ports if p.port == port), None)
         if entry is None:
             raise Unresolved("BackendNotFound", f"{service} has no port {port}")
-        app_protocol = (entry.app_protocol or "").lower()
+        app_protocol = "tcp" if is_opaque else (entry.app_protocol or "").lower()
         if entry.protocol != "TCP" or app_protocol not in _APP_PROTOCOLS:
             said = entry.app_protocol or entry.protocol
             raise Unresolved("UnsupportedProtocol", f"port {port} of {service} speaks {said}, which is not supported")
@@ -71,6 +71,16 @@ class Services:
             protocol=_APP_PROTOCOLS[app_protocol],
             tls=tls,
         )
+
+    def refuses_plain_text(self, namespace: str, name: str, port: int) -> bool:
+        """Whether this port speaks TLS, and no policy says how to verify it."""
+        service = self._resources.get("", "Service", namespace, name)
+        if not isinstance(service, Service):
+            return False
+        entry = next((p for p in service.spec.ports if p.port == port), None)
+        if entry is None or (entry.app_protocol or "").lower() not in _NEEDS_TLS:
+            return False
+        return self._policies.tls(service, entry) is None
 
     def _endpoints(self, service: Service, entry: ServicePort) -> tuple[Endpoint, ...]:
         """The ready addresses, with the port that each slice has under the Service port's name."""

@@ -229,27 +229,56 @@ def test_one_good_ca_is_enough_and_status_names_the_bad_one():
     assert of_policy(made, "Accepted")[:2] == ("True", "Accepted")
 
 
-def test_a_terminated_tls_route_goes_on_in_tls():
-    pki = Pki().certificate("a.example")
-    gateway = """
+def stream(protocol: str, mode: str = "") -> list[str]:
+    """A Gateway with one listener of this protocol, and a route on it to the Service."""
+    made = Pki().certificate("a.example")
+    parts = {"tls.crt": made.chain_pem, "tls.key": made.key_pem.reveal().decode()}
+    data = ", ".join('{}: "{}"'.format(key, value.replace("\n", "\\n")) for key, value in parts.items())
+    refs = ", certificateRefs: [{name: cert}]" if mode == "Terminate" else ""
+    tls = f", tls: {{mode: {mode}{refs}}}" if mode else ""
+    gateway = f"""
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
-metadata: {name: gw}
+metadata: {{name: gw}}
 spec:
   gatewayClassName: egressproxy
-  listeners: [{name: tls, port: 8443, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: cert}]}}]
+  listeners: [{{name: stream, port: 8443, protocol: {protocol}{tls}}}]
 """
-    lines = {key: value.replace("\n", "\\n") for key, value in (
-        ("tls.crt", pki.chain_pem), ("tls.key", pki.key_pem.reveal().decode())
-    )}  # fmt: skip
-    data = ", ".join(f'{key}: "{value}"' for key, value in lines.items())
-    secret = f"apiVersion: v1\nkind: Secret\nmetadata: {{name: cert}}\nstringData: {{{data}}}\n"
-    text = ROUTE.replace("HTTPRoute", "TLSRoute").replace("  rules", "  hostnames: [a.example]\n  rules")
-    made = compiled(gateway, secret, text, SERVICE, POLICY)
-    (found,) = listener(made).tls_routes
+    text = ROUTE.replace("HTTPRoute", f"{protocol}Route")
+    if protocol == "TLS":
+        text = text.replace("  rules", "  hostnames: [a.example]\n  rules")
+    else:
+        text = text.replace("/v1\n", "/v1alpha2\n")
+    return [gateway, f"apiVersion: v1\nkind: Secret\nmetadata: {{name: cert}}\nstringData: {{{data}}}\n", text]
+
+
+@pytest.mark.parametrize(("protocol", "mode"), [("TLS", "Terminate"), ("TCP", "")])
+def test_streams_go_on_in_tls_where_a_policy_says_so(protocol: str, mode: str):
+    made = compiled(*stream(protocol, mode), SERVICE, POLICY)
+    (found,) = (*listener(made).tls_routes, *listener(made).tcp_routes)
     assert found.backends[0].backend is not None
     assert found.backends[0].backend.tls is not None
     assert ancestors(made)[0]["ancestorRef"]["name"] == "gw"
+
+
+@pytest.mark.parametrize("written", ["https", "kubernetes.io/h2c", "example.com/own"])
+@pytest.mark.parametrize(("protocol", "mode"), [("TLS", "Passthrough"), ("TCP", "")])
+def test_what_a_service_speaks_is_nothing_to_streams_that_pass_as_they_are(protocol: str, mode: str, written: str):
+    made = compiled(*stream(protocol, mode), SERVICE.replace("port: 80,", f"port: 80, appProtocol: {written},"))
+    (found,) = (*listener(made).tls_routes, *listener(made).tcp_routes)
+    assert found.backends[0].backend is not None
+    assert of_route(made, "ResolvedRefs", kind=f"{protocol}Route")[0] == "True"
+
+
+def test_a_stream_whose_tls_ends_here_does_not_go_on_in_plain_text_to_what_speaks_tls():
+    secure = SERVICE.replace("port: 80,", "port: 80, appProtocol: https,")
+    made = compiled(*stream("TLS", "Terminate"), secure)
+    (found,) = listener(made).tls_routes
+    assert found.backends[0].backend is None
+    assert "add a BackendTLSPolicy" in found.backends[0].error
+    made = compiled(*stream("TLS", "Terminate"), secure, POLICY)
+    (found,) = listener(made).tls_routes
+    assert found.backends[0].backend is not None
 
 
 def test_the_generation_is_that_of_the_policy():
