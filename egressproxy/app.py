@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import resource
 import signal
@@ -21,6 +22,8 @@ from egressproxy.config.sources.files import changes
 from egressproxy.loading.apart import Loading, LoadingFailed, schema
 from egressproxy.loading.published import PublishedConfiguration
 from egressproxy.loading.result import Loaded, Place, builtin
+from egressproxy.model.steps import finished
+from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.loop import Loop
@@ -101,6 +104,7 @@ class App:
         self._exposition: Exposition | None = None
         self._fleet = _fleet(options, self.metrics)
         self._loaded: Loaded | None = None
+        self._packed = b""  # the spec in service, as `spec.packing` writes it, compressed
         self._generation = 0
         self._published = PublishedConfiguration()
         self._schema = b""
@@ -149,6 +153,9 @@ class App:
             return await self._fleet.explain(pairs)
         except NotAnswered as error:
             raise Unanswerable(str(error)) from None
+
+    async def model(self) -> bytes:
+        return await asyncio.to_thread(_model, self._packed)
 
     async def decisions(self) -> Sequence[bytes]:
         return await self._fleet.decisions()
@@ -243,6 +250,7 @@ class App:
         fresh = await self._read()
         own = tuple(self._own.values())
         await self._fleet.apply(Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, own))
+        self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         self._loaded = replace(fresh, spec=b"")
         self._generation += 1
         self._publish()
@@ -327,6 +335,14 @@ def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:
     for place in places:
         shared.setdefault((place.address, place.port), []).append(place.listener)
     return {where: ", ".join(listeners) for where, listeners in shared.items()}
+
+
+def _model(packed: bytes) -> bytes:
+    """The outline of a configuration; holds no secret."""
+    from egressproxy.spec.outline import outline
+
+    spec = finished(unpacking(zlib.decompress(packed)))
+    return json.dumps({"model": outline(spec)}).encode()
 
 
 def _place(address: str, port: int) -> str:

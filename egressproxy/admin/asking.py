@@ -1,4 +1,4 @@
-"""/explain and /decisions: what would become of a request, and what has become of the latest ones."""
+"""/explain, /decisions and /model: what would become of a request, what became of the latest ones, what is served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Questions:
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     def handlers(self) -> dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
-        return {"/explain": self._explain, "/decisions": self._decisions}
+        return {"/explain": self._explain, "/decisions": self._decisions, "/model": self._model}
 
     async def _explain(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -43,6 +43,10 @@ class Questions:
         async with self._places:
             body = await asyncio.to_thread(_latest, await self._state.decisions())
         return web.Response(text=body, content_type=JSON)
+
+    async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
+        async with self._places:
+            return web.Response(body=await self._state.model(), content_type=JSON)
 
 
 def _latest(decisions: Iterable[bytes]) -> str:

@@ -45,6 +45,7 @@ _INDEX: Final = """egressproxy admin
 /config            all of it in one List
 /explain           ?method=&url=&as=&header=: what would become of a request, and why
 /decisions         the latest decisions, without queries and headers
+/model             what is served, as egressproxy diff compares it
 """
 
 #: kubectl compares versions: this says which Kubernetes the API is like.

@@ -70,6 +70,9 @@ class AdminState(Protocol):
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         """What would become of a request, as JSON; `pairs` are its parameters. Raises Unanswerable."""
 
+    async def model(self) -> bytes:
+        """What is served, as JSON: `spec.outline`."""
+
     async def decisions(self) -> Sequence[bytes]:
         """The recent decisions of each worker, the latest first, as JSON."""
 

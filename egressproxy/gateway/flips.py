@@ -34,11 +34,14 @@ REFUSALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`reason` is "-" for what is allowed. `is_sure` false: it depends on what is not known here."""
+    """`reason` is "-" for what is allowed. `is_sure` false: it depends on headers, a query, or the rest of a long path.
+    `knows_addresses` false: nobody is asked where the name leads.
+    """
 
     is_allowed: bool
     reason: str
     is_sure: bool = True
+    knows_addresses: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,12 @@ class Flip:
         """From a denial of policy to a request that would leave."""
         return self.after.is_allowed and self.before.reason in {reason.value for reason in DENIALS}
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether what is known suffices: addresses count where they were what was denied."""
+        knows_addresses = self.after.knows_addresses or self.before.reason != Reason.ADDRESS_DENIED.value
+        return self.before.is_sure and self.after.is_sure and knows_addresses
+
     def values(self) -> dict[str, Any]:
         decision = self.decision
         return {
@@ -60,7 +69,7 @@ class Flip:
             "serviceAccount": decision.service_account,
             "before": "allow" if self.before.is_allowed else "deny", "beforeReason": self.before.reason,
             "after": "allow" if self.after.is_allowed else "deny", "afterReason": self.after.reason,
-            "isSure": self.before.is_sure and self.after.is_sure,
+            "isSure": self.is_sure,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -69,7 +78,7 @@ class Flip:
         words = [f"{decision.method} {decision.authority}{path} on {decision.gateway}/{decision.listener}:"]
         for outcome in (self.before, self.after):
             words.append("allow" if outcome.is_allowed else f"deny ({outcome.reason})")
-        return f"{words[0]} {words[1]} -> {words[2]}{'' if self.after.is_sure else ' (maybe)'}"
+        return f"{words[0]} {words[1]} -> {words[2]}{'' if self.is_sure else ' (maybe)'}"
 
 
 def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]) -> Steps[list[Flip]]:
@@ -91,7 +100,7 @@ def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecis
         then = outcome(after, decision)
         if before is not None:
             again = outcome(before, decision)
-            if decision.reason != Reason.ADDRESS_DENIED.value or again.is_sure:
+            if decision.reason != Reason.ADDRESS_DENIED.value or again.knows_addresses:
                 was = again
         if then.is_allowed != was.is_allowed and _may_have_changed(before, after, was, then, decision):
             found.append(Flip(decision, was, then))
@@ -122,7 +131,7 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     judged = [_judge(decided.x, choice.connector) for choice in decided.route.choices if choice.connector is not None]
     if judged and all(each is False for each in judged):
         return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)
-    return Outcome(True, "-", is_sure and None not in judged)
+    return Outcome(True, "-", is_sure, None not in judged)
 
 
 def _judge(x: Exchange, connector: Connector) -> bool | None:
@@ -152,8 +161,10 @@ def _may_have_changed(
     before: Snapshot | None, after: Snapshot, was: Outcome, then: Outcome, decision: RecentDecision
 ) -> bool:
     """False where an address was refused that nobody knows now, and nothing that judges addresses is another."""
-    if before is None or was.reason != Reason.ADDRESS_DENIED.value or then.is_sure:
+    if was.reason != Reason.ADDRESS_DENIED.value or then.knows_addresses:
         return True
+    if before is None:
+        return False
     return _address_rules(before, decision) != _address_rules(after, decision)
 
 

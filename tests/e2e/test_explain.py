@@ -96,3 +96,22 @@ def test_a_question_that_is_none_is_answered_400(dns: NameServer, tmp_path: Path
         assert "neither" in json.load(refused.value)["message"]
         status, text = command(gateway, "explain", "GET", "ftp://x")
         assert (status, "neither" in text) == (2, True)
+
+
+def test_a_new_configuration_is_compared_with_the_running_gateway_and_its_decisions(dns: NameServer, tmp_path: Path):
+    port = free_port()
+    with Origin() as origin, GatewayProcess(tmp_path / "gw", manifests(port, origin.port, dns)) as gateway:
+        with client(port) as sock:
+            assert ask(sock, get("b.test", origin.port))[0] == 403
+            assert ask(sock, get("api.test", origin.port, "/v1")) == (200, b"ok")
+        assert command(gateway, "diff", str(gateway.config)) == (
+            0, "2 decisions made again, none of them the other way\n",
+        )  # fmt: skip
+        assert TOKEN not in str(fetch(gateway, "/model"))
+        changed = manifests(port, origin.port, dns)
+        changed[1] = m.policy(("a.test", "b.test"), dns=dns.address, cidrs=ALLOW_LOOPBACK)
+        m.write(tmp_path / "new.yaml", changed)
+        status, text = command(gateway, "diff", str(tmp_path / "new.yaml"))
+        assert status == 1
+        assert "~ Listener agents/gw/forward\n" in text
+        assert f"! GET b.test:{origin.port}/ on agents/gw/forward: deny (destination_not_allowed) -> allow" in text

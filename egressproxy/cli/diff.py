@@ -1,0 +1,145 @@
+"""`egressproxy diff`: what a new configuration would change, and which recent decisions it would make the other way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from egressproxy.cli.addresses import address_and_port, address_or_network
+from egressproxy.cli.asking import ADMIN, ask
+from egressproxy.cli.differences import compare, show
+from egressproxy.cli.problems import show_problems
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.flips import Flip
+    from egressproxy.gateway.live import Snapshot
+    from egressproxy.gateway.recent import RecentDecision
+    from egressproxy.spec.gateway import ConfigSpec
+
+__all__ = ["command"]
+
+#: Requests of an access log that are decided again: more do not say more.
+MAX_DECISIONS = 100_000
+
+
+@click.command("diff", short_help="Say what a new configuration would change.")
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[OLD] NEW")
+@click.option(
+    "--admin", type=address_and_port, metavar="HOST:PORT", default=None,
+    help="A running process: its recent decisions are made again; and, without OLD, its configuration is the old one."
+    f" The default, without OLD: {ADMIN[0]}:{ADMIN[1]}.",
+)  # fmt: skip
+@click.option(
+    "--access-log", "access_log", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="Make the decisions of this access log again, rather than those that a process remembers.",
+)  # fmt: skip
+@click.option(
+    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
+    help="As in `run`.",
+)  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+def command(
+    paths: tuple[Path, ...], admin: tuple[str, int] | None, access_log: Path | None, bind: tuple[str, ...], output: str
+) -> None:
+    """Compare two configurations (files or folders), or a running process with a new one, in what is served:
+    listeners, routes, rules, backends and what policies say there, by name and field; and the recent decisions that
+    would flip from allow to deny or back. Values of Secrets are not compared.
+
+    \b
+    Examples:
+      egressproxy diff policies/                              # against the running process
+      egressproxy diff policies/ new/
+      egressproxy diff policies/ new/ --access-log /var/log/egress.jsonl
+      egressproxy diff new/ --admin 127.0.0.1:15000 -o json | jq '.flips[] | select(.after == "allow")'
+
+    Exit status: 0 the same, 1 something differs, 2 trouble.
+    """
+    if not 1 <= len(paths) <= 2:
+        raise click.UsageError("name one configuration, to compare with a running process, or two: OLD NEW")
+    if len(paths) == 1 and admin is None:
+        admin = ADMIN
+    *old_path, new_path = paths
+    new = _compiled(new_path, bind)
+    old = _compiled(old_path[0], bind) if old_path else None
+    from egressproxy.spec.outline import outline
+
+    before = outline(old) if old is not None else ask(admin or ADMIN, "/model")["model"]
+    found: dict[str, Any] = compare(before, outline(new))
+    if access_log is not None or admin is not None:
+        found |= _flips(old, new, admin, access_log)
+    found["same"] = not (found["added"] or found["removed"] or found["changed"] or found.get("flips"))
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+    else:
+        show(found, sys.stdout)
+    sys.exit(0 if found["same"] else 1)
+
+
+def _compiled(path: Path, bind: tuple[str, ...]) -> ConfigSpec:
+    """Exits with 2 where it is refused."""
+    from egressproxy.config.problems import ConfigError
+    from egressproxy.loading.compilation import loaded
+
+    try:
+        return loaded((path,), bind)[1].spec
+    except ConfigError as error:
+        show_problems(error.problems, sys.stderr)
+        sys.exit(2)
+
+
+def _flips(
+    old: ConfigSpec | None, new: ConfigSpec, admin: tuple[str, int] | None, access_log: Path | None
+) -> dict[str, Any]:
+    """The decisions that flip, and how many were made again."""
+    from egressproxy.gateway.flips import flips
+    from egressproxy.gateway.trial import offline
+    from egressproxy.model.steps import finished
+
+    async def replayed() -> tuple[list[Flip], int]:
+        before, after = offline(old) if old is not None else None, offline(new)
+        recent = _of_log(access_log, before or after) if access_log is not None else _of_admin(admin or ADMIN)
+        return finished(flips(before, after, recent)), len(recent)
+
+    try:
+        found, count = asyncio.run(replayed())
+    except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
+        click.echo(f"egressproxy: a configuration cannot be served: {error}", err=True)
+        sys.exit(2)
+    return {"flips": [each.values() for each in found], "replayed": count}
+
+
+def _of_admin(admin: tuple[str, int]) -> list[RecentDecision]:
+    from egressproxy.gateway.recent import RecentDecision
+
+    return [RecentDecision(**each) for each in ask(admin, "/decisions")["decisions"]]
+
+
+def _of_log(path: Path, snapshot: Snapshot) -> list[RecentDecision]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return list(_unique(file, snapshot))
+
+
+def _unique(lines: Iterable[str], snapshot: Snapshot) -> Iterable[RecentDecision]:
+    """Each request of an access log once. The log leaves the scheme out: the listener's, or that of the port."""
+    from egressproxy.gateway.recent import RecentDecision
+
+    schemes = {(live.gateway, live.name): live.scheme for port in snapshot.ports.values() for live in port.listeners}
+    seen: set[RecentDecision] = set()
+    for line in lines:
+        try:
+            record = json.loads(line)
+            scheme = schemes.get((record["gateway"], record["listener"]), b"http").decode()
+            if scheme == "http" and str(record["authority"]).endswith(":443"):
+                scheme = "https"
+            decision = RecentDecision.of_log(record, scheme)
+        except (ValueError, KeyError, TypeError):
+            continue  # no line of an access log, or half of one
+        if decision not in seen and len(seen) < MAX_DECISIONS:
+            seen.add(decision)
+            yield decision

@@ -1,0 +1,90 @@
+"""Differences between two outlines, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final
+
+from egressproxy.spec.outline import Outline
+
+__all__ = ["compare", "lines", "show"]
+
+_STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "!": "bold red", " ": ""}
+
+
+def compare(old: Outline, new: Outline) -> dict[str, Any]:
+    """`added` and `removed` with their fields, `changed` by object and field with `old` and `new` (None: not there)."""
+    changed = {}
+    for name in old:
+        if name in new and old[name] != new[name]:
+            before, after = old[name], new[name]
+            changed[name] = {
+                path: {"old": before.get(path), "new": after.get(path)}
+                for path in dict.fromkeys((*before, *after))
+                if before.get(path) != after.get(path)
+            }
+    return {
+        "added": {name: values for name, values in new.items() if name not in old},
+        "removed": {name: values for name, values in old.items() if name not in new},
+        "changed": changed,
+    }
+
+
+def show(found: Mapping[str, Any], file: IO[str]) -> None:
+    """Coloured on a terminal, plain everywhere else."""
+    if not file.isatty():
+        for line in lines(found):
+            print(line, file=file)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+    for line in lines(found):
+        console.print(Text(line, _STYLES.get(line.lstrip()[:1], "")), soft_wrap=True)
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """`+` is new, `-` is gone, `~` is changed, `!` is a decision that flips."""
+    for sign, kind in (("-", "removed"), ("+", "added")):
+        for name, values in found[kind].items():
+            yield f"{sign} {name}"
+            for path, value in values.items():
+                yield f"  {sign} {path}: {_said(value)}"
+    for name, values in found["changed"].items():
+        yield f"~ {name}"
+        for path, value in values.items():
+            yield from _field(path, value["old"], value["new"])
+    for each in found.get("flips", ()):
+        yield _flip(each)
+    if "replayed" in found:
+        count = len(found["flips"])
+        yield f"{found['replayed']} decisions made again, {count or 'none'} of them the other way"
+
+
+def _field(path: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, list) and isinstance(new, list) and sorted(old) != sorted(new):
+        yield from (f"  - {path}: {value}" for value in old if value not in new)
+        yield from (f"  + {path}: {value}" for value in new if value not in old)
+    elif old is None:
+        yield f"  + {path}: {_said(new)}"
+    elif new is None:
+        yield f"  - {path}: {_said(old)}"
+    else:
+        yield f"  ~ {path}: {_said(old)} -> {_said(new)}"
+
+
+def _flip(each: Mapping[str, Any]) -> str:
+    path = "" if each["method"] in ("-", "CONNECT") else each["path"]
+    identity = "" if each["namespace"] == "-" else f" as {each['namespace']}/{each['serviceAccount']}"
+    before, after = (
+        each[when] if each[f"{when}Reason"] == "-" else f"{each[when]} ({each[f'{when}Reason']})"
+        for when in ("before", "after")
+    )
+    sure = "" if each["isSure"] else ", maybe: it depends on headers or addresses"
+    where = f"{each['gateway']}/{each['listener']}"
+    return f"! {each['method']} {each['authority']}{path}{identity} on {where}: {before} -> {after}{sure}"
+
+
+def _said(value: Any) -> str:
+    return "; ".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,178 @@
+"""Outline: a ConfigSpec as named objects with fields, in the words of the resource model: for people, and comparisons.
+
+What has its default is left out. A Secret is "set" and no more; a certificate is its digest. The policy of a rule or of
+a backend is shown as far as it differs from that of the listener.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, Final
+
+from egressproxy.model.secret import Secret
+from egressproxy.spec.gateway import ConfigSpec, ListenerSpec
+from egressproxy.spec.policy import ExtensionSpec, PolicySpec
+from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, StreamRouteSpec, WeightedBackend
+
+__all__ = ["Outline", "outline"]
+
+#: Object ("Kind namespace/name …") to field (dotted, as written in manifests) to value: text, or a list of texts.
+Outline = dict[str, dict[str, str | list[str]]]
+
+#: Longer text, or text of several lines (certificates), is shown by its digest.
+MAX_TEXT: Final = 240
+_UNIT = re.compile(r"_s$")
+_WORD = re.compile(r"_(\w)")
+#: Where a field of a spec has another name in manifests, or stands at another place.
+_NAMES: Final = {
+    "timeouts": "traffic.timeouts", "request_s": "timeouts.request", "backend_request_s": "timeouts.backendRequest",
+    "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",
+}  # fmt: skip
+#: What stands in objects of its own, or is said in another way.
+_APART: Final = frozenset(
+    {
+        "http_routes", "tls_routes", "tcp_routes", "default_backend", "extensions", "backends", "rules",
+        "gateway", "parent", "folder", "settings", "scope", "name",
+    }
+)  # fmt: skip
+
+
+def outline(config: ConfigSpec) -> Outline:
+    """Every listener, route, rule and backend that is served."""
+    made: Outline = {}
+    for listener in config.listeners:
+        _add_listener(made, listener)
+    return made
+
+
+def _add_listener(made: Outline, listener: ListenerSpec) -> None:
+    place = f"{listener.gateway}/{listener.name}"
+    common = dict(_policy(listener.policy))
+    own = made[f"Listener {place}"] = {**dict(_fields(listener)), **common, **_filters(listener.extensions)}
+    if listener.default_backend is not None:
+        own |= _backends(made, (listener.default_backend,), common, place)
+    for route in listener.http_routes:
+        _add_route(made, route, common, place)
+    for stream in (*listener.tls_routes, *listener.tcp_routes):
+        _add_stream(made, stream, common, place)
+
+
+def _add_route(made: Outline, route: HttpRouteSpec, common: Mapping[str, Any], place: str) -> None:
+    made[f"{route.kind} {route.name} on {place}"] = dict(_fields(route))
+    for position, rule in enumerate(route.rules):
+        made[f"{route.kind} {route.name} rule {rule.index or position} on {place}"] = _rule(made, rule, common, place)
+
+
+def _add_stream(made: Outline, stream: StreamRouteSpec, common: Mapping[str, Any], place: str) -> None:
+    made[f"{stream.kind} {stream.name} on {place}"] = {
+        **dict(_fields(stream)), **_rest(_policy(stream.policy), common), **_filters(stream.extensions),
+        **_backends(made, stream.backends, common, place),
+    }  # fmt: skip
+
+
+def _rule(made: Outline, rule: HttpRuleSpec, common: Mapping[str, Any], place: str) -> dict[str, str | list[str]]:
+    named: dict[str, str | list[str]] = {"name": rule.name} if rule.name else {}
+    return {
+        **named, **dict(_fields(rule)), **_rest(_policy(rule.policy), common), **_filters(rule.extensions),
+        **_backends(made, rule.backends, common, place),
+    }  # fmt: skip
+
+
+def _backends(
+    made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str
+) -> dict[str, str | list[str]]:
+    """The references of one rule; the backends themselves are objects of their own."""
+    found: dict[str, str | list[str]] = {}
+    refs = []
+    for weighted in backends:
+        backend = weighted.backend
+        if backend is None:
+            refs.append(f"cannot be used, weight {weighted.weight}: {weighted.error}")
+            continue
+        refs.append(f"{backend.name}, weight {weighted.weight}")
+        for path, value in (*_rest(_policy(weighted.policy), common).items(), *_filters(weighted.extensions).items()):
+            found[f"backend {backend.name}: {path}"] = value
+        values = dict(_fields(backend))
+        if backend.parent is not None:
+            values["parent"] = backend.parent.name
+        if made.setdefault(f"Backend {backend.name}", values) != values:
+            made[f"Backend {backend.name} on {place}"] = values
+    return {"backendRefs": refs, **found} if refs else found
+
+
+def _policy(policy: PolicySpec) -> Iterator[tuple[str, str | list[str]]]:
+    yield from _fields(policy)
+    yield from _filters(policy.extensions).items()
+
+
+def _rest(own: Iterator[tuple[str, str | list[str]]], common: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    return {path: value for path, value in own if common.get(path) != value}
+
+
+def _filters(extensions: Sequence[ExtensionSpec]) -> dict[str, str | list[str]]:
+    return {"filters": [_filter(each) for each in extensions]} if extensions else {}
+
+
+def _filter(each: ExtensionSpec) -> str:
+    secrets = "".join(f", Secret {name}" for name, _ in each.secrets)
+    fail_open = ", failOpen" if each.fail_open else ""
+    return (
+        f"{each.phase} {each.name} ({each.type}) of {each.source}, priority {each.priority}{fail_open}{secrets}: "
+        f"{_text(each.config)}"
+    )
+
+
+def _fields(spec: Any, prefix: str = "") -> Iterator[tuple[str, str | list[str]]]:
+    """The fields of a spec that do not have their defaults, those of specs in it as dotted paths."""
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if field.name in _APART or not field.compare or value == _default(field) or isinstance(value, PolicySpec):
+            continue
+        path = prefix + _name(field.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            if _default(field) is None:
+                yield path, "given"
+            yield from _fields(value, f"{path}.")
+        elif isinstance(value, tuple):
+            yield path, [_text(item) for item in _flat(value)]
+        else:
+            yield path, _text(value)
+
+
+def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
+    """Groups of entries, one for each level of policies, in one row."""
+    for value in values:
+        if isinstance(value, tuple) and value and all(is_dataclass(item) for item in value):
+            yield from value
+        else:
+            yield value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Secret):
+        return "set"
+    if isinstance(value, Enum):
+        return str(value.value)
+    if is_dataclass(value) and not isinstance(value, type):
+        said = (f"{path}: {text if isinstance(text, str) else ' '.join(text)}" for path, text in _fields(value))
+        name = [text for text in (getattr(value, "name", ""),) if text]
+        return ", ".join([*name, *said]) or "default"
+    if isinstance(value, tuple | frozenset):
+        texts = [_text(item) for item in value]
+        return " ".join(texts if isinstance(value, tuple) else sorted(texts))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if len(text) > MAX_TEXT or "\n" in text:
+        return f"digest {blake2b(text.encode(), digest_size=8).hexdigest()}"
+    return text
+
+
+def _default(field: Field[Any]) -> Any:
+    return MISSING if field.default is MISSING else field.default
+
+
+def _name(field: str) -> str:
+    return _NAMES.get(field) or _WORD.sub(lambda found: found[1].upper(), _UNIT.sub("", field))

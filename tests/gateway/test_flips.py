@@ -1,0 +1,95 @@
+"""Which decisions another configuration makes the other way."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from egressproxy.gateway.flips import Flip, flips
+from egressproxy.gateway.recent import PATH, RecentDecision
+from egressproxy.gateway.trial import offline
+from egressproxy.model.steps import finished
+from tests.gateway.kit import reverse
+from tests.support import manifests as m
+from tests.support.conversation import compiled_spec
+from tests.support.manifests import Manifest
+
+HOSTS = {"hosts": {"a.example": ["93.184.216.34"], "in.example": ["10.0.0.1"]}}
+
+
+def decision(method: str, authority: str, reason: str = "-", path: str = "/", listener: str = "forward", **more: str):
+    scheme = "https" if authority.endswith(":443") else "http"
+    return RecentDecision(method, scheme, authority, path, "agents/gw", listener, "-", "-", reason, **more)
+
+
+def opened(*allow: str, **sections: Any) -> list[Manifest]:
+    policy = m.policy(allow, **sections)
+    policy["spec"].setdefault("dns", HOSTS)
+    return [m.gateway(m.forward_listener(3128)), policy]
+
+
+def ask(old: list[Manifest] | None, new: list[Manifest], *recent: RecentDecision) -> list[Flip]:
+    async def made() -> list[Flip]:
+        before = offline(compiled_spec(old)) if old is not None else None
+        return finished(flips(before, offline(compiled_spec(new)), recent))
+
+    return asyncio.run(made())
+
+
+def test_what_was_denied_and_would_be_allowed_opens():
+    denied = decision("CONNECT", "a.example:443", "destination_not_allowed")
+    for old in (opened("b.example"), None):
+        (flip,) = ask(old, opened("a.example"), denied, denied)
+        assert flip.opens
+        assert str(flip) == "CONNECT a.example:443 on agents/gw/forward: deny (destination_not_allowed) -> allow"
+
+
+def test_what_was_allowed_and_would_be_denied_flips_but_does_not_open():
+    (flip,) = ask(opened("a.example"), opened("b.example"), decision("GET", "a.example:80"))
+    assert (flip.before.is_allowed, flip.after.reason, flip.opens) == (True, "destination_not_allowed", False)
+
+
+def test_the_same_configuration_flips_nothing():
+    every = [
+        decision("CONNECT", "a.example:443"), decision("GET", "b.example:80", "destination_not_allowed"),
+        decision("GET", "in.example:80", "resolved_denied"), decision("GET", "nobody.example:80", "resolved_denied"),
+        decision("POST", "a.example:80", "filter_rejected"), decision("-", "-", "bad_request_line"),
+    ]  # fmt: skip
+    same = opened("a.example", "in.example", "nobody.example")
+    assert ask(same, same, *every) == []
+    assert ask(None, same, *every) == []
+
+
+def test_address_rules_count_for_addresses_that_are_known():
+    denied = decision("GET", "in.example:80", "resolved_denied")
+    (flip,) = ask(opened("in.example"), opened("in.example", addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]}), denied)
+    assert flip.opens
+    assert flip.is_sure
+
+
+def test_addresses_that_nobody_knows_may_have_been_opened_where_their_rules_changed():
+    denied = decision("GET", "far.example:80", "resolved_denied")
+    wide = opened("far.example", addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]})
+    (flip,) = ask(opened("far.example"), wide, denied)
+    assert flip.opens
+    assert not flip.is_sure
+    assert str(flip).endswith("(maybe)")
+
+
+def test_a_listener_that_goes_denies():
+    other = [m.gateway(m.forward_listener(3128, "second")), *opened("a.example")[1:]]
+    (flip,) = ask(opened("a.example"), other, decision("GET", "a.example:80"))
+    assert flip.after.reason == "no_listener"
+
+
+def test_rules_that_look_at_headers_make_a_decision_uncertain():
+    rule = m.prefix_rule("/v1", "a")
+    rule["matches"][0]["headers"] = [{"name": "x-team", "value": "red"}]
+    (flip,) = ask(reverse(m.prefix_rule("/", "a")), reverse(rule), decision("GET", "a.example:80", "-", "/v1", "http"))
+    assert not flip.after.is_sure
+
+
+def test_a_path_that_was_cut_makes_it_uncertain():
+    long = decision("GET", "a.example:80", path="/" * PATH.stop)
+    (flip,) = ask(opened("a.example"), opened("b.example"), long)
+    assert not flip.after.is_sure

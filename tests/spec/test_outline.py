@@ -1,0 +1,95 @@
+"""What is served, as names and fields: nothing of a Secret, nothing that is a default."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+from egressproxy.model.secret import Secret
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
+from egressproxy.spec.gateway import (
+    CertificateSpec,
+    ConfigSpec,
+    ListenerProtocol,
+    ListenerSpec,
+    ListenerTlsSpec,
+)  # fmt: skip
+from egressproxy.spec.outline import outline
+from egressproxy.spec.policy import (
+    DestinationRule,
+    DestinationsSpec,
+    ExtensionSpec,
+    PolicySpec,
+    TimeoutsSpec,
+)  # fmt: skip
+from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, WeightedBackend
+
+POLICY = PolicySpec(
+    destinations=DestinationsSpec(allow=((DestinationRule(("a.example",), (443,), policy="agents/p"),),)),
+    timeouts=TimeoutsSpec(connect_s=3.0),
+    sources=("agents/p",),
+)
+BACKEND = BackendSpec(
+    "agents/api", Destination.FQDN, "api.example", 443, tls=BackendTlsSpec(client_key=Secret(b"hush"))
+)
+
+
+def config(*backends: WeightedBackend, policy: PolicySpec = POLICY, **more: object) -> ConfigSpec:
+    rule = HttpRuleSpec((MatchSpec("/v1", method="GET"),), backends, policy, request_s=5.0, index=2)
+    route = HttpRouteSpec("agents/r", ("api.example",), (rule,))
+    listener = ListenerSpec(
+        "agents/gw", "http", ("127.0.0.1",), 80, ListenerProtocol.HTTP, http_routes=(route,), policy=POLICY, **more
+    )  # type: ignore[arg-type]
+    return ConfigSpec((listener,))
+
+
+def test_listeners_routes_rules_and_backends_have_names_and_the_fields_of_manifests():
+    assert outline(config(WeightedBackend(BACKEND, 3, POLICY))) == {
+        "Listener agents/gw/http": {
+            "addresses": ["127.0.0.1"], "port": "80", "protocol": "HTTP", "policies": ["agents/p"],
+            "destinations.allow": ["hostnames: a.example, ports: 443, policy: agents/p"],
+            "traffic.timeouts.connect": "3",
+        },
+        "HTTPRoute agents/r on agents/gw/http": {"hostnames": ["api.example"]},
+        "HTTPRoute agents/r rule 2 on agents/gw/http": {
+            "matches": ["path: /v1, method: GET"], "timeouts.request": "5", "backendRefs": ["agents/api, weight 3"],
+        },
+        "Backend agents/api": {
+            "destination": "Fqdn", "hostname": "api.example", "port": "443", "tls": "given", "tls.clientKey": "set",
+        },
+    }  # fmt: skip
+
+
+def test_a_policy_of_a_rule_or_backend_is_shown_as_far_as_it_is_another():
+    slow = PolicySpec(destinations=POLICY.destinations, timeouts=TimeoutsSpec(connect_s=9.0), sources=POLICY.sources)
+    made = outline(config(WeightedBackend(BACKEND, policy=slow)))
+    rule = made["HTTPRoute agents/r rule 2 on agents/gw/http"]
+    assert rule["backend agents/api: traffic.timeouts.connect"] == "9"
+    assert "destinations.allow" not in rule
+
+
+def test_a_backend_that_cannot_be_used_says_why():
+    rule = outline(config(WeightedBackend(None, error="it is gone")))["HTTPRoute agents/r rule 2 on agents/gw/http"]
+    assert rule["backendRefs"] == ["cannot be used, weight 1: it is gone"]
+
+
+def test_secrets_and_keys_are_not_in_it():
+    secret = Secret(b"hush")
+    tls = ListenerTlsSpec(certificates=(CertificateSpec("agents/c", "-----BEGIN\nhush", secret),))
+    extension = ExtensionSpec("inject", "t", "backend-request", secrets=(("key/token", secret),), source="Backend b")
+    made = outline(config(WeightedBackend(BACKEND, extensions=(extension,)), tls=tls))
+    assert "hush" not in json.dumps(made)
+    assert "Secret key/token" in json.dumps(made)
+    assert made["Listener agents/gw/http"]["tls.certificates"][0].startswith("agents/c, chainPem: digest ")
+
+
+def test_every_field_that_decides_something_shows_when_it_changes():
+    """A field that a later version adds is in the outline without anybody thinking of it."""
+    for field in fields(BackendTlsSpec):
+        if not field.compare or field.name == "client_key":
+            continue
+        was = getattr(BackendTlsSpec(), field.name)
+        other = (not was) if isinstance(was, bool) else ("x",) if isinstance(was, tuple) else "x"
+        backend = BackendSpec("agents/api", Destination.FQDN, tls=BackendTlsSpec(**{field.name: other}))
+        plain = BackendSpec("agents/api", Destination.FQDN, tls=BackendTlsSpec())
+        assert outline(config(WeightedBackend(backend))) != outline(config(WeightedBackend(plain))), field.name
