@@ -231,7 +231,7 @@ class _Reader:
             if left_out:
                 place = document.place_of(("kind",))
                 named = _object_name(value)
-                self.warnings.append(Problem(file, place.line, place.column, named, "kind", left_out))
+                self.warnings.append(Problem(file, place.line, place.column, named, "", "it is left out", left_out))
                 return None
             field, message, remedy = unknown_kind(value["apiVersion"], value["kind"])
             self._add(document, file, (field,), document.place_of((field,)), message, remedy)

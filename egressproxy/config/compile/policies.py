@@ -69,6 +69,9 @@ class Policies:
 
     def statuses(self, generation: Callable[[Key], int], missing: dict[Key, list[str]]) -> dict[Key, Status]:
         """The status of every EgressPolicy, per target. Call it when everything has been merged."""
+        for layer in self._layers.values():
+            if layer is not None and len(layer.policies) > 1:  # a conflict is one, even where nothing is served
+                self.merge((layer,), is_routed=True)
         return {policy.key: self._status(policy, generation(policy.key), missing) for policy in self._policies}
 
     def _status(self, policy: EgressPolicy, generation: int, missing: dict[Key, list[str]]) -> Status:

@@ -250,6 +250,8 @@ class RouteCompiler:
             self._examine_refs(route, rule.backend_refs, findings)
         # The note says it of the whole route, whatever the backends speak.
         findings.unresolved = [entry for entry in findings.unresolved if entry[0] != "UnsupportedProtocol"]
+        if route.spec.use_default_gateways != "None":
+            findings.notes.append("useDefaultGateways is not supported and does nothing.")
         findings.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
 
     def _examine_refs(self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings) -> None:

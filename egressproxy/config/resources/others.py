@@ -40,7 +40,7 @@ _GATEWAY_API: dict[str, frozenset[str]] = {
 }
 #: What to use in place of those that would have had a say here.
 _INSTEAD = {
-    "Endpoints": "Services have their addresses from EndpointSlices",
+    "Endpoints": "write EndpointSlices",
     "NetworkPolicy": "nothing here enforces it: say what may leave in an EgressPolicy",
     "XListenerSet": "use ListenerSet of gateway.networking.k8s.io/v1",
     "BackendLBPolicy": "use sessionPersistence of a route's rule",
@@ -48,9 +48,8 @@ _INSTEAD = {
 
 
 def why_left_out(api_version: str, kind: str) -> str:
-    """What the warning says of an object of a kind that is left out; "" for any other kind."""
+    """Why an object of this kind is left out, or what to use instead; "" for any other kind."""
     group = api_version.rpartition("/")[0]
     if kind not in _KUBERNETES.get(group, ()) and kind not in _GATEWAY_API.get(group, ()):
         return ""
-    reason = _INSTEAD.get(kind, "it does nothing here" if group in _KUBERNETES else "it is not supported")
-    return f"objects of kind {kind} are left out: {reason}"
+    return _INSTEAD.get(kind, "objects of this kind do nothing here" if group in _KUBERNETES else "not supported")

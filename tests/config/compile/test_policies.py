@@ -12,6 +12,8 @@ from tests.config.compile.kit import (
     of_policy,
     policy,
     rule,
+    said,
+    status,
 )
 
 OLDER = 'creationTimestamp: "2024-01-01T00:00:00Z"'
@@ -123,3 +125,88 @@ def test_a_gateway_of_another_class_is_there_and_not_served():
 def test_a_policy_of_another_namespace_does_not_reach_the_gateway():
     made = compiled(FORWARD, policy("mode: Open", meta="namespace: elsewhere"))
     assert listener(made).policy.mode is Mode.ENFORCE
+
+
+# --- every setting has one winner, and the loser is told who ---------------------------------------------------------
+
+SETTINGS = [
+    ("mode: {}", "Report", "Open", "mode"),
+    ("dns: {{servers: [{}]}}", "10.0.0.1", "10.0.0.2", "dns.servers"),
+    ("dns: {{timeout: {}}}", "1s", "2s", "dns.timeout"),
+    ("dns: {{hosts: {{a.example: [{}]}}}}", "10.0.0.1", "10.0.0.2", "dns.hosts"),
+    ("dns: {{minTTL: {}}}", "1s", "2s", "dns.minTTL"),
+    ("dns: {{maxTTL: {}}}", "10s", "20s", "dns.maxTTL"),
+    ("dns: {{staleTTL: {}}}", "1s", "2s", "dns.staleTTL"),
+    ("dns: {{family: {}}}", "IPv4", "IPv6", "dns.family"),
+    *(
+        (f"traffic: {{{{timeouts: {{{{{name}: {{}}}}}}}}}}", "1s", "2s", f"traffic.timeouts.{name}")
+        for name in ("connect", "tlsHandshake", "requestHeaders", "request", "backendRequest", "idle", "tunnelIdle")
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "one", "other", "name"), SETTINGS, ids=[case[3] for case in SETTINGS])
+def test_of_two_policies_on_one_target_each_setting_has_one_winner(text: str, one: str, other: str, name: str):
+    made = compiled(
+        FORWARD,
+        policy(text.format(one), policy_name="a", meta=YOUNGER),
+        policy(text.format(other), policy_name="b", meta=OLDER),
+    )
+    verdict = of_policy(made, "Conflicted", "default/a")
+    assert verdict[:2] == ("True", "Conflicted")
+    assert f"{name} is that of EgressPolicy default/b" in verdict[2]
+    for condition in ("Conflicted", "Overridden"):
+        assert of_policy(made, condition, "default/b") == ("", "", "")
+
+
+@pytest.mark.parametrize(("text", "one", "other", "name"), SETTINGS, ids=[case[3] for case in SETTINGS])
+def test_a_route_overrides_each_setting_of_its_gateway(text: str, one: str, other: str, name: str):
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        ROUTE,
+        policy(text.format(one), policy_name="a", meta=OLDER),
+        policy(text.format(other), "HTTPRoute", "route", policy_name="b"),
+    )
+    verdict = of_policy(made, "Overridden", "default/a")
+    assert verdict[:2] == ("True", "Overridden")
+    assert f"{name} is that of EgressPolicy default/b for HTTPRoute default/route" in verdict[2]
+    assert of_policy(made, "Conflicted", "default/a") == ("", "", "")
+    assert of_policy(made, "Overridden", "default/b") == ("", "", "")
+
+
+def test_a_conflict_is_told_where_nothing_is_served_too():
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        policy("mode: Report", "Backend", "plain", policy_name="a", meta=YOUNGER),
+        policy("mode: Open", "Backend", "plain", policy_name="b", meta=OLDER),
+    )
+    assert "mode is that of EgressPolicy default/b" in of_policy(made, "Conflicted", "default/a")[2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "destinations: {{deny: [{{hostnames: [{}.example]}}]}}",
+        "limits: {{connections: {}}}",
+        "regions: {{allowed: [r{}]}}",
+        "addresses: {{allow: [{{cidrs: [10.0.{}.0/24]}}]}}",
+    ],
+)
+def test_restrictions_add_up_and_conflict_with_nothing(text: str):
+    made = compiled(FORWARD, policy(text.format(1), policy_name="a"), policy(text.format(2), policy_name="b"))
+    for name in "ab":
+        for condition in ("Conflicted", "Overridden"):
+            assert of_policy(made, condition, f"default/{name}") == ("", "", "")
+
+
+def test_every_target_of_a_policy_has_conditions_of_its_own():
+    both = policy("mode: Report", policy_name="a", meta=YOUNGER).replace(
+        "targetRefs: [", "targetRefs: [{group: egressproxy.io, kind: Backend, name: plain}, "
+    )
+    made = compiled(FORWARD, PLAIN, both, policy("mode: Open", policy_name="b", meta=OLDER))
+    first, second = status(made, "EgressPolicy", "default/a")["ancestors"]
+    assert said(first["conditions"], "Conflicted") == ("", "", "")
+    assert said(second["conditions"], "Conflicted")[0] == "True"
+    assert [part["ancestorRef"]["kind"] for part in (first, second)] == ["Backend", "Gateway"]

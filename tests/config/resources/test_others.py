@@ -26,8 +26,9 @@ def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_with_a_warning
     loaded = load_text(f"{SERVICE}---\n{text}", "a.yaml")
     assert len(loaded) == 1
     (warning,) = loaded.warnings
-    assert (warning.file, warning.line, warning.column, warning.field_path) == ("a.yaml", 6, 7, "kind")
-    assert warning.message.startswith(f"objects of kind {kind} are left out: ")
+    assert (warning.file, warning.line, warning.column) == ("a.yaml", 6, 7)
+    assert (warning.object, warning.message) == (f"{kind} default/x", "it is left out")
+    assert warning.remedy
 
 
 @pytest.mark.parametrize(
