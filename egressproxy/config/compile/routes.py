@@ -17,8 +17,8 @@ from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateway_tls import ClientCertificates
-from egressproxy.config.compile.grpc_matches import NO_GRPC, grpc_match, grpc_patterns
 from egressproxy.config.compile.listeners import ListenerPlan
+from egressproxy.config.compile.matches import NO_GRPC, grpc_match, grpc_patterns, http_match, http_patterns
 from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.mirrors import mirrors
 from egressproxy.config.compile.placement import Placement, Where
@@ -47,11 +47,8 @@ from egressproxy.spec.route import (
     HttpRouteSpec,
     HttpRuleSpec,
     MatchSpec,
-    MatchType,
     MirrorSpec,
-    PathMatchType,
     StreamRouteSpec,
-    ValueMatch,
     WeightedBackend,
 )
 
@@ -221,7 +218,7 @@ class RouteCompiler:
 
     def _examine_rule(self, route: HttpRoute, index: int, rule: HttpRule, findings: Findings) -> None:
         for match in rule.matches:
-            for pattern in _patterns(match):
+            for pattern in http_patterns(match):
                 try:
                     self._defaults.check_pattern(pattern)
                 except ValueError as error:
@@ -366,7 +363,7 @@ class RouteCompiler:
     def _match(self, match: HttpMatch) -> MatchSpec:
         made = self._matches.get(match)
         if made is None:
-            made = self._matches[match] = _match(match)
+            made = self._matches[match] = http_match(match)
         return made
 
     def _requests(self, layers: tuple[Layer, ...], where: Where) -> tuple[list[Placed], str]:
@@ -397,22 +394,3 @@ def _filters(rule: HttpRule) -> Iterator[HttpFilter]:
     yield from rule.filters
     for ref in rule.backend_refs:
         yield from ref.filters
-
-
-def _patterns(match: HttpMatch) -> list[str]:
-    found = [match.path.value] if match.path.type is PathMatchType.REGEX else []
-    found += [header.value for header in match.headers if header.type is MatchType.REGEX]
-    return found + [parameter.value for parameter in match.query_params if parameter.type is MatchType.REGEX]
-
-
-def _match(match: HttpMatch) -> MatchSpec:
-    headers: dict[str, ValueMatch] = {}
-    for header in match.headers:  # of equal names the first counts (Gateway API, HTTPHeaderMatch.name)
-        name = header.name.lower()
-        headers.setdefault(name, ValueMatch(name, header.value, header.type))
-    query: dict[str, ValueMatch] = {}
-    for parameter in match.query_params:
-        query.setdefault(parameter.name, ValueMatch(parameter.name, parameter.value, parameter.type))
-    return MatchSpec(
-        match.path.value, match.path.type, match.method or "", tuple(headers.values()), tuple(query.values())
-    )

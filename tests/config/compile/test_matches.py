@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from egressproxy.config.compile.grpc_matches import grpc_match, grpc_patterns
+from egressproxy.config.compile.matches import grpc_match, grpc_patterns
 from egressproxy.config.resources.routes import GrpcMatch
 from egressproxy.routing.patterns import compile_pattern
 from egressproxy.spec.route import MatchType, PathMatchType, ValueMatch

@@ -1,6 +1,8 @@
-"""What GRPCRoutes match, as matches of HTTP requests. Source: Gateway API v1 GRPCRouteMatch.
+"""What HTTPRoutes and GRPCRoutes match, as matches of HTTP requests.
 
-Nothing carries gRPC yet. The routes attach all the same, and keep their hosts and methods: their requests are answered
+Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch.
+
+Nothing carries gRPC yet. GRPCRoutes attach all the same, and keep their hosts and methods: their requests are answered
 with 500, and fall through to nothing that was not meant for them.
 """
 
@@ -8,12 +10,33 @@ from __future__ import annotations
 
 import re
 
-from egressproxy.config.resources.routes import GrpcMatch
+from egressproxy.config.resources.routes import GrpcMatch, HttpMatch
 from egressproxy.spec.route import MatchSpec, MatchType, PathMatchType, ValueMatch
 
-__all__ = ["NO_GRPC", "grpc_match", "grpc_patterns"]
+__all__ = ["NO_GRPC", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]
 
 NO_GRPC = "gRPC is not supported yet"
+
+
+def http_match(match: HttpMatch) -> MatchSpec:
+    """An HTTPRouteMatch."""
+    headers: dict[str, ValueMatch] = {}
+    for header in match.headers:  # of equal names the first counts (Gateway API, HTTPHeaderMatch.name)
+        name = header.name.lower()
+        headers.setdefault(name, ValueMatch(name, header.value, header.type))
+    query: dict[str, ValueMatch] = {}
+    for parameter in match.query_params:
+        query.setdefault(parameter.name, ValueMatch(parameter.name, parameter.value, parameter.type))
+    return MatchSpec(
+        match.path.value, match.path.type, match.method or "", tuple(headers.values()), tuple(query.values())
+    )
+
+
+def http_patterns(match: HttpMatch) -> list[str]:
+    """The regular expressions of a match."""
+    found = [match.path.value] if match.path.type is PathMatchType.REGEX else []
+    found += [header.value for header in match.headers if header.type is MatchType.REGEX]
+    return found + [parameter.value for parameter in match.query_params if parameter.type is MatchType.REGEX]
 
 
 def grpc_match(match: GrpcMatch) -> MatchSpec:
