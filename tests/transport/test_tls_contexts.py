@@ -331,6 +331,25 @@ def test_where_any_certificate_will_do_it_is_asked_for_and_proves_nothing(shown:
     assert verified_certificate(ends.server) is None
 
 
+@pytest.mark.parametrize("takes_any", [False, True])
+def test_what_is_asked_of_clients_does_not_depend_on_the_certificate_that_they_are_shown(takes_any: bool):
+    """Whatever name a client asks for: with it, another context of the listener takes over."""
+    asked = ClientCertificatesSpec(PKI.ca_pem, takes_any)
+    shown = (PKI.certificate("a.test"), PKI.certificate("b.test"))
+    server = server_context(ListenerTlsSpec(certificates=shown, clients=asked))
+    own = PKI.certificate("client.test")
+    for name in ("a.test", "b.test"):
+        known = verified_certificate(Ends(server, showing(own), name).server)
+        assert (known is None) is takes_any
+        for wrong in (None, OTHER.certificate("client.test")):
+            if takes_any:
+                assert verified_certificate(Ends(server, showing(wrong), name).server) is None
+                continue
+            with pytest.raises(ssl.SSLError) as caught:
+                Ends(server, showing(wrong), name)
+            assert is_about_certificate(caught.value)
+
+
 def test_a_listener_that_does_not_ask_knows_nobody():
     ends = Ends(server_context(PKI.listener("a.test")), showing(PKI.certificate("client.test")), "a.test")
     assert verified_certificate(ends.server) is None
