@@ -1,7 +1,7 @@
-"""Attempts: how a request of a rule with retries or session persistence reaches a backend.
+"""Attempts: how a request of a rule with retries, session persistence or times below a second reaches a backend.
 
-Where a rule has neither, the conductor makes its one attempt itself, and nothing here is asked. With them each attempt
-chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
+Where a rule has none of them, the conductor makes its one attempt itself, and nothing here is asked. With them each
+attempt chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
 credentials and no other's.
 
 What goes again (GEP-1731; RFC 9110 section 9.2.2):
@@ -18,13 +18,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.gateway.body import BodyFilter
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.connector import Target
-from egressproxy.gateway.live import Choice, Route
+from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Route
 from egressproxy.gateway.mirror import copies_of
 from egressproxy.gateway.replay import ReplayedBody
 from egressproxy.gateway.sessions import Sessions
@@ -47,7 +48,7 @@ SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPO
 
 
 class Attempts:
-    """What a rule says of retries and sessions. One per route; keeps nothing of an exchange."""
+    """What a rule says of retries, sessions and short times. One per route; keeps nothing of an exchange."""
 
     __slots__ = ("_budget", "_codes", "_retry", "_sessions")
 
@@ -65,10 +66,22 @@ class Attempts:
 
         Raises what the last attempt raised.
         """
+        if not 0 < route.request_s < EXACT_BELOW_S:
+            return await self._reach(conductor, x, client, route, collected)
+        left_s = max(0.0, x.started_at + route.request_s - monotonic())
+        timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
+        try:
+            return await self._reach(conductor, x, client, route, collected)
+        finally:
+            timer.cancel()
+
+    async def _reach(
+        self, conductor: Conductor, x: Exchange, client: ClientConnection, route: Route, collected: bytes | None
+    ) -> UpstreamConnection | None:
         head, life, sessions = x.request, client.life, self._sessions
         block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
         expects_continue = head.expect_continue
-        body = kept_body(x, client, route, collected)
+        body = kept_body(x, client, route, collected) if self._retry.attempts or sessions is not None else None
         shown = session = sessions.find(x) if sessions is not None else None
         tried: set[Target] = set()
         failures: list[str] = []
@@ -84,7 +97,7 @@ class Attempts:
             try:
                 target = session.target(x) if session is not None else untried(choice, x, tried)
                 tried.add(target)
-                upstream = await in_time(conductor, x, client, choice, target, body)
+                upstream = await in_time(conductor, x, client, choice, target, body or collected)
                 if upstream is None:
                     return None
                 status = x.response.status
@@ -205,10 +218,10 @@ def untried(choice: Choice, x: Exchange, tried: Collection[Target]) -> Target:
 
 async def in_time(
     conductor: Conductor, x: Exchange, client: ClientConnection, choice: Choice, target: Target,
-    body: ReplayedBody | None,
+    body: bytes | ReplayedBody | None,
 ) -> UpstreamConnection | None:  # fmt: skip
-    """One attempt, ended to the millisecond: the wheel of timers may be late by half of a short time."""
-    if choice.backend_request_s <= 0:
+    """One attempt. A short time for it is kept to the millisecond: the wheel of timers may be late by all of it."""
+    if not 0 < choice.backend_request_s < EXACT_BELOW_S:
         return await conductor.reach_backend(x, client, choice, target, body)
     timer = asyncio.get_running_loop().call_later(choice.backend_request_s, client.end_late_attempt)
     try:

@@ -21,7 +21,7 @@ from egressproxy.gateway.attempts import NO_RETRIES, Attempts
 from egressproxy.gateway.auth_http import HttpAsker
 from egressproxy.gateway.connector import Connector, Network
 from egressproxy.gateway.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
-from egressproxy.gateway.live import Choice, Listener, Port, Route, Snapshot
+from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Listener, Port, Route, Snapshot
 from egressproxy.gateway.mirror import Mirror
 from egressproxy.gateway.sessions import Sessions
 from egressproxy.model.steps import Steps, finished
@@ -187,7 +187,8 @@ class _Builder:
         choices = [self.choice(listener, name, extensions, backend, backend_request_s, copied) for backend in backends]
         series = self.metrics.series(listener.gateway, name, "-")
         attempts = None
-        if session is not None or (retry is not None and retry.attempts):
+        is_short = any(0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(c.backend_request_s for c in choices)))
+        if session is not None or (retry is not None and retry.attempts) or is_short:
             sessions = Sessions(session, self.network.session_key, choices) if session is not None else None
             attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
         return Route(

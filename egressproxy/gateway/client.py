@@ -99,6 +99,10 @@ class ClientConnection(DownstreamConnection):
         """The time for the attempt under way is over."""
         self.driver.throw(self._late())
 
+    def end_late_request(self) -> None:
+        """The time for the whole request is over."""
+        self.driver.throw(UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504))
+
     def look_at_clock(self) -> GatewayError | None:
         """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
         now = self.wheel.now

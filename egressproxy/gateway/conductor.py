@@ -102,7 +102,7 @@ class Conductor:
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
             route = life.route = route_request(x, listener)
-            client.start_clock(route.request_s, route.idle_s)
+            client.start_clock(route.clock_s, route.idle_s)
             if head.max_forwards >= 0 and self.is_last_hop(x, client, head):
                 return
             steps = route.chain.request_headers
@@ -170,7 +170,7 @@ class Conductor:
         block, path, host = head.fields.block, head.path, x.upstream_host
         while True:
             x.attempts += 1
-            client.start_attempt(choice.backend_request_s)
+            client.start_attempt(choice.clock_s)
             x.backend_is_secure = target.tls is not None
             if not host:
                 x.upstream_host = connector.host_field(x, target)

@@ -22,15 +22,19 @@ from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, L
 from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Series
+from egressproxy.transport.timers import TICK_S
 
 if TYPE_CHECKING:
     from egressproxy.gateway.attempts import Attempts
     from egressproxy.gateway.mirror import Mirror
 
-__all__ = ["Choice", "Listener", "Port", "Route", "Snapshot"]
+__all__ = ["EXACT_BELOW_S", "Choice", "Listener", "Port", "Route", "Snapshot"]
 
 #: TLS (by SNI) and TCP listeners: no HTTP there.
 STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
+
+#: Times for requests and attempts that are shorter are kept to the millisecond (`attempts`).
+EXACT_BELOW_S = 1.0
 
 
 class Choice:
@@ -40,7 +44,9 @@ class Choice:
     `mirrors` are those of the rule and of the ref; None where there is none.
     """
 
-    __slots__ = ("backend", "backend_request_s", "chain", "connector", "error", "mirrors", "series", "weight")
+    __slots__ = (
+        "backend", "backend_request_s", "chain", "clock_s", "connector", "error", "mirrors", "series", "weight"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class Choice:
         self.weight = weight
         self.error = error
         self.backend_request_s = backend_request_s
+        self.clock_s = on_the_wheel(backend_request_s)
         self.mirrors = mirrors
 
     @property
@@ -81,6 +88,7 @@ class Route:
         "buffers_request",
         "chain",
         "choices",
+        "clock_s",
         "destinations",
         "holds_request",
         "idle_s",
@@ -120,6 +128,7 @@ class Route:
         self.mode: Mode = policy.mode
         self.destinations = destinations
         self.request_s = request_s
+        self.clock_s = on_the_wheel(request_s)
         self.idle_s = policy.timeouts.idle_s
         self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
         self.attempts = attempts  # None: one, by weight
@@ -157,6 +166,11 @@ class Route:
 
     def __repr__(self) -> str:
         return f"Route({self.name}, {len(self.choices)} choices)"
+
+
+def on_the_wheel(seconds: float) -> float:
+    """A time as the wheel is given it: its `now` is that of the last tick, and a short time would be over too early."""
+    return seconds + TICK_S if 0 < seconds < EXACT_BELOW_S else seconds
 
 
 def served_ports(choices: Sequence[Choice]) -> Mapping[str, Collection[int]]:

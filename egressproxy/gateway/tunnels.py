@@ -81,7 +81,7 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     life.route = route
     x.route = route.name
     x.series = route.series
-    client.start_clock(route.request_s, route.idle_s)
+    client.start_clock(route.clock_s, route.idle_s)
     steps = route.chain.request_headers
     if steps is not None:
         outcome = run(steps, x)

@@ -561,3 +561,33 @@ def test_a_request_that_goes_again_is_mirrored_once(converse: Start):
     copy >> OK
     talk.origin >> OK
     talk.client << OK_PASSED
+
+
+# --- short times without retries -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("timeouts", "reason"),
+    [({"request": "60ms"}, "request_timeout"), ({"backendRequest": "60ms"}, "upstream_timeout")],
+)
+def test_a_time_below_a_second_ends_a_request_of_a_rule_without_retries(
+    converse_on: Start, timeouts: dict[str, str], reason: str
+):
+    talk = converse_on(reverse(m.prefix_rule("/", "a", timeouts=timeouts)))
+    talk.client >> POST + b"ab"
+    talk.dialled("a.example", 80) << POST_SENT + b"ab"
+    began = talk.loop.time()
+    while not talk.client.got:
+        talk.run(_moment())
+        assert talk.loop.time() - began < 5
+    assert talk.client.answer()[0] == 504
+    assert talk.record()["reason"] == reason
+    assert "attempts" not in talk.record()
+
+
+def test_0s_is_no_limit_though_a_policy_has_one(converse: Start):
+    rule = m.prefix_rule("/", "a", timeouts={"request": "0s", "backendRequest": "0s"})
+    talk = converse(reverse(rule, traffic={"timeouts": {"request": "2s", "backendRequest": "1s", "idle": "0s"}}))
+    talk.client >> GET
+    talk.dialled("a.example", 80) << SENT
+    talk.after(30)
+    talk.origin >> OK
+    talk.client << OK_PASSED
