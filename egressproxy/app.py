@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import zlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,14 +20,14 @@ from egressproxy.admin.state import Source, Unanswerable
 from egressproxy.config.problems import ConfigError
 from egressproxy.config.sources.files import changes
 from egressproxy.loading.apart import Loading, LoadingFailed, schema
-from egressproxy.loading.published import PublishedConfiguration
+from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import Loaded, Place, builtin
 from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.loop import Loop
-from egressproxy.workers.fleet import Configuration, Fleet, NotAnswered, Refused, rest_memory
+from egressproxy.workers.fleet import Configuration, Fleet, Guarded, NotAnswered, Refused, rest_memory
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminServer
@@ -73,6 +73,7 @@ class RunOptions:
     log_level: str = "info"
     drain_timeout_s: float = 10.0
     workers: int = 1
+    guarded: bool = False  # a reload that would allow what was denied lately has to be acknowledged
 
 
 def run(options: RunOptions, first: Loading | None = None) -> int:
@@ -114,6 +115,7 @@ class App:
         self._is_draining = False
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
+        self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
         self._signals = 0
 
     # --- AdminState ------------------------------------------------------------------------------------------------
@@ -137,10 +139,10 @@ class App:
             self._schema = zlib.compress(await asyncio.to_thread(schema))
         return zlib.decompress(self._schema)
 
-    def _publish(self, rejection: str = "") -> None:
-        """Show what is in service now, to watchers, too; `rejection` is why the latest one is not."""
+    def _publish(self, rejection: str = "", reason: str = "") -> None:
+        """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""
         if self._loaded is not None:
-            self._published.publish(self._loaded.shown, rejection)
+            self._published.publish(self._loaded.shown, rejection, reason)
             self._objects_changed()
 
     def _objects_changed(self) -> None:
@@ -156,6 +158,14 @@ class App:
 
     async def model(self) -> bytes:
         return await asyncio.to_thread(_model, self._packed)
+
+    async def reload(self, acknowledged: str) -> str:
+        if self._is_draining:
+            return "draining"
+        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked.append((acknowledged, done))
+        self._reload.set()
+        return await done
 
     async def decisions(self) -> Sequence[bytes]:
         return await self._fleet.decisions()
@@ -245,11 +255,19 @@ class App:
                 self._own[what] = (server.host, server.port)
 
     # --- configuration ---------------------------------------------------------------------------------------------
-    async def _take_configuration(self) -> None:
+    async def _take_configuration(self, acknowledged: Collection[str] = ()) -> None:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
         fresh = await self._read()
         own = tuple(self._own.values())
-        await self._fleet.apply(Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, own))
+        is_guarded = self.options.guarded and self._generation > 0
+        if is_guarded and acknowledged:
+            is_guarded = await asyncio.to_thread(digest, fresh.shown) not in acknowledged
+        asked = Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, own, is_guarded)
+        try:
+            await self._fleet.apply(asked)
+        except Guarded as error:
+            mark = await asyncio.to_thread(digest, fresh.shown)
+            raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
         self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         self._loaded = replace(fresh, spec=b"")
         self._generation += 1
@@ -281,20 +299,27 @@ class App:
         while True:
             await self._reload.wait()
             self._reload.clear()
+            asked, self._asked = self._asked, []
             self._fleet.reopen_access_log()
+            why = ""
             try:
-                await self._take_configuration()
+                await self._take_configuration([mark for mark, _ in asked if mark])
             except REFUSALS as error:
-                self._rejected(str(error))
+                why = str(error)
+                self._rejected(why, is_guarded=isinstance(error, Guarded))
             except Exception as error:
                 log.exception("internal error in a reload")
-                self._rejected(f"internal error ({type(error).__name__})")
+                why = f"internal error ({type(error).__name__})"
+                self._rejected(why)
             else:
                 self._tell_generation()
+            for _, done in asked:
+                if not done.done():  # who asked may have left
+                    done.set_result(why)
 
-    def _rejected(self, why: str) -> None:
-        self._publish(rejection=why)
-        self.metrics.reload_failed()
+    def _rejected(self, why: str, *, is_guarded: bool = False) -> None:
+        self._publish(why, "Guarded" if is_guarded else "Invalid")
+        self.metrics.reload_failed("guarded" if is_guarded else "failure")
         log.error("the new configuration is rejected, configuration %d stays in service:", self._generation)
         for line in why.splitlines():  # one record for each problem
             log.error("%s", line)

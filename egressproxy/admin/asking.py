@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import json
 from collections.abc import Awaitable, Callable, Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import islice
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ __all__ = ["Questions"]
 
 #: Explanations under way: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
+#: A header that a web page cannot send to another site without being allowed to.
+MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
 
 
@@ -44,9 +47,27 @@ class Questions:
             body = await asyncio.to_thread(_latest, await self._state.decisions())
         return web.Response(text=body, content_type=JSON)
 
+    async def reload(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
+        """POST /reload: for this machine alone, and for no web page."""
+        if not (address.is_loopback and _is_local(request)):
+            raise ApiError(403, "Forbidden", "a reload is asked for on loopback: --admin 127.0.0.1:15000")
+        if MARK not in request.headers or "Origin" in request.headers:  # a page of any site can send a plain POST
+            raise ApiError(403, "Forbidden", f"a reload is asked for with the header {MARK}, and by no web page")
+        why = await self._state.reload(request.query.get("acknowledge", ""))
+        if why:
+            raise ApiError(409, "Conflict", why)
+        return web.Response(text=json.dumps({"reloaded": True}), content_type=JSON)
+
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._places:
             return web.Response(body=await self._state.model(), content_type=JSON)
+
+
+def _is_local(request: web.BaseRequest) -> bool:
+    try:
+        return ip_address(request.remote or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _latest(decisions: Iterable[bytes]) -> str:

@@ -46,6 +46,7 @@ _INDEX: Final = """egressproxy admin
 /explain           ?method=&url=&as=&header=: what would become of a request, and why
 /decisions         the latest decisions, without queries and headers
 /model             what is served, as egressproxy diff compares it
+/reload            POST, on loopback: egressproxy reload
 """
 
 #: kubectl compares versions: this says which Kubernetes the API is like.
@@ -79,13 +80,14 @@ class AdminServer:
         self._scrape = asyncio.Lock()
         self._kubernetes = KubernetesApi(state, lambda: f"{self.host}:{self.port}")
         full = surface is Surface.FULL
+        self._questions = Questions(state)
         self._exact: dict[str, _Handler] = {
             "/healthz": self._health,
             "/livez": self._health,
             "/readyz": self._ready,
             "/metrics": self._metrics,
             **({"/": self._index, "/config": self._kubernetes.config, "/version": self._version} if full else {}),
-            **(Questions(state).handlers() if full else {}),
+            **(self._questions.handlers() if full else {}),
         }
 
     async def start(self) -> None:
@@ -160,6 +162,8 @@ class AdminServer:
         if not self._is_our_name(request.headers.get("Host", "")):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
             return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
+        if request.method == "POST" and request.path == "/reload" and self._surface is Surface.FULL:
+            return await self._questions.reload(request, self._address)
         if request.method not in ("GET", "HEAD"):
             response = refusal(ApiError(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD"))
             response.headers["Allow"] = "GET, HEAD"

@@ -70,6 +70,11 @@ class AdminState(Protocol):
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         """What would become of a request, as JSON; `pairs` are its parameters. Raises Unanswerable."""
 
+    async def reload(self, acknowledged: str) -> str:
+        """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark
+        of a configuration that may allow what was denied lately, or "".
+        """
+
     async def model(self) -> bytes:
         """What is served, as JSON: `spec.outline`."""
 

@@ -14,7 +14,7 @@ from egressproxy import __version__
 
 __all__ = ["main"]
 
-_VERBS: Final = ("run", "check", "get", "explain", "diff", "schema", "filters", "version")
+_VERBS: Final = ("run", "check", "get", "explain", "diff", "reload", "schema", "filters", "version")
 
 _HELP: Final = """An egress gateway: decides what may leave, carries it there, and says what did.
 

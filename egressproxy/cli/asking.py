@@ -17,8 +17,8 @@ __all__ = ["ADMIN", "ask", "lines"]
 
 #: Where `run` listens without --admin.
 ADMIN: Final = ("127.0.0.1", 15000)
-#: Longer than a name server may take.
-ASK_S: Final = 60.0
+#: Longer than a name server, or the reload of a large configuration, may take.
+ASK_S: Final = 150.0
 
 
 def ask(
@@ -32,13 +32,14 @@ def ask(
 ) -> dict[str, Any]:
     """The JSON of one answer.
 
-    Exits with 2 where nobody answers, or the question is refused; with `not_found` where there is no such thing.
+    Exits with 2 where nobody answers, or the question is refused; with `not_found` where there is no such thing; with 1
+    where what was asked for is not done.
     """
     with _answer(admin, path, pairs, method, accept, ASK_S) as answer:
         body: dict[str, Any] = json.loads(answer.read())
     if answer.status >= 400:
         click.echo(f"egressproxy: {body.get('message', answer.reason)}", err=True)
-        sys.exit(not_found if answer.status == 404 else 2)
+        sys.exit({404: not_found, 409: 1}.get(answer.status, 2))
     return body
 
 

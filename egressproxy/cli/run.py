@@ -61,6 +61,11 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
 @click.option(
+    "--guarded", is_flag=True,
+    help="Refuse a reload that would allow what was denied lately, until `egressproxy reload --acknowledge` says that"
+    " it is meant.",
+)  # fmt: skip
+@click.option(
     "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
     help=f"Processes that serve, each on one core, {MAX_WORKERS} at most; they share the listening sockets. With 1 this"
     " process serves itself.",
@@ -76,6 +81,7 @@ def command(
     log_level: str,
     drain_timeout_s: float,
     workers: int,
+    guarded: bool,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
@@ -115,6 +121,7 @@ def command(
         log_level=log_level,
         drain_timeout_s=drain_timeout_s,
         workers=workers,
+        guarded=guarded,
     )
     try:
         status = app.run(options, first)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Final
 
 from egressproxy.loading.result import Shown, shown
 
-__all__ = ["PublishedConfiguration"]
+__all__ = ["PublishedConfiguration", "digest"]
 
 #: metav1.Condition.message.
 MAX_MESSAGE: Final = 32768
@@ -29,34 +30,45 @@ class PublishedConfiguration:
     def objects(self) -> Iterable[Shown]:
         return self._packed
 
-    def publish(self, packed: bytes, rejection: str) -> None:
-        """`packed` is `Loaded.shown`; `rejection` is why the latest one is not in service, "" where it is."""
-        fresh = _Packed(packed, rejection)
+    def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:
+        """`packed` is `Loaded.shown`; `rejection` is why the latest one is not in service, "" where it is; `reason` is
+        the same in one word.
+        """
+        fresh = _Packed(packed, rejection, reason)
         if fresh != self._packed:
             self._packed = fresh
             self._version += 1
+
+
+def digest(packed: bytes) -> str:
+    """The mark of a configuration: that of all its manifests, however they are spread over files."""
+    whole = blake2b(digest_size=6)
+    for each in sorted(shown(packed), key=lambda one: (one.group, one.kind, one.namespace, one.name)):
+        whole.update(each.manifest)
+    return whole.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
     packed: bytes
     rejection: str
+    reason: str = "Invalid"
 
     def __iter__(self) -> Iterator[Shown]:
         for each in shown(self.packed):
             if self.rejection and each.kind == "Gateway" and each.status is not None:
-                yield replace(each, status=_with_rejection(each.status, self.rejection, each.generation))
+                yield replace(each, status=_with_rejection(each.status, self, each.generation))
             else:
                 yield each
 
 
-def _with_rejection(status: bytes, why: str, generation: int) -> bytes:
+def _with_rejection(status: bytes, said: _Packed, generation: int) -> bytes:
     made: dict[str, Any] = json.loads(status)
     condition = {
         "type": "egressproxy.io/ReloadRejected",
         "status": "True",
-        "reason": "Invalid",
-        "message": why[:MAX_MESSAGE],
+        "reason": said.reason,
+        "message": said.rejection[:MAX_MESSAGE],
         "observedGeneration": generation,
     }
     made["conditions"] = [*made.get("conditions", ()), condition]

@@ -364,9 +364,11 @@ class Metrics:
         self.config_generation = generation
         self._reloaded("success", True)
 
-    def reload_failed(self) -> None:
-        """The configuration was refused; the one in service, and its generation, stay."""
-        self._reloaded("failure", False)
+    def reload_failed(self, result: str = "failure") -> None:
+        """The configuration was refused; the one in service, and its generation, stay. `result` "guarded": it would
+        allow what was denied lately.
+        """
+        self._reloaded(result, False)
 
     def _reloaded(self, result: str, success: bool) -> None:
         _count(self.reloads, result)

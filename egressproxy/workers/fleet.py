@@ -12,7 +12,7 @@ from typing import Protocol
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["Configuration", "Fleet", "NotAnswered", "Refused", "rest_memory"]
+__all__ = ["Configuration", "Fleet", "Guarded", "NotAnswered", "Refused", "rest_memory"]
 
 
 class Refused(Exception):
@@ -20,6 +20,10 @@ class Refused(Exception):
 
     The message says why.
     """
+
+
+class Guarded(Refused):
+    """A configuration that would allow what was denied lately, where nobody has said that this is meant."""
 
 
 class NotAnswered(Exception):
@@ -32,13 +36,14 @@ class Configuration:
 
     `places` are those to bind: address (IP literal), port, and whose it is (`gateway/listener`, …). `generation` counts
     the configurations that were put into service, from 1. `own` are further sockets of ours, which nobody may reach
-    through us.
+    through us. `is_guarded`: it is Guarded where a recent decision would flip from denied to allowed.
     """
 
     octets: bytes = field(repr=False)
     places: Mapping[tuple[str, int], str]
     generation: int
     own: tuple[tuple[str, int], ...] = ()
+    is_guarded: bool = False
 
 
 class Fleet(Protocol):

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 from egressproxy.workers.channel import Channel
-from egressproxy.workers.fleet import Configuration, NotAnswered, Refused
+from egressproxy.workers.fleet import Configuration, Guarded, NotAnswered, Refused
 from egressproxy.workers.messages import (
     Answered,
     Asked,
@@ -124,10 +124,10 @@ class Handle:
 
     async def build(self, configuration: Configuration) -> None:
         """Make it ready. Raises Refused, WorkerEnded."""
-        asked = Build(configuration.octets, configuration.generation, configuration.own)
+        asked = Build(configuration.octets, configuration.generation, configuration.own, configuration.is_guarded)
         answer = await self._ask(asked, (Built, NotBuilt), BUILD_S)
         if isinstance(answer, NotBuilt):
-            raise Refused(answer.why)
+            raise (Guarded if answer.is_guarded else Refused)(answer.why)
         self.built = configuration
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:

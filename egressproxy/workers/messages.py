@@ -63,6 +63,7 @@ class Build:
     octets: bytes = field(repr=False)
     generation: int
     own: tuple[tuple[str, int], ...]
+    is_guarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,10 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class NotBuilt:
+    """`is_guarded`: it could be served, but would allow what was denied lately."""
+
     why: str
+    is_guarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.transport.loop import Loop
 from egressproxy.transport.turn import Turn
 from egressproxy.workers.channel import Channel
-from egressproxy.workers.fleet import NotAnswered, rest_memory
+from egressproxy.workers.fleet import Guarded, NotAnswered, rest_memory
 from egressproxy.workers.messages import (
     Answered,
     Asked,
@@ -173,7 +173,12 @@ class WorkerProcess:
     async def _build(self, asked: Build) -> None:
         self._built = None
         try:
-            self._built = asked, await self.worker.prepare(asked.octets, asked.generation)
+            snapshot = await self.worker.prepare(asked.octets, asked.generation)
+            if asked.is_guarded:
+                await self.worker.guard(snapshot)
+            self._built = asked, snapshot
+        except Guarded as error:
+            self._send(NotBuilt(str(error), is_guarded=True))
         except REFUSALS as error:
             self._send(NotBuilt(str(error)))
         except Exception as error:

@@ -223,7 +223,7 @@ class Supervisor:
             for handle in self._members:
                 handle.tell(Forget())
                 handle.built = handle.configuration
-            raise Refused(str(error)) from None
+            raise type(error)(str(error)) if isinstance(error, Refused) else Refused(str(error)) from None
         self._current = configuration
         self._sockets.update(new)
         self._changed.set()

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.tally import Tally
 from egressproxy.gateway.explain import explain
+from egressproxy.gateway.flips import flips
 from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
 from egressproxy.gateway.question import Question, QuestionError
@@ -28,12 +29,16 @@ from egressproxy.telemetry.process_figures import ProcessFigures, process_figure
 from egressproxy.transport.listening import BindError
 from egressproxy.transport.listening import bind as bind_socket
 from egressproxy.transport.slices import in_slices
-from egressproxy.workers.fleet import Configuration, NotAnswered, Refused
+from egressproxy.workers.fleet import Configuration, Guarded, NotAnswered, Refused
 
 __all__ = ["REFUSALS", "InProcess", "Worker", "access_log_failed"]
 
 #: What makes a configuration unusable although it was compiled. FilterBuildError is a ValueError.
 REFUSALS = (BindError, ssl.SSLError, ValueError, OSError)
+
+
+#: Requests that a guarded reload names.
+MAX_SHOWN = 20
 
 
 class Worker:
@@ -81,6 +86,18 @@ class Worker:
             gc.freeze()
             gc.enable()
 
+    async def guard(self, fresh: Snapshot) -> None:
+        """Raises Guarded where a recent denial would be none under this configuration."""
+        before = self.gateway.snapshot
+        if before is None:
+            return
+        found = await in_slices(flips(before, fresh, decisions(self.gateway.conductor.recent)))
+        opened = [str(flip) for flip in found if flip.opens]
+        if opened:
+            more = [f"… and {len(opened) - MAX_SHOWN} more"] if len(opened) > MAX_SHOWN else []
+            what = "a request that was" if len(opened) == 1 else f"{len(opened)} requests that were"
+            raise Guarded("\n".join([f"it would allow {what} denied lately:", *opened[:MAX_SHOWN], *more]))
+
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         """See `fleet.Fleet`."""
         if self.gateway.snapshot is None:
@@ -123,6 +140,8 @@ class InProcess:
     async def apply(self, configuration: Configuration) -> None:
         try:
             snapshot = await self.worker.prepare(configuration.octets, configuration.generation)
+            if configuration.is_guarded:
+                await self.worker.guard(snapshot)
             await self.worker.gateway.put_into_service(snapshot, configuration.own)
         except REFUSALS as error:
             raise Refused(str(error)) from None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from egressproxy.loading.published import PublishedConfiguration
+from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import pack_shown
 
 PACKED = pack_shown([
@@ -41,3 +41,21 @@ def test_after_a_rejection_the_gateways_say_so_and_nothing_else_does():
     assert (condition["type"], condition["message"]) == ("egressproxy.io/ReloadRejected", "line 3 is wrong")
     assert condition["observedGeneration"] == 2
     assert route.status == b"{}"
+
+
+def test_the_reason_of_a_rejection_is_the_one_that_is_given():
+    source = PublishedConfiguration()
+    source.publish(PACKED, "it would allow", "Guarded")
+    gateway, _ = source.objects()
+    assert gateway.status is not None
+    assert json.loads(gateway.status)["conditions"][-1]["reason"] == "Guarded"
+
+
+def test_the_mark_of_a_configuration_is_that_of_its_manifests_in_any_order():
+    first, second = (("g", "K", "n", "a"), {"spec": 1}, 1, None), (("g", "K", "n", "b"), {"spec": 2}, 1, None)
+    changed = (("g", "K", "n", "b"), {"spec": 3}, 1, None)
+    later = (("g", "K", "n", "b"), {"spec": 2}, 7, {"conditions": []})
+    mark = digest(pack_shown([first, second]))
+    assert mark == digest(pack_shown([second, first])) == digest(pack_shown([first, later]))
+    assert mark != digest(pack_shown([first, changed]))
+    assert len(mark) == 12

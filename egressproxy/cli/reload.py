@@ -1,0 +1,34 @@
+"""`egressproxy reload`: has a running process read its configuration again, and says how that went."""
+
+from __future__ import annotations
+
+import click
+
+from egressproxy.cli.addresses import address_and_port
+from egressproxy.cli.asking import ADMIN, ask
+
+__all__ = ["command"]
+
+
+@click.command("reload", short_help="Have a running gateway read its configuration again.")
+@click.option(
+    "--acknowledge", metavar="MARK", default="",
+    help="Put the configuration with this mark into service although it allows what was denied lately"
+    " (`run --guarded`). The refusal says the mark; any other configuration is still refused.",
+)  # fmt: skip
+@click.option(
+    "--admin", type=address_and_port, metavar="HOST:PORT", default=f"{ADMIN[0]}:{ADMIN[1]}", show_default=True,
+    help="The process's admin address; it has to be on loopback.",
+)  # fmt: skip
+def command(acknowledge: str, admin: tuple[str, int] | None) -> None:
+    """Read the configuration again, as SIGHUP does, and wait for the outcome.
+
+    \b
+    Examples:
+      egressproxy reload
+      egressproxy reload --acknowledge 6d1f0c9a2b3e
+
+    Exit status: 0 the configuration is in service, 1 it is refused (and why), 2 wrong usage or nobody there.
+    """
+    ask(admin or ADMIN, "/reload", [("acknowledge", acknowledge)] if acknowledge else [], method="POST")
+    click.echo("the configuration is in service")
