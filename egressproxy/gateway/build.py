@@ -39,6 +39,7 @@ from egressproxy.spec.gateway import (
 )
 from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, PolicySpec, RetrySpec
 from egressproxy.spec.route import (
+    AuthProtocol,
     ExternalAuthSpec,
     HttpRouteSpec,
     HttpRuleSpec,
@@ -200,8 +201,16 @@ class _Builder:
         asker: Asker | None = None
         connector = self.connector(spec.backend)
         if connector is not None:
-            asker = HttpAsker(spec, connector, self.chain(spec.backend.extensions))
+            asker = self.asker(spec, connector)
         return PlacedFilter(place, EXTERNAL_AUTH, ExternalAuth(spec, asker, route, self.metrics))
+
+    def asker(self, spec: ExternalAuthSpec, connector: Connector) -> Asker:
+        chain = self.chain(spec.backend.extensions)
+        if spec.protocol is AuthProtocol.HTTP:
+            return HttpAsker(spec, connector, chain)
+        from egressproxy.gateway.auth_grpc import GrpcAsker  # here: HTTP/2 takes memory, and is rarely asked for
+
+        return GrpcAsker(spec, connector, chain)
 
     def placed(self, spec: ExtensionSpec) -> PlacedFilter:
         return self.asking.get(spec) or self.filters.place(spec)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_address
 from types import MappingProxyType
@@ -32,7 +33,7 @@ from egressproxy.upstream.dialer import Dialer, abandon
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["NO_PORTS", "Connector", "Network", "Place", "Target"]
+__all__ = ["NO_PORTS", "Channel", "Connector", "Network", "Place", "Target"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
@@ -74,6 +75,20 @@ class Target(Place):
 
     def __repr__(self) -> str:
         return f"Target({self.host}:{self.port}{', TLS' if self.is_secure else ''}, {self.pool})"
+
+
+class Channel(ABC):
+    """Connections of a connector that carry several calls at a time, and are in no pool."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def retire(self) -> None:
+        """As `Connector.retire`."""
+
+    @abstractmethod
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle)."""
 
 
 class Network:
@@ -129,6 +144,7 @@ class Connector:
             self.parent = Connector(parent_spec(spec), network)
         self._targets: dict[tuple[str, int, bool], Target] = {}
         self.is_retired = False
+        self.channel: Channel | None = None
         self._policy = AddressPolicy(spec.addresses, network.own_listeners)
         self._policy_listeners = network.own_listeners
         self._turn = 0
@@ -288,13 +304,14 @@ class Connector:
         target: Target,
         connect: tuple[HeaderStep, ...] | None,
         protocol: asyncio.Protocol,
+        alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
         """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
         parked = await self.park(x, target, connect)
         if target.tls is None:
             parked.hand_over(protocol)
             return parked.transport
-        return await self._handshake(parked, target.tls, target.host, protocol)
+        return await self._handshake(parked, target.tls, target.host, protocol, alpn)
 
     async def park(self, x: Exchange, target: Place, connect: tuple[HeaderStep, ...] | None) -> Parked:
         """Dial (through a parent, where configured): the connection without any TLS, and what has come on it."""
@@ -363,7 +380,7 @@ class Connector:
             timer.cancel()
 
     async def _handshake(
-        self, parked: Parked, tls: BackendTlsSpec, host: str, protocol: asyncio.Protocol
+        self, parked: Parked, tls: BackendTlsSpec, host: str, protocol: asyncio.Protocol, alpn: tuple[str, ...]
     ) -> asyncio.Transport:
         done: asyncio.Future[None] = self.network.loop.create_future()
         waiting = [done]
@@ -377,7 +394,7 @@ class Connector:
                 waiting[0].set_exception(tls_fault(error, Retry.SAFE))
 
         try:
-            client = client_tls(tls, host, NO_ALPN if self.spec.backend.protocol is Protocol.TCP else HTTP_1_1)
+            client = client_tls(tls, host, NO_ALPN if self.spec.backend.protocol is Protocol.TCP else alpn)
         except (ssl.SSLError, ValueError) as error:
             parked.transport.abort()
             message = f"the TLS settings of backend {self.name} cannot be used"
@@ -426,13 +443,19 @@ class Connector:
         for target in self._targets.values():
             for connection in target.pool.retire():
                 connection.close()
+        if self.channel is not None:
+            self.channel.retire()
         if self.parent is not None:
             self.parent.retire()
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
         idle = sum(len(target.pool.idle) for target in self._targets.values())
-        return sum(target.pool.open for target in self._targets.values()) - idle, idle
+        active = sum(target.pool.open for target in self._targets.values()) - idle
+        if self.channel is not None:
+            more_active, more_idle = self.channel.counts()
+            return active + more_active, idle + more_idle
+        return active, idle
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self._targets)} targets)"

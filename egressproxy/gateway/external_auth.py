@@ -19,7 +19,7 @@ from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["AUTH_TIMEOUT_S", "EXTERNAL_AUTH", "Asker", "ExternalAuth"]
+__all__ = ["EXTERNAL_AUTH", "Asker", "ExternalAuth"]
 
 #: How long a server may think where no policy says it (`backendRequest`).
 AUTH_TIMEOUT_S = 5.0
@@ -30,8 +30,11 @@ _ADDED = "external auth"
 class Asker(Protocol):
     """Puts the question in one protocol."""
 
-    async def ask(self, x: Exchange, held: HeldRequest, body: bytes) -> Verdict:
-        """In a task. Raises GatewayError if there is no verdict, ValueError if it makes no sense."""
+    async def ask(self, x: Exchange, held: HeldRequest, body: bytes, timeout_s: float) -> Verdict:
+        """In a task, which is cancelled after `timeout_s`.
+
+        Raises GatewayError if there is no verdict, ValueError if it makes no sense.
+        """
 
 
 class ExternalAuth(Filter):
@@ -61,7 +64,7 @@ class ExternalAuth(Filter):
         result = "error"
         try:
             async with asyncio.timeout(self._timeout_s):
-                verdict = await self._asker.ask(x, held, body)
+                verdict = await self._asker.ask(x, held, body, self._timeout_s)
             apply(verdict.request, x.request.fields)
             result = "allowed" if verdict.answer is None else "denied"
         except TimeoutError:

@@ -7,7 +7,7 @@ Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -76,8 +76,13 @@ class Backends:
         self._placed: dict[Key, tuple[Placed, ...]] = {}
         self._busy: list[Key] = []
 
-    def resolve(self, source: Resource, ref: Reference) -> ResolvedBackend:
-        """The backend that a reference (maybe with `namespace` and `port`) names. Raises Unresolved."""
+    def resolve(
+        self, source: Resource, ref: Reference, protocols: Container[Protocol] = support.UPSTREAM_PROTOCOLS
+    ) -> ResolvedBackend:
+        """The backend that a reference (maybe with `namespace` and `port`) names, if it speaks one of these protocols.
+
+        Raises Unresolved.
+        """
         self._references.check_permitted(source, ref)
         namespace = self._references.namespace_of(source, ref)
         kind = _ALIASES.get((ref.group, ref.kind), ref.kind)
@@ -92,6 +97,11 @@ class Backends:
             self._found[place] = found
         if isinstance(found, Unresolved):
             raise Unresolved(found.reason, found.message)
+        spec = found.spec
+        if spec.protocol not in protocols:
+            raise Unresolved(
+                "UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet"
+            )
         return found
 
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
@@ -169,7 +179,7 @@ class Backends:
             if port is None:
                 raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
             service = self._services.backend(namespace, name, port, is_opaque=is_opaque)
-            return ResolvedBackend(_served(service), key, port)
+            return ResolvedBackend(service, key, port)
         found = self._resources.get(*key)
         if isinstance(found, XBackend):
             return self._read_x_backend(found, port)
@@ -206,7 +216,7 @@ class Backends:
             protocol=Protocol(spec.protocol or "HTTP"),
             tls=tls,
         )
-        return ResolvedBackend(_served(made), backend.key, number)
+        return ResolvedBackend(made, backend.key, number)
 
     def _read_destination(
         self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None
@@ -252,7 +262,7 @@ class Backends:
         region = resolver = None
         if isinstance(backend, Backend):
             region, resolver = backend.spec.region, backend.spec.resolver
-        return ResolvedBackend(_served(made), backend.key, number, extensions, region or "", resolver)
+        return ResolvedBackend(made, backend.key, number, extensions, region or "", resolver)
 
     def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
         if backend.key not in self._placed:
@@ -345,12 +355,6 @@ _KNOWN = frozenset(
 _NOT_ACCEPTED = frozenset({"UnsupportedValue", "UnsupportedProtocol", "TlsNotConfigured"})
 
 _TLS_UNSAID = "{} does not say how it is reached: write tls.mode, or tls.mode None if it really has no TLS"
-
-
-def _served(spec: BackendSpec) -> BackendSpec:
-    if spec.protocol not in support.UPSTREAM_PROTOCOLS:
-        raise Unresolved("UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet")
-    return spec
 
 
 def _port_entry(backend: Resource, ports: Sequence[BackendPort], number: int | None) -> BackendPort | None:

@@ -162,8 +162,6 @@ class ExtensionCompiler:
             if entry.external_auth is not None:
                 if on_backend:
                     raise FilterNotSupported("filter ExternalAuth on a backendRef is not supported: put it on the rule")
-                if entry.external_auth.protocol == "GRPC":
-                    raise FilterNotSupported("filter ExternalAuth with protocol GRPC is not supported yet")
                 continue  # see `external_auth_place`
             if entry.request_header_modifier is not None:
                 type_name, config = HEADER_POLICY, {"request": _header_changes(entry.request_header_modifier)}

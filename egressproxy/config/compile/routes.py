@@ -8,9 +8,10 @@ whose regular expression is refused cannot keep its matches; it is left out, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from egressproxy.config.compile import support
 from egressproxy.config.compile.attachment import Attachment
 from egressproxy.config.compile.attempts import rule_retry, session_problem, session_spec
 from egressproxy.config.compile.backends import Backends
@@ -26,7 +27,7 @@ from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.weighing import Choices, Weigher, default_where
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
-from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter
+from egressproxy.config.resources.route_filters import ExternalAuthFilter, ExternalAuthHttp, HttpFilter
 from egressproxy.config.resources.routes import (
     BackendRef,
     GrpcRoute,
@@ -38,7 +39,7 @@ from egressproxy.config.resources.routes import (
     TcpRoute,
     TlsRoute,
 )
-from egressproxy.spec.backend import Destination
+from egressproxy.spec.backend import Destination, Protocol
 from egressproxy.spec.gateway import ListenerProtocol, TlsMode
 from egressproxy.spec.policy import ExtensionSpec, PolicySpec
 from egressproxy.spec.route import (
@@ -228,8 +229,9 @@ class RouteCompiler:
         except FilterNotSupported as error:
             findings.closed[index] = str(error)
         self._examine_refs(route, rule.backend_refs, findings)
-        own = (entry.backend_ref for entry in _filters(rule))
-        self._examine_refs(route, (ref for ref in own if ref is not None), findings)
+        for entry in _filters(rule):
+            if entry.backend_ref is not None:
+                self._examine_refs(route, (entry.backend_ref,), findings, _protocols(entry.external_auth))
         for number, ref in enumerate(rule.backend_refs):
             try:
                 self._filters(route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP)
@@ -251,10 +253,13 @@ class RouteCompiler:
             findings.notes.append("useDefaultGateways is not supported and does nothing.")
         findings.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
 
-    def _examine_refs(self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings) -> None:
+    def _examine_refs(
+        self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings,
+        protocols: Container[Protocol] = support.UPSTREAM_PROTOCOLS,
+    ) -> None:  # fmt: skip
         for ref in refs:
             try:
-                self._backends.resolve(route, ref)
+                self._backends.resolve(route, ref, protocols)
             except Unresolved as unresolved:
                 entry = (unresolved.reason, unresolved.message)
                 if entry not in findings.unresolved:
@@ -337,7 +342,7 @@ class RouteCompiler:
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
         if written is None:
             return None
-        backend = self._weigher.of_filter(route, written.backend_ref, layers, where)
+        backend = self._weigher.of_filter(route, written.backend_ref, layers, where, _protocols(written))
         if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
             backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
         http = written.http or ExternalAuthHttp()
@@ -394,3 +399,8 @@ def _filters(rule: HttpRule) -> Iterator[HttpFilter]:
     yield from rule.filters
     for ref in rule.backend_refs:
         yield from ref.filters
+
+
+def _protocols(auth: ExternalAuthFilter | None) -> Container[Protocol]:
+    """What the backend of a filter may speak."""
+    return support.GRPC_PROTOCOLS if auth is not None and auth.protocol == "GRPC" else support.UPSTREAM_PROTOCOLS

@@ -10,13 +10,16 @@ from typing import Final
 
 from egressproxy.spec.backend import Protocol
 
-__all__ = ["ROUTED_ALLOW", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
+__all__ = ["GRPC_PROTOCOLS", "ROUTED_ALLOW", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
 
 #: EgressPolicy `destinations.allow` on a route or Backend: a place where it is asked for stays closed.
 ROUTED_ALLOW: Final[bool] = False
 
 #: Backend `protocol`: a backend that speaks another one is not used.
 UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP})
+
+#: The same for an authorization server that is asked in gRPC.
+GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.
 ROUTE_FEATURES: Final[tuple[str, ...]] = (
@@ -48,6 +51,7 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "HTTPRouteDestinationPortMatching",
     "HTTPRouteExternalAuth",
     "HTTPRouteExternalAuthForwardBody",
+    "HTTPRouteExternalAuthGRPC",
     "HTTPRouteExternalAuthHTTP",
     "HTTPRouteHostRewrite",
     "HTTPRouteMethodMatching",

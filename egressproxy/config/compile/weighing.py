@@ -6,9 +6,10 @@ reason (Gateway API v1, HTTPRouteRule.backendRefs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
+from egressproxy.config.compile import support
 from egressproxy.config.compile.backends import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
@@ -20,7 +21,7 @@ from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.routes import BackendRef
-from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Protocol
 from egressproxy.spec.route import MirrorSpec, WeightedBackend
 
 __all__ = ["Choices", "Weigher", "default_where"]
@@ -89,15 +90,16 @@ class Weigher:
         return self._weigh(resolved, merged, layers, default_where(listener), 1, (), error)
 
     def of_filter(
-        self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], where: Where
-    ) -> WeightedBackend:
+        self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], where: Where,
+        protocols: Container[Protocol] = support.UPSTREAM_PROTOCOLS,
+    ) -> WeightedBackend:  # fmt: skip
         """The backend that a filter of a rule names (RequestMirror, ExternalAuth), under everything that holds for it.
 
         `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no
         other backend's); limits of bodies are among them, since the filter's request is not the rule's.
         """
         try:
-            resolved = self._backends.resolve(route, ref)
+            resolved = self._backends.resolve(route, ref, protocols)
         except Unresolved as unresolved:
             return WeightedBackend(None, error=unresolved.message)
         layers += self._backend_layers(resolved)

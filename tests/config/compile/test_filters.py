@@ -369,6 +369,34 @@ def test_an_external_auth_with_lists_that_are_null_has_none():
     assert (found.allowed_headers, found.allowed_response_headers) == ((), ())
 
 
+GRPC_AUTH = AUTH.replace("protocol: HTTP", "protocol: GRPC") % "grpc: {allowedHeaders: [X-A]}"
+
+
+@pytest.mark.parametrize(
+    ("spoken", "asked", "is_used"),
+    [
+        ("H2C", GRPC_AUTH, True),
+        ("HTTP2", GRPC_AUTH, True),
+        ("GRPC", GRPC_AUTH, True),
+        ("HTTP", GRPC_AUTH, True),
+        ("HTTP11", GRPC_AUTH, False),
+        ("TCP", GRPC_AUTH, False),
+        ("H2C", AUTH % "http: {}", False),
+        ("GRPC", AUTH % "http: {}", False),
+        ("HTTP11", AUTH % "http: {}", True),
+    ],
+)
+def test_an_authorization_server_has_to_speak_what_it_is_asked_in(spoken: str, asked: str, is_used: bool):
+    server = PLAIN.replace("{number: 80,", f"{{number: 80, protocol: {spoken},").replace("name: plain", "name: server")
+    made = compiled(REVERSE, PLAIN, server, guarded(asked.replace("name: plain", "name: server")))
+    found = rule(made).auth
+    assert found is not None
+    assert (found.backend.backend is not None) is is_used
+    reason = ("True", "ResolvedRefs") if is_used else ("False", "UnsupportedProtocol")
+    assert of_route(made, "ResolvedRefs")[:2] == reason
+    assert rule(made).backends[0].backend is not None
+
+
 def test_external_auth_runs_behind_cors_and_before_the_other_filters():
     assert CORS_PRIORITY < EXTERNAL_AUTH_PRIORITY < ROUTE_FILTER_PRIORITY
 

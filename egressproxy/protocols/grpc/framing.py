@@ -1,0 +1,72 @@
+"""What a unary gRPC call looks like on HTTP/2: heads, one message each way, and how it ended. Pure.
+
+Source: grpc.io, gRPC over HTTP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
+
+from egressproxy.errors import Reason, UpstreamFault
+
+__all__ = ["Headers", "call_headers", "framed", "reply"]
+
+Headers = list[tuple[bytes, bytes]]
+
+#: Flag (compressed or not) and length in front of a message.
+_PREFIX = 5
+#: The longest text of a service that is kept.
+_MAX_TEXT = 200
+_DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 4, 8, 14
+
+
+def call_headers(
+    path: bytes, authority: bytes, scheme: bytes, timeout_s: float, metadata: Iterable[tuple[bytes, bytes]]
+) -> Headers:
+    """The head of a call. `timeout_s` is told to the server, which can give up as well."""
+    milliseconds = min(max(int(timeout_s * 1000), 1), 99_999_999)
+    return [
+        (b":method", b"POST"), (b":scheme", scheme), (b":path", path), (b":authority", authority),
+        (b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"egressproxy"),
+        (b"grpc-timeout", b"%dm" % milliseconds), *metadata,
+    ]  # fmt: skip
+
+
+def framed(message: bytes) -> bytes:
+    return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
+
+
+def reply(head: Iterable[tuple[bytes, bytes]], data: bytes, trailers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The message of a call that is over. Raises UpstreamFault if it failed, or is none.
+
+    `trailers` are empty where the head was all (Trailers-Only).
+    """
+    first = dict(head)
+    status = first.get(b":status", b"")
+    if status != b"200" or not first.get(b"content-type", b"").startswith(b"application/grpc"):
+        raise _bad(f"the server does not speak gRPC: status {status.decode('latin-1')}")
+    last = {**first, **dict(trailers)}
+    code = last.get(b"grpc-status", b"")
+    if code != b"0":
+        raise _failure(code, last.get(b"grpc-message", b""))
+    if len(data) < _PREFIX or int.from_bytes(data[1:_PREFIX], "big") != len(data) - _PREFIX:
+        raise _bad("the answer is not one message")
+    if data[0]:
+        raise _bad("the message is compressed, which was not offered")
+    return data[_PREFIX:]
+
+
+def _failure(code: bytes, message: bytes) -> UpstreamFault:
+    number = int(code) if code.isdigit() and len(code) < 3 else -1
+    said = unquote_to_bytes(message[: 3 * _MAX_TEXT])[:_MAX_TEXT].decode("utf-8", "replace")
+    detail = f"grpc-status {number if number >= 0 else 'missing'}: {said}"
+    if number == _DEADLINE_EXCEEDED:
+        return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the call took too long", status=504, detail=detail)
+    if number in (_UNAVAILABLE, _RESOURCE_EXHAUSTED):
+        return UpstreamFault(Reason.BAD_RESPONSE, "the service is not available", status=503, detail=detail)
+    return UpstreamFault(Reason.BAD_RESPONSE, "the call failed", detail=detail)
+
+
+def _bad(message: str) -> UpstreamFault:
+    return UpstreamFault(Reason.BAD_RESPONSE, message)

@@ -1,0 +1,307 @@
+"""UnaryConnection: an HTTP/2 connection to a server, for calls of one message each way, many at a time.
+
+Calls beyond what the server allows at once wait. Flow control holds in both directions, and what a server may send is
+bounded. A GOAWAY lets the calls that it spares end; the others may be made again elsewhere, as may those that a server
+has refused unseen (RFC 9113 sections 6.8 and 8.7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
+from h2.exceptions import H2Error
+from h2.settings import SettingCodes, Settings
+
+from egressproxy.errors import LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
+from egressproxy.transport.flow import Flow
+from egressproxy.transport.timers import Deadline, TimerWheel
+
+__all__ = ["Call", "UnaryConnection"]
+
+Headers = list[tuple[bytes, bytes]]
+
+#: What a server may send: a head, and a message with its prefix.
+MAX_HEAD_OCTETS = 64 * 1024
+MAX_MESSAGE_OCTETS = 1024 * 1024 + 5
+#: Calls of one connection at a time, whatever the server would take, and those that wait for their turn.
+MAX_CALLS = 100
+MAX_WAITING = 1024
+#: A connection on which a call was given up after this time, and nothing was heard meanwhile, gets no other.
+SILENCE_S = 1.0
+#: The last identifier that a client may use for a stream (RFC 9113 section 5.1.1).
+LAST_STREAM = 2**31 - 1
+
+
+class Call:
+    """One call. `result` gives it when it is over, or raises UpstreamFault; cancelling `result` cancels the call."""
+
+    __slots__ = ("begun_at", "data", "head", "headers", "octets", "result", "stream", "trailers", "unsent")
+
+    def __init__(self, headers: Headers, body: bytes, result: asyncio.Future[Call]) -> None:
+        self.headers = headers
+        self.unsent = memoryview(body)
+        self.result = result
+        self.stream = 0  # not begun
+        self.begun_at = 0.0
+        self.head: Headers = []
+        self.trailers: Headers = []
+        self.data: list[bytes] = []
+        self.octets = 0
+
+    def __repr__(self) -> str:
+        return f"Call(stream {self.stream}, {len(self.unsent)} octets unsent)"  # never the headers
+
+
+class UnaryConnection(Flow):
+    """States: taking calls; leaving (what has begun ends, and nothing new begins); lost."""
+
+    __slots__ = (
+        "_calls", "_deadline", "_frames", "_h2", "_heard_at", "_idle_s", "_waiting", "_wheel", "is_leaving", "is_lost",
+        "on_lost", "served",
+    )  # fmt: skip
+
+    def __init__(self, wheel: TimerWheel, idle_s: float) -> None:
+        super().__init__()
+        config = H2Configuration(client_side=True, header_encoding=None)
+        self._h2 = H2Connection(config)
+        self._h2.local_settings = Settings(
+            client=True,
+            initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_OCTETS},
+        )
+        self._frames = FrameSplitter()
+        self._idle_s = idle_s
+        self._wheel = wheel
+        self._heard_at = 0.0
+        self._deadline = Deadline(wheel, self.close)  # how long it may be without a call
+        self._calls: dict[int, Call] = {}
+        self._waiting: deque[Call] = deque()
+        self.on_lost: Callable[[UnaryConnection], None] | None = None
+        self.is_leaving = False
+        self.is_lost = False
+        self.served = 0
+
+    # --- for callers ---------------------------------------------------------------------------------------------
+    @property
+    def active(self) -> int:
+        return len(self._calls)
+
+    def call(self, headers: Headers, body: bytes) -> asyncio.Future[Call]:
+        """Begin a call, or have it wait for its turn. Raises LimitExceeded if too many wait, UpstreamFault if we leave.
+
+        What fails with Retry.SAFE was never looked at by the server.
+        """
+        if self.is_leaving:
+            raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the connection is leaving", retry=Retry.SAFE)
+        if len(self._waiting) >= MAX_WAITING:
+            message = "too many calls are waiting for this server"
+            raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+        call = Call(headers, body, asyncio.get_running_loop().create_future())
+        call.result.add_done_callback(lambda _result: self._is_given_up(call))
+        self._deadline.clear()
+        self._waiting.append(call)
+        self._go_on()
+        return call.result
+
+    def leave(self) -> None:
+        """Nothing new begins; the connection closes when the calls have ended."""
+        self.is_leaving = True
+        self._rest()
+
+    def close(self) -> None:
+        self.is_leaving = True
+        if not self.is_lost:
+            self.flush()
+            self.transport.close()
+
+    # --- asyncio's callbacks -------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._h2.initiate_connection()
+        self._write()
+        self._rest()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._wheel.now
+        try:
+            for kind, frame in self._frames.feed(data):
+                if kind == GOAWAY:
+                    self._goes_away(goaway_last_stream(frame))
+                    continue
+                for event in self._h2.receive_data(frame):
+                    self._take(event)
+        except (H2Error, ValueError) as error:
+            self._break(f"the server broke the rules of HTTP/2 ({type(error).__name__})")
+            return
+        self._go_on()
+        self._rest()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = self.is_leaving = True
+        self._deadline.close()
+        self._fail_all("the server closed its connection")
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.is_lost:
+            self._go_on()
+
+    # --- what comes ------------------------------------------------------------------------------------------------
+    def _take(self, event: Event) -> None:
+        if isinstance(event, WindowUpdated | RemoteSettingsChanged):
+            return  # `_go_on` looks at the windows
+        call = self._calls.get(getattr(event, "stream_id", None) or 0)
+        if isinstance(event, DataReceived):
+            self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+            if call is not None:
+                call.octets += len(event.data or b"")
+                call.data.append(event.data or b"")
+                if call.octets > MAX_MESSAGE_OCTETS:
+                    self._reset(call)
+                    self._fail(call, f"the answer is longer than {MAX_MESSAGE_OCTETS} octets")
+        elif call is None:
+            return  # given up already
+        elif isinstance(event, ResponseReceived):
+            call.head = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
+        elif isinstance(event, TrailersReceived):
+            call.trailers = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
+        elif isinstance(event, StreamEnded):
+            self._end(call)
+            if not call.result.done():
+                call.result.set_result(call)
+            if call.unsent:
+                self._reset(call)  # it has answered before it has heard us to the end
+        elif isinstance(event, StreamReset):
+            self._end(call)
+            retry = Retry.SAFE if event.error_code == ErrorCodes.REFUSED_STREAM else Retry.NEVER
+            self._fail(call, f"the server reset the call (code {int(event.error_code or 0)})", retry)
+
+    def _goes_away(self, last_stream: int) -> None:
+        self.is_leaving = True
+        for call in [*self._waiting, *(call for call in self._calls.values() if call.stream > last_stream)]:
+            self._end(call)
+            self._fail(call, "the server goes away", Retry.SAFE)
+        self._waiting.clear()
+
+    # --- what goes -------------------------------------------------------------------------------------------------
+    def _go_on(self) -> None:
+        """Begin calls that wait, and send what the windows allow."""
+        try:
+            while self._waiting and not self.is_leaving and len(self._calls) < self._most():
+                call = self._waiting.popleft()
+                call.stream = self._h2.get_next_available_stream_id()
+                self._calls[call.stream] = call
+                call.begun_at = self._wheel.now
+                self.served += 1
+                self._h2.send_headers(call.stream, call.headers)
+                if call.stream == LAST_STREAM:
+                    self._goes_away(LAST_STREAM)
+            for call in self._calls.values():
+                if call.unsent and not self.is_write_blocked:
+                    self._send_body(call)
+        except H2Error as error:
+            self._break(f"HTTP/2 does not go on ({type(error).__name__})")
+            return
+        self._write()
+
+    def _most(self) -> int:
+        return min(MAX_CALLS, self._h2.remote_settings.max_concurrent_streams)
+
+    def _send_body(self, call: Call) -> None:
+        while call.unsent:
+            size = min(
+                len(call.unsent), self._h2.local_flow_control_window(call.stream), self._h2.max_outbound_frame_size
+            )
+            if size <= 0:
+                return
+            piece, call.unsent = call.unsent[:size], call.unsent[size:]
+            self._h2.send_data(call.stream, bytes(piece), end_stream=not call.unsent)
+
+    def _write(self) -> None:
+        data = self._h2.data_to_send()
+        if data and not self.is_lost:
+            self.send(data)
+
+    # --- how calls end -----------------------------------------------------------------------------------------------
+    def _is_given_up(self, call: Call) -> None:
+        """The result is there; if it was cancelled, the server may stop."""
+        if not call.result.cancelled() or self.is_lost:
+            return
+        if call in self._waiting:
+            self._waiting.remove(call)
+        elif call.stream in self._calls:
+            self._reset(call)
+            if self._heard_at < call.begun_at <= self._wheel.now - SILENCE_S:
+                self.is_leaving = True  # nobody may be there any more: the next call finds out on a new connection
+            self._go_on()
+        self._rest()
+
+    def _reset(self, call: Call) -> None:
+        self._end(call)
+        try:
+            self._h2.reset_stream(call.stream, ErrorCodes.CANCEL)
+        except H2Error:
+            return  # it is over
+        self._write()
+
+    def _end(self, call: Call) -> None:
+        self._calls.pop(call.stream, None)
+
+    def _fail(self, call: Call, message: str, retry: Retry = Retry.NEVER) -> None:
+        if not call.result.done():
+            call.result.set_exception(UpstreamFault(Reason.UPSTREAM_RESET, message, retry=retry))
+
+    def _fail_all(self, message: str) -> None:
+        """Calls that wait were never sent; of the others nobody knows."""
+        waiting, begun = list(self._waiting), list(self._calls.values())
+        self._waiting.clear()
+        self._calls.clear()
+        for call in waiting:
+            self._fail(call, message, Retry.SAFE)
+        for call in begun:
+            self._fail(call, message, Retry.IF_REUSED)
+
+    def _break(self, message: str) -> None:
+        self.is_leaving = True
+        for call in list(self._calls.values()):
+            self._fail(call, message)
+        self._calls.clear()
+        if not self.is_lost:
+            self.forget_unflushed()
+            self.transport.abort()
+
+    def _rest(self) -> None:
+        """Without a call it waits for the next one, or goes."""
+        if self._calls or self._waiting or self.is_lost:
+            return
+        if self.is_leaving:
+            self.close()
+        else:
+            self._deadline.after(self._idle_s)
+
+    def __repr__(self) -> str:
+        state = "lost" if self.is_lost else "leaving" if self.is_leaving else "open"
+        return f"UnaryConnection({self.peer_name()}, {state}, {len(self._calls)} calls, {len(self._waiting)} wait)"

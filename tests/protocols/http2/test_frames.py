@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
+
+
+def frame(kind: int, payload: bytes, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + stream.to_bytes(4, "big") + payload
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=60))), st.lists(st.integers(1, 20)))
+def test_frames_come_out_whole_however_they_came(written: list[tuple[int, bytes]], cuts: list[int]):
+    frames = [(kind, frame(kind, payload)) for kind, payload in written]
+    data = b"".join(octets for _, octets in frames)
+    splitter, got = FrameSplitter(), []
+    for cut in [*cuts, len(data)]:
+        got += splitter.feed(data[:cut])
+        data = data[cut:]
+    assert got == frames
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_header():
+    with pytest.raises(ValueError):
+        FrameSplitter().feed(b"\x00\x40\x01\x00\x00\x00\x00\x00\x01")
+
+
+def test_a_goaway_names_the_last_stream():
+    assert goaway_last_stream(frame(GOAWAY, b"\x80\x00\x00\x05\x00\x00\x00\x00bye")) == 5
+    for bad in (frame(GOAWAY, b"\x00\x00\x00\x05"), frame(GOAWAY, bytes(8), stream=1)):
+        with pytest.raises(ValueError):
+            goaway_last_stream(bad)

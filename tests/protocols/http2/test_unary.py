@@ -1,0 +1,260 @@
+"""Unary calls on one connection, against the h2 library as the server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from h2.errors import ErrorCodes
+
+from egressproxy.errors import LimitExceeded, Retry, UpstreamFault
+from egressproxy.protocols.grpc.framing import call_headers, framed, reply
+from egressproxy.protocols.http2 import unary
+from egressproxy.protocols.http2.unary import Call, UnaryConnection
+from egressproxy.transport.timers import TimerWheel
+from tests.protocols.http2.test_frames import frame
+from tests.support.http2 import Http2Server
+from tests.transport.test_flow import Transport
+
+
+class Wire(Transport):
+    """What is written goes to the server; closing is told to the connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection: UnaryConnection | None = None
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            assert self.connection is not None
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+    abort = close
+
+
+class Talk:
+    def __init__(self, server: Http2Server | None = None, idle_s: float = 60.0) -> None:
+        self.server = server or Http2Server()
+        self.wheel = TimerWheel()
+        self.wire = Wire()
+        self.connection = self.wire.connection = UnaryConnection(self.wheel, idle_s)
+        self.connection.connection_made(cast(asyncio.Transport, self.wire))
+
+    def call(self, message: bytes = b"hello") -> asyncio.Future[Call]:
+        return self.connection.call(call_headers(b"/s/M", b"h", b"http", 5.0, []), framed(message))
+
+    async def settle(self) -> None:
+        """Until neither side has anything to say."""
+        for _ in range(200):
+            await asyncio.sleep(0)
+            self.connection.flush()
+            said, self.wire.written = self.wire.written, b""
+            if said:
+                self.server.take(said)
+            answer = self.server.outgoing()
+            if answer and not self.connection.is_lost:
+                self.connection.data_received(answer)
+            if not said and not answer:
+                return
+
+
+async def over(talk: Talk, result: asyncio.Future[Call]) -> bytes:
+    await talk.settle()
+    call = result.result()
+    return reply(call.head, b"".join(call.data), call.trailers)
+
+
+async def test_a_call_and_its_reply():
+    talk = Talk()
+    result = talk.call(b"question")
+    await talk.settle()
+    (seen,) = talk.server.calls.values()
+    assert (seen.message, seen.is_whole, seen.headers[b":path"]) == (b"question", True, b"/s/M")
+    talk.server.answer(seen.stream, b"answer")
+    assert await over(talk, result) == b"answer"
+    assert talk.connection.active == 0
+
+
+async def test_calls_do_not_wait_for_each_other():
+    talk = Talk()
+    results = [talk.call(b"%d" % number) for number in range(5)]
+    await talk.settle()
+    for stream, seen in reversed(list(talk.server.calls.items())):
+        talk.server.answer(stream, seen.message)
+    await talk.settle()
+    assert [reply(r.result().head, b"".join(r.result().data), r.result().trailers) for r in results] == [
+        b"0", b"1", b"2", b"3", b"4",
+    ]  # fmt: skip
+
+
+async def test_what_the_server_does_not_allow_at_once_waits_its_turn():
+    talk = Talk(Http2Server(max_streams=2))
+    await talk.settle()
+    results = [talk.call() for _ in range(3)]
+    await talk.settle()
+    assert sorted(talk.server.calls) == [1, 3]
+    talk.server.answer(1, b"one")
+    await talk.settle()
+    assert sorted(talk.server.calls) == [1, 3, 5]
+    assert [result.done() for result in results] == [True, False, False]
+    results[1].cancel()
+    results[2].cancel()
+
+
+async def test_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unary, "MAX_WAITING", 1)
+    talk = Talk(Http2Server(max_streams=1))
+    await talk.settle()
+    kept = [talk.call(), talk.call()]
+    with pytest.raises(LimitExceeded):
+        talk.call()
+    for result in kept:
+        result.cancel()
+
+
+async def test_a_long_message_waits_for_the_window_of_the_server():
+    talk = Talk(Http2Server(window=1000))
+    await talk.settle()
+    talk.server.opens_windows = False
+    result = talk.call(b"x" * 5000)
+    await talk.settle()
+    seen = talk.server.calls[1]
+    assert (len(seen.data), seen.is_whole) == (1000, False)
+    talk.server.h2.increment_flow_control_window(10_000, 1)
+    await talk.settle()
+    assert (seen.message, seen.is_whole) == (b"x" * 5000, True)
+    talk.server.answer(1, b"")
+    assert await over(talk, result) == b""
+
+
+async def test_a_long_reply_is_taken_as_the_window_opens():
+    talk = Talk()
+    result = talk.call()
+    await talk.settle()
+    for _ in range(3):  # more than one window in all
+        talk.server.answer(max(talk.server.calls), b"y" * 40_000)
+        assert await over(talk, result) == b"y" * 40_000
+        result = talk.call()
+        await talk.settle()
+    result.cancel()
+
+
+async def test_a_reply_beyond_the_bound_ends_the_call(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unary, "MAX_MESSAGE_OCTETS", 1000)
+    talk = Talk()
+    result = talk.call()
+    await talk.settle()
+    talk.server.answer(1, b"z" * 2000)
+    await talk.settle()
+    with pytest.raises(UpstreamFault, match="longer"):
+        result.result()
+    await talk.settle()
+    assert not talk.connection.is_leaving
+
+
+async def test_a_call_that_is_given_up_is_reset_and_the_others_go_on():
+    talk = Talk()
+    given_up, kept = talk.call(b"a"), talk.call(b"b")
+    await talk.settle()
+    given_up.cancel()
+    await talk.settle()
+    assert talk.server.calls[1].reset == ErrorCodes.CANCEL
+    talk.server.answer(3, b"b")
+    assert await over(talk, kept) == b"b"
+    assert not talk.connection.is_leaving
+
+
+async def test_a_call_that_was_given_up_in_silence_is_the_last_of_its_connection():
+    talk = Talk()
+    await talk.settle()
+    talk.wheel.now += 1
+    result = talk.call()
+    await asyncio.sleep(0)
+    talk.wheel.now += 5
+    result.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert talk.connection.is_leaving
+
+
+@pytest.mark.parametrize(("code", "retry"), [(ErrorCodes.REFUSED_STREAM, Retry.SAFE), (ErrorCodes.CANCEL, Retry.NEVER)])
+async def test_a_reset_says_whether_the_call_was_looked_at(code: ErrorCodes, retry: Retry):
+    talk = Talk()
+    result = talk.call()
+    await talk.settle()
+    talk.server.h2.reset_stream(1, code)
+    await talk.settle()
+    error = result.exception()
+    assert isinstance(error, UpstreamFault)
+    assert error.retry is retry
+
+
+async def test_a_goaway_lets_the_calls_end_that_it_spares():
+    talk = Talk()
+    first, second = talk.call(b"a"), talk.call(b"b")
+    await talk.settle()
+    talk.connection.data_received(frame(7, (1).to_bytes(4, "big") + bytes(4)))
+    error = second.exception()
+    assert isinstance(error, UpstreamFault)
+    assert error.retry is Retry.SAFE
+    assert talk.connection.is_leaving
+    with pytest.raises(UpstreamFault):
+        talk.call()
+    talk.server.answer(1, b"a")
+    assert await over(talk, first) == b"a"
+    assert talk.wire.closing
+
+
+async def test_a_lost_connection_fails_what_was_on_it():
+    talk = Talk(Http2Server(max_streams=1))
+    await talk.settle()
+    begun, waiting = talk.call(), talk.call()
+    lost: list[UnaryConnection] = []
+    talk.connection.on_lost = lost.append
+    talk.connection.connection_lost(None)
+    for result, retry in ((begun, Retry.IF_REUSED), (waiting, Retry.SAFE)):
+        error = result.exception()
+        assert isinstance(error, UpstreamFault)
+        assert error.retry is retry
+    assert lost == [talk.connection]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(0, b"data", stream=9), frame(4, b"123"), frame(5, bytes(8), stream=1)],
+)
+async def test_a_server_that_breaks_the_rules_is_left(nonsense: bytes):
+    talk = Talk()
+    result = talk.call()
+    await talk.settle()
+    talk.connection.data_received(nonsense)
+    assert isinstance(result.exception(), UpstreamFault)
+    assert talk.wire.closing
+
+
+async def test_a_connection_without_calls_closes_after_a_while():
+    talk = Talk(idle_s=5.0)
+    await talk.settle()
+    talk.wheel.advance(talk.wheel.now + 4)
+    assert not talk.wire.closing
+    result = talk.call()
+    await talk.settle()
+    talk.wheel.advance(talk.wheel.now + 60)
+    assert not talk.wire.closing
+    talk.server.answer(1, b"")
+    await over(talk, result)
+    talk.wheel.advance(talk.wheel.now + 6)
+    assert talk.wire.closing
+
+
+async def test_a_connection_that_leaves_waits_for_its_calls():
+    talk = Talk()
+    result = talk.call()
+    await talk.settle()
+    talk.connection.leave()
+    assert not talk.wire.closing
+    talk.server.answer(1, b"late")
+    assert await over(talk, result) == b"late"
+    assert talk.wire.closing
