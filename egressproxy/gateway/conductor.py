@@ -352,7 +352,7 @@ class Conductor:
     ) -> bytes | None:
         """The whole request body, through the body filters; a filter of the head may have collected it already."""
         plan = route.chain.request_body
-        held: HeldRequest | None = x.notes.get(HELD) if x.notes is not None else None
+        held: HeldRequest | None = x.notes.pop(HELD, None) if x.notes is not None else None
         early = held.body if held is not None else None
         if plan is None:
             return early

@@ -52,6 +52,7 @@ class HeldRequest:
             client.send_request_body_to(self)
             await self._whole
         self.body = b"".join(self._parts)
+        self._parts.clear()
         return self.body
 
     # --- a sink --------------------------------------------------------------------------------------------------
