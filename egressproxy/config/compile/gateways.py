@@ -90,9 +90,21 @@ class GatewayPlan:
                 self.conditions.set("Programmed", False, *self.unusable)
         for note in _gateway_notes(self.gateway):
             self.conditions.add_note("Accepted", note)
+        self._state_references()
         for attached in self.sets:
             if not attached.refusal:
                 self._close_set(attached)
+
+    def _state_references(self) -> None:
+        """`ResolvedRefs` sums up those of the listeners, unless a reference of the Gateway's own is bad."""
+        if self.conditions.says("ResolvedRefs") and not self.conditions.holds("ResolvedRefs"):
+            return
+        bad = [plan.listener.name for plan in self.own if not plan.conditions.holds("ResolvedRefs")]
+        if bad:
+            message = f"these listeners have references that cannot be resolved: {', '.join(bad)}"
+            self.conditions.set("ResolvedRefs", False, "ListenersNotResolved", message)
+        else:
+            self.conditions.set("ResolvedRefs", True, "ResolvedRefs")
 
     def invalid(self, listeners: Iterable[ListenerPlan]) -> list[str]:
         """The names of those that are not served for what they are, whatever is wrong with the addresses."""

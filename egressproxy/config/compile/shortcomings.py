@@ -20,7 +20,7 @@ _INFORMATION: Final = "OverlappingTLSConfig"
 #: What the notes on accepted fields that do nothing say.
 NOT_YET: Final = "not supported yet"
 #: What a Gateway says of its listeners, each of which says it itself.
-_OF_PARTS: Final = frozenset({"ListenersNotValid", "Invalid"})
+_OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
 
 
 class _Part(NamedTuple):

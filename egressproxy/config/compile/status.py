@@ -42,6 +42,10 @@ class Conditions:
         joined = f"{condition['message']} {message}".strip()
         condition["message"] = joined[:MAX_MESSAGE]
 
+    def says(self, kind: str) -> bool:
+        """Whether the condition was set."""
+        return kind in self._conditions
+
     def holds(self, kind: str) -> bool:
         """Whether the condition was set and is true."""
         return self._conditions.get(kind, {}).get("status") == "True"
