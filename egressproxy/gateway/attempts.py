@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.filters.chain import finish
 from egressproxy.gateway.body import BodyFilter
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.connector import Target
@@ -66,18 +67,23 @@ class Attempts:
 
         Raises what the last attempt raised.
         """
-        if not 0 < route.request_s < EXACT_BELOW_S:
-            return await self._reach(conductor, x, client, route, collected)
-        left_s = max(0.0, x.started_at + route.request_s - monotonic())
-        timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
+        timer = None
+        if 0 < route.request_s < EXACT_BELOW_S:
+            left_s = max(0.0, x.started_at + route.request_s - monotonic())
+            timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
+        chosen: list[Choice] = []
         try:
-            return await self._reach(conductor, x, client, route, collected)
+            return await self._reach(conductor, x, client, route, collected, chosen)
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
+            if len(chosen) > 1 and x.notes is not None:
+                finish_earlier(x, route, chosen)
 
     async def _reach(
-        self, conductor: Conductor, x: Exchange, client: ClientConnection, route: Route, collected: bytes | None
-    ) -> UpstreamConnection | None:
+        self, conductor: Conductor, x: Exchange, client: ClientConnection, route: Route, collected: bytes | None,
+        chosen: list[Choice],
+    ) -> UpstreamConnection | None:  # fmt: skip
         head, life, sessions = x.request, client.life, self._sessions
         block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
         expects_continue = head.expect_continue
@@ -90,6 +96,7 @@ class Attempts:
             self._budget.count_request()
         while True:
             choice = life.choice = session.choice if session is not None else route.choose()
+            chosen.append(choice)
             x.backend = choice.backend
             x.series = choice.series
             if choice.mirrors is not None and not failures:
@@ -183,6 +190,15 @@ class Budget:
 
     def __repr__(self) -> str:
         return f"Budget({self._retries} of {self._requests})"
+
+
+def finish_earlier(x: Exchange, route: Route, chosen: Sequence[Choice]) -> None:
+    """Run `complete` of the filters of backends that were left for others; those of the last one run in the end."""
+    last = chosen[-1]
+    later = {completion.mark for place in (route, last) for completion in place.chain.complete or ()}
+    for choice in chosen:
+        if choice is not last:
+            finish([each for each in choice.chain.complete or () if each.mark not in later], x)
 
 
 def kept_body(x: Exchange, client: ClientConnection, route: Route, collected: bytes | None) -> ReplayedBody | None:

@@ -341,6 +341,45 @@ def test_each_attempt_has_the_credential_of_its_own_backend_and_no_other(convers
     talk.client << OK_PASSED
 
 
+class Slots(Filter):
+    """Counts as a limit of concurrency does: taken when a request goes to the backend, free at its end."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, int] = {}
+        self.completed = 0
+
+    def backend_request(self, x: Exchange) -> None:
+        self.taken[x.backend] = self.taken.get(x.backend, 0) + 1
+
+    def complete(self, x: Exchange) -> None:
+        self.completed += 1
+
+
+def test_filters_of_a_backend_that_was_left_are_completed_once(converse: Start):
+    rule = {
+        "backendRefs": [{"group": m.OURS, "kind": "Backend", "name": name} for name in ("a", "b")],
+        "retry": {"attempts": 40, "codes": [503], "backoff": "0s"},
+    }
+    slots = {name: Slots() for name in ("a", "b", "all")}
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        m.policy(extensions=[scripted_filter("all", "backend-request")]),
+        *(m.backend(n, f"{n}.example", 80, extensions=[scripted_filter(n, "backend-request")]) for n in ("a", "b")),
+        m.http_route("route", rule),
+    ]
+    talk = converse(objects, filters=slots)
+    talk.client >> GET
+    while not (slots["a"].taken and slots["b"].taken):
+        if talk.dialer.dials:
+            talk.dialled(talk.names.name_of(talk.dialer.dials[0].endpoints[0][0]), 80)
+        peer = next(origin for origin in talk.origins if origin.got)
+        peer.take(rb"GET / .*?\r\n\r\n")
+        is_last = slots["a"].taken and slots["b"].taken
+        peer >> (OK if is_last else b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n")
+    talk.client << OK_PASSED
+    assert [slots[name].completed for name in ("a", "b", "all")] == [1, 1, 1]
+
+
 # --- endpoints -------------------------------------------------------------------------------------------------------
 def test_the_endpoints_of_a_service_take_turns(converse: Start):
     talk = converse(to_pods("10.0.0.1", "10.0.0.2", "10.0.0.3"))
