@@ -60,6 +60,17 @@ class Attempts:
         self._sessions = sessions
         self._budget = Budget(retry.budget, now) if retry.budget is not None else None
 
+    def notes(self) -> list[str]:
+        """What it does, in sentences for people."""
+        notes, retry = [], self._retry
+        if retry.attempts:
+            codes = f", and after {', '.join(map(str, retry.codes))}" if retry.codes else ""
+            times = "once more" if retry.attempts == 1 else f"up to {retry.attempts} times more"
+            notes.append(f"a request goes again {times} where its backend cannot be reached or is too slow{codes}")
+        if self._sessions is not None:
+            notes.append(f"a client that shows {self._sessions.shown_as} goes back to the backend that it had")
+        return notes
+
     async def reach(
         self, conductor: Conductor, x: Exchange, client: ClientConnection, route: Route, collected: bytes | None
     ) -> UpstreamConnection | None:

@@ -150,7 +150,9 @@ def _policy(decided: Decision) -> dict[str, Any]:
 
 
 def _notes(decided: Decision, question: Question) -> list[str]:
-    x, listener, notes = decided.x, decided.listener, []
+    x, listener, notes = decided.x, decided.listener, list[str]()
+    if decided.error is None and decided.route is not None and decided.route.attempts is not None:
+        notes += decided.route.attempts.notes()
     if question.namespace != "-":
         notes.append("identities are not told apart yet: what is said holds for every client")
     if x.is_tunnel and decided.error is None and decided.route is None:

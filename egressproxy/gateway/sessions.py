@@ -85,6 +85,10 @@ class Sessions:
                 self._places.setdefault(place, (choice, endpoint))
                 self._names[choice, host, port] = place
 
+    @property
+    def shown_as(self) -> str:
+        return f"the {'field' if self._spec.is_header else 'cookie'} {self._spec.name}"
+
     # --- the request -----------------------------------------------------------------------------------------------
     def find(self, x: Exchange) -> Session | None:
         """The session that the client shows; None if it shows none that is good here and now."""
