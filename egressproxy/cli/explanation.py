@@ -39,6 +39,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
         f"{listener['gateway']} {listener['name']}: {listener['protocol']} on {places} port {listener['port']}{host}"
     )
     yield "listener", where, ""
+    if "tls" in listener:
+        yield "  tls", _listener_tls(listener["tls"]), ""
     yield from _route(found["route"], found["runnerUp"])
     yield from _policy(found["policy"])
     for each in found["filters"]:
@@ -51,6 +53,12 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
         yield "timeouts", _timeouts(found["timeouts"]), ""
     for note in found["notes"]:
         yield "note", note, "dim"
+
+
+def _listener_tls(tls: Mapping[str, Any]) -> str:
+    certificates = f", certificates {_listed(tls['certificates'])}" if tls["certificates"] else ""
+    clients = f", client certificates {tls['clientCertificates']}" if "clientCertificates" in tls else ""
+    return f"{tls['mode']}{certificates}{clients}"
 
 
 def _error(error: Mapping[str, Any] | None) -> Iterator[Line]:

@@ -95,6 +95,9 @@ class Filter:
         """As `request_body`. Content codings are not undone: look at Content-Encoding first."""
         return data
 
+    def forecast(self, x: Exchange) -> None:
+        """For explanations: raises what it would refuse of every request to `x.backend`; changes and counts nothing."""
+
     def complete(self, x: Exchange) -> None:
         """Always the last: counts, releases. Must not raise or wait."""
 

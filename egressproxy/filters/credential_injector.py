@@ -16,7 +16,7 @@ from itertools import count
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote_to_bytes
 
-from egressproxy.errors import Denied, GatewayFault, Reason, UpstreamFault
+from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
 from egressproxy.filters.masking import MIN_SECRET, Mask
@@ -104,21 +104,8 @@ class CredentialInjector(Filter):
 
     def backend_request(self, x: Exchange) -> None:
         """Raises GatewayFault(CREDENTIAL_MISSING, 503) and Denied(PLAINTEXT_CREDENTIAL)."""
-        if self._value is None:
-            raise GatewayFault(
-                Reason.CREDENTIAL_MISSING,
-                f"the credential of {x.backend} is not available",
-                status=503,
-                rule=self._source,
-                remedy=self._remedy,
-            )
-        if not (x.backend_is_secure or self._allow_plaintext):
-            raise Denied(
-                Reason.PLAINTEXT_CREDENTIAL,
-                f"backend {x.backend} is not reached over TLS, and filter {self._name} sends nothing in plain text",
-                rule=self._source,
-                remedy="add `tls` to the Backend, or `allowPlaintext: true` to the filter's config",
-            )
+        if self._value is None or not (x.backend_is_secure or self._allow_plaintext):
+            raise self._refusal(x)
         fields = x.request.fields
         if self._cut is not None:
             fields.cut(self._cut)
@@ -129,6 +116,27 @@ class CredentialInjector(Filter):
         if self._mask is not None:
             fields.cut(_SCRUB_FIELDS)
             fields.block += _SCRUB_BLOCK
+
+    def forecast(self, x: Exchange) -> None:
+        """Raises as `backend_request`."""
+        if self._value is None or not (x.backend_is_secure or self._allow_plaintext):
+            raise self._refusal(x)
+
+    def _refusal(self, x: Exchange) -> GatewayError:
+        if self._value is None:
+            return GatewayFault(
+                Reason.CREDENTIAL_MISSING,
+                f"the credential of {x.backend} is not available",
+                status=503,
+                rule=self._source,
+                remedy=self._remedy,
+            )
+        return Denied(
+            Reason.PLAINTEXT_CREDENTIAL,
+            f"backend {x.backend} is not reached over TLS, and filter {self._name} sends nothing in plain text",
+            rule=self._source,
+            remedy="add `tls` to the Backend, or `allowPlaintext: true` to the filter's config",
+        )
 
     def backend_response(self, x: Exchange) -> None:
         """Masks the head. Raises UpstreamFault(BAD_RESPONSE) where the body could not be masked."""

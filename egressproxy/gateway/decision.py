@@ -39,8 +39,10 @@ class Decision:
     error: GatewayError | None = None
 
     @property
-    def is_allowed(self) -> bool:
-        return self.error is None
+    def originates_tls(self) -> bool:
+        """Whether TLS towards a backend would be ours: what a client sends through a tunnel is its own to the end."""
+        is_plain = self.port.first.spec.protocol is ListenerProtocol.TCP
+        return not self.x.is_tunnel or self.listener.terminate is not None or is_plain
 
 
 def decide(snapshot: Snapshot, question: Question) -> Decision:

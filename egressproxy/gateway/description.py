@@ -29,15 +29,22 @@ __all__ = [
 ]
 
 REQUEST_PHASES = ("request_headers", "request_body")
+#: Those that a tunnel meets: before a backend is chosen, and before it is dialled.
+TUNNEL_PHASES = ("request_headers", "connect")
 BACKEND_PHASES = ("connect", "backend_request", "backend_response", "response_headers", "response_body")
 
 
 def listener_values(listener: Listener, port: Port) -> dict[str, Any]:
     spec = listener.spec
-    return {
+    made: dict[str, Any] = {
         "gateway": listener.gateway, "name": listener.name, "protocol": spec.protocol.value,
         "addresses": list(spec.addresses), "port": port.number, "hostname": spec.hostname,
     }  # fmt: skip
+    if spec.tls is not None:
+        made["tls"] = {"mode": spec.tls.mode.value, "certificates": [each.name for each in spec.tls.certificates]}
+        if spec.tls.clients is not None:
+            made["tls"]["clientCertificates"] = "asked for" if spec.tls.clients.takes_any else "required"
+    return made
 
 
 def match_values(match: Match[Route]) -> dict[str, Any]:

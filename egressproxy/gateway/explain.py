@@ -19,6 +19,7 @@ from egressproxy.gateway.decision import Decision, decide
 from egressproxy.gateway.description import (
     BACKEND_PHASES,
     REQUEST_PHASES,
+    TUNNEL_PHASES,
     backend_values,
     entry_values,
     error_values,
@@ -72,7 +73,7 @@ async def explain(snapshot: Snapshot, question: Question) -> dict[str, Any]:
     if decided.error is not None:
         error = _remedied(decided, error_values(decided.error))
     elif route is not None:
-        made["filters"] = filter_values(route.chain, REQUEST_PHASES)
+        made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES)
         choices = route.choices[:MAX_BACKENDS]
         found = [_backend(decided, route, choice, snapshot.filters, asks_dns=question.asks_dns) for choice in choices]
         made["backends"] = await asyncio.gather(*found)
@@ -192,29 +193,30 @@ async def _backend(
     """One backend: how it is reached, and `error` where it would not be."""
     x = decided.x
     made = backend_values(choice, route.total)
-    made["filters"] = filter_values(choice.chain, BACKEND_PHASES)
+    made["filters"] = filter_values(choice.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
     made["timeouts"] = timeout_values(decided.listener, route, choice, is_tunnel=x.is_tunnel)
-    made["credentials"] = secret_values(choice.chain, filters)
+    made["credentials"] = secret_values(choice.chain, filters) if not x.is_tunnel else []
     if choice.connector is None:
         message = f"route {route.name} refers to a backend that cannot be used"
         invalid = GatewayFault(Reason.BACKEND_INVALID, message, rule=route.name, detail=choice.error)
         return {**made, "error": error_values(invalid)}
     try:
-        await _describe_way(made, x, choice.connector, asks_dns=asks_dns)
-        missing = _missing(made["credentials"])
+        await _describe_way(made, decided, choice.connector, asks_dns=asks_dns)
+        if not x.is_tunnel:
+            x.backend, x.backend_is_secure = choice.backend, made["tls"] is not None
+            for step in choice.chain.backend_request or ():
+                filters.get(step.spec).forecast(x)
     except GatewayError as error:
         made["error"] = error_values(error)
-    else:
-        if missing is not None:
-            made["error"] = error_values(missing)
     return made
 
 
-async def _describe_way(made: dict[str, Any], x: Exchange, connector: Connector, *, asks_dns: bool) -> None:
+async def _describe_way(made: dict[str, Any], decided: Decision, connector: Connector, *, asks_dns: bool) -> None:
     """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
+    x = decided.x
     backend = connector.spec.backend
     if backend.destination in _OPERATOR:
-        made["tls"] = _tls(x, connector, "")
+        made["tls"] = _tls(decided, connector, "")
         made["addresses"] = []
         for endpoint in backend.endpoints:
             connector.address_policy().check_operator(endpoint.address, endpoint.port)
@@ -224,12 +226,12 @@ async def _describe_way(made: dict[str, Any], x: Exchange, connector: Connector,
         return
     target = connector.tunnel_target(x)
     made["host"], made["port"] = target.host, target.port
-    made["tls"] = _tls(x, connector, target.host)
+    made["tls"] = _tls(decided, connector, target.host)
     if connector.parent is not None:
         made["dns"] = f"resolved by the parent {connector.parent.name}"
         parent: dict[str, Any] = {}
         made["parent"] = parent
-        await _describe_way(parent, x, connector.parent, asks_dns=asks_dns)
+        await _describe_way(parent, decided, connector.parent, asks_dns=asks_dns)
         return
     await _describe_addresses(made, x, connector, target, asks_dns=asks_dns)
 
@@ -262,27 +264,15 @@ def _address(address: IPAddress, port: int, why: str) -> dict[str, Any]:
     return {"address": str(ip_address(address)), "port": port, "verdict": "dial", "why": why}
 
 
-def _tls(x: Exchange, connector: Connector, host: str) -> dict[str, Any] | None:
-    """TLS of ours; None where there is none (the octets of a tunnel are the client's own)."""
+def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:
+    """TLS of ours; None where there is none."""
     backend = connector.spec.backend
     tls = backend.tls
-    if backend.destination is Destination.DYNAMIC and not x.is_tunnel:
-        tls = (tls or DEFAULT_TLS) if x.scheme == b"https" else None
-    if tls is None or x.is_tunnel:
+    if backend.destination is Destination.DYNAMIC and not decided.x.is_tunnel:
+        tls = (tls or DEFAULT_TLS) if decided.x.scheme == b"https" else None
+    if tls is None or not decided.originates_tls:
         return None
     return tls_values(tls, host, backend.destination)
-
-
-def _missing(credentials: list[dict[str, Any]]) -> GatewayFault | None:
-    """What a filter whose Secret is not there says of every request."""
-    missing = [each for each in credentials if not each["present"]]
-    if not missing:
-        return None
-    names = ", ".join(each["secret"] for each in missing)
-    return GatewayFault(
-        Reason.CREDENTIAL_MISSING, f"a Secret is missing: {names}", status=503, rule=missing[0]["from"],
-        remedy="add it to the namespace of the object that names it",
-    )  # fmt: skip
 
 
 def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:

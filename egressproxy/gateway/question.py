@@ -131,6 +131,8 @@ class Question:
             return 1 if self.is_connect or self.scheme else None
         if port.is_stream:
             return (2 if self._is_hosted(port) else 3) if self.is_connect else None
+        if port.is_mixed and self.is_connect and port.leads_to_stream(self.host):
+            return 2
         secure = first.spec.protocol is ListenerProtocol.HTTPS
         if self.is_connect:
             return 4 if self.listener or self.gateway else None

@@ -11,6 +11,7 @@ import pytest
 from egressproxy.gateway.explain import explain
 from egressproxy.gateway.question import Question, QuestionError
 from egressproxy.gateway.trial import offline
+from tests.e2e.world import terminate
 from tests.gateway.kit import certificate, forward, https, reverse
 from tests.gateway.test_fork import PASSED, shared
 from tests.support import manifests as m
@@ -230,7 +231,37 @@ def test_a_missing_secret_is_said_before_traffic_says_it():
     objects = [each for each in routed() if each["kind"] != "Secret"]
     found = ask(objects, "GET", "https://api.example/v1")
     assert (found["verdict"], found["error"]["reason"]) == ("failed", "credential_missing")
-    assert "key/token" in found["error"]["message"]
+    assert found["error"]["remedy"] == "create the Secret key with the key token"
+    assert found["backends"][0]["credentials"][0]["present"] is False
+
+
+def test_a_credential_that_would_go_out_in_plain_text_is_denied():
+    objects = [each for each in routed() if each["kind"] != "Backend"]
+    plain = m.backend("api", "api.example", 80, extensions=[INJECTOR])
+    found = ask([*objects, plain], "GET", "http://api.example/v1")
+    assert (found["verdict"], found["error"]["reason"]) == ("denied", "plaintext_credential")
+
+
+def test_filters_that_a_tunnel_does_not_meet_are_not_shown_and_refuse_nothing():
+    objects = [
+        m.gateway(m.forward_listener(3128)), _policy(),
+        m.backend("api", "api.example", 443, tls=True, extensions=[INJECTOR]),
+        m.tls_route("api", "api", hostnames=["api.example"]),
+    ]  # fmt: skip
+    found = ask(objects, "CONNECT", "api.example:443")
+    assert found["verdict"] == "allowed"
+    assert (found["backends"][0]["filters"], found["backends"][0]["tls"]) == ([], None)
+
+
+def test_a_stream_whose_tls_ends_here_goes_on_in_tls_where_the_backend_has_it(pki: Pki):
+    terminating = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": {**terminate("front"), "mode": "Terminate"}}
+    objects = [
+        m.gateway(terminating), certificate(pki, "api.example"), _policy(),
+        m.backend("api", "api.example", 443, tls=True), m.tls_route("api", "api", hostnames=["api.example"]),
+    ]  # fmt: skip
+    found = ask(objects, "CONNECT", "api.example:443")
+    assert found["backends"][0]["tls"]["sni"] == "api.example"
+    assert found["listener"]["tls"] == {"mode": "Terminate", "certificates": ["agents/front"]}
 
 
 def test_no_route_says_which_rules_the_host_has_or_what_to_attach():

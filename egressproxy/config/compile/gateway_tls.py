@@ -87,6 +87,8 @@ class ClientCertificates:
             raise Unresolved("InvalidClientCertificateRef", message)
         made = self._shown.get((backend, gateway))
         if made is None:
-            shown = replace(tls, client_certificate=found.chain_pem, client_key=found.key_pem)
+            shown = replace(
+                tls, client_certificate=found.chain_pem, client_key=found.key_pem, client_source=f"Secret {found.name}"
+            )
             made = self._shown[backend, gateway] = replace(backend, tls=shown)
         return made
