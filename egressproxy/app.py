@@ -22,6 +22,7 @@ from egressproxy.config.sources.files import changes
 from egressproxy.loading.apart import Loading, LoadingFailed, schema
 from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import Loaded, Place, builtin
+from egressproxy.model.secret import Secret
 from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.diagnostics import Diagnostics
@@ -74,6 +75,7 @@ class RunOptions:
     drain_timeout_s: float = 10.0
     workers: int = 1
     guarded: bool = False  # a reload that would allow what was denied lately has to be acknowledged
+    session_key: Secret | None = None  # None: one is made up
 
 
 def run(options: RunOptions, first: Loading | None = None) -> int:
@@ -345,13 +347,14 @@ class App:
 
 def _fleet(options: RunOptions, metrics: Metrics) -> Fleet:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
+    key = options.session_key.reveal() if options.session_key is not None else b""
     if options.workers == 1:
         from egressproxy.workers.worker import InProcess
 
-        return InProcess(options.access_log, metrics)
+        return InProcess(options.access_log, metrics, key)
     from egressproxy.workers.supervisor import Supervisor
 
-    return Supervisor(options.workers, options.access_log, options.log_level, metrics)
+    return Supervisor(options.workers, options.access_log, options.log_level, metrics, key)
 
 
 def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:

@@ -12,11 +12,15 @@ from click.core import ParameterSource
 from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.numbers import seconds, whole_number
 from egressproxy.cli.problems import show_problems
+from egressproxy.model.secret import Secret
 
 __all__ = ["command"]
 
 #: Beyond any machine: a slip of the finger must not start ten thousand processes.
 MAX_WORKERS = 256
+#: Of a session key: less could be guessed, more is another file.
+MIN_KEY_BYTES = 32
+MAX_KEY_BYTES = 4096
 #: A day.
 MAX_DRAIN_S = 86_400
 
@@ -25,6 +29,19 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     if value == "":
         raise click.BadParameter("it is empty; give a file, - for standard output, or off")
     return value
+
+
+def _key(path: Path) -> Secret:
+    """The key in this file. What surrounds it (a newline, in most files) is no part of it."""
+    try:
+        with path.open("rb") as file:
+            written = file.read(MAX_KEY_BYTES + 1).strip()
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--session-key") from None
+    if not MIN_KEY_BYTES <= len(written) <= MAX_KEY_BYTES:
+        message = f"{path} holds {len(written)} octets; a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES}"
+        raise click.BadParameter(f"{message}: write one with `openssl rand -hex 32`", param_hint="--session-key")
+    return Secret(written)
 
 
 @click.command("run", short_help="Serve traffic.")
@@ -66,6 +83,11 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     " it is meant.",
 )  # fmt: skip
 @click.option(
+    "--session-key", "session_key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH",
+    help="A file with the key that signs the tokens of session persistence, 32 octets or more: for gateways that stand"
+    " for each other, and sessions that outlive a restart. Read at the start; without it a key is made up.",
+)  # fmt: skip
+@click.option(
     "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
     help=f"Processes that serve, each on one core, {MAX_WORKERS} at most; they share the listening sockets. With 1 this"
     " process serves itself.",
@@ -82,6 +104,7 @@ def command(
     drain_timeout_s: float,
     workers: int,
     guarded: bool,
+    session_key: Path | None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
@@ -122,6 +145,7 @@ def command(
         drain_timeout_s=drain_timeout_s,
         workers=workers,
         guarded=guarded,
+        session_key=_key(session_key) if session_key is not None else None,
     )
     try:
         status = app.run(options, first)

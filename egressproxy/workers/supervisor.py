@@ -19,6 +19,7 @@ from typing import Final
 
 from egressproxy.filters.tally import Tally
 from egressproxy.model.pseudonym import new_pseudonym
+from egressproxy.model.secret import Secret
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
 from egressproxy.transport.listening import BindError, bind, bind_error
@@ -46,15 +47,17 @@ LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor:
-    """See `fleet.Fleet`. `number` of workers; `metrics` are those of this process."""
+    """See `fleet.Fleet`. `number` of workers; `metrics` are those of this process; a `session_key` b"" is made up."""
 
-    def __init__(self, number: int, access_log: str | None, log_level: str, metrics: Metrics) -> None:
+    def __init__(
+        self, number: int, access_log: str | None, log_level: str, metrics: Metrics, session_key: bytes = b""
+    ) -> None:
         self._number = number
         self._access_log = access_log
         self._log_level = log_level
         self._metrics = metrics
         self._pseudonym = new_pseudonym()
-        self._session_key = secrets.token_bytes(32)
+        self._session_key = Secret(session_key or secrets.token_bytes(32))
         self._shared: list[int] = []  # descriptors
         self._tally: Tally | None = None
         self._handles: dict[int, Handle] = {}  # the one that lives, or is about to, at each place
@@ -147,7 +150,7 @@ class Supervisor:
     async def _begin(self, handle: Handle) -> None:
         """Raises Refused, WorkerEnded."""
         asked = Begin(
-            handle.number, self._number, self._access_log, self._log_level, self._pseudonym, self._session_key
+            handle.number, self._number, self._access_log, self._log_level, self._pseudonym, self._session_key.reveal()
         )
         await handle.begin(asked, self._shared)
 

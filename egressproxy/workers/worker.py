@@ -21,6 +21,7 @@ from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
 from egressproxy.gateway.question import Question, QuestionError
 from egressproxy.gateway.recent import decisions
+from egressproxy.model.secret import Secret
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
@@ -119,8 +120,9 @@ class Worker:
 class InProcess:
     """The fleet of one: a worker in this process."""
 
-    def __init__(self, access_log: str | None, metrics: Metrics) -> None:
+    def __init__(self, access_log: str | None, metrics: Metrics, session_key: bytes = b"") -> None:
         self._target = access_log
+        self._session_key = Secret(session_key)
         self._metrics = metrics
         metrics.add_gauge("egress_workers", "Worker processes that serve.", lambda: 1)
         metrics.add_counter("egress_worker_restarts", "Workers that had to be replaced.", lambda: 0)
@@ -133,7 +135,7 @@ class InProcess:
 
     async def start(self) -> None:
         try:
-            self._worker = Worker(self._target, self._metrics)
+            self._worker = Worker(self._target, self._metrics, session_key=self._session_key.reveal())
         except OSError as error:
             raise Refused(access_log_failed(self._target, error)) from None
 

@@ -12,6 +12,7 @@ from egressproxy.app import RunOptions
 from egressproxy.cli import main
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.loading.apart import Loading
+from egressproxy.model.secret import Secret
 
 
 @pytest.fixture
@@ -141,3 +142,20 @@ def test_a_bad_configuration_shows_every_problem_and_is_1(monkeypatch: pytest.Mo
         "b.yaml: cannot be read\n"
     )
     assert result.stdout == ""
+
+
+def test_a_session_key_is_read_and_does_not_show(asked: list[RunOptions], tmp_path: Path):
+    (tmp_path / "key").write_text("k" * 64 + "\n")
+    assert invoke("--session-key", str(tmp_path / "key")).exit_code == 0
+    (options,) = asked
+    assert options.session_key == Secret(b"k" * 64)
+    assert "kkk" not in repr(options)
+
+
+@pytest.mark.parametrize("written", ["", "short", "k" * 5000])
+def test_a_session_key_that_is_none_is_wrong_usage(asked: list[RunOptions], tmp_path: Path, written: str):
+    (tmp_path / "key").write_text(written)
+    result = invoke("--session-key", str(tmp_path / "key"))
+    assert result.exit_code == 2
+    assert "openssl rand -hex 32" in result.output
+    assert not asked

@@ -148,3 +148,24 @@ def test_a_session_holds_over_reloads_and_whatever_worker_serves(tmp_path: Path)
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: pid not in workers(gateway) and gateway.metric("egress_workers") == 2)  # type: ignore[misc]
             assert is_kept()
+
+
+def test_gateways_with_one_session_key_know_each_others_sessions(tmp_path: Path):
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef" * 4 + "\n")
+    ports = free_port(), free_port()
+    with ExitStack() as stack:
+        origins = [stack.enter_context(Origin(named(b"%d" % number))) for number in range(3)]
+        for number, port in enumerate(ports):
+            objects = to_pods(port, *(origin.port for origin in origins), sessionPersistence={"sessionName": "sid"})
+            arguments = ["--session-key", str(key), "--workers", str(number + 1)]
+            stack.enter_context(GatewayProcess(tmp_path / str(number), objects, arguments=arguments))
+        with client(ports[0]) as sock:
+            _, head, first = ask(sock)
+        found = re.search(rb"Set-Cookie: (sid=[\w-]+);", head)
+        assert found is not None
+        for port in ports * 4:
+            with client(port) as sock:
+                _, head, body = ask(sock, Cookie=found[1].decode())
+            assert body == first
+            assert b"Set-Cookie" not in head
