@@ -18,6 +18,7 @@ from egressproxy.config.compile.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.filters import ExtensionCompiler
+from egressproxy.config.compile.findings import Findings
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, plan_gateways, set_statuses
 from egressproxy.config.compile.hosts_taken import HostsTaken
@@ -27,7 +28,7 @@ from egressproxy.config.compile.placement import Placement
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.problems import Problems, problem_at
 from egressproxy.config.compile.references import Names, Namespaces, References
-from egressproxy.config.compile.routes import Findings, RouteCompiler
+from egressproxy.config.compile.routes import RouteCompiler
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
 from egressproxy.config.load import ResourceSet

@@ -1,4 +1,4 @@
-"""HTTPRoutes, TLSRoutes and TCPRoutes, as one listener serves them.
+"""HTTPRoutes, GRPCRoutes, TLSRoutes and TCPRoutes, as one listener serves them.
 
 What is half right is served half: a rule whose reference is bad, or which asks for a filter that we do not have,
 answers 500 and the others work (Gateway API v1, HTTPRouteRule.backendRefs, filters). It keeps its matches, so that its
@@ -9,7 +9,8 @@ whose regular expression is refused cannot keep its matches; it is left out, and
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import overload
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attachment import Attachment
@@ -17,6 +18,7 @@ from egressproxy.config.compile.attempts import rule_retry, session_problem, ses
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
+from egressproxy.config.compile.findings import Findings
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.matches import NO_GRPC, grpc_match, grpc_patterns, http_match, http_patterns
@@ -27,10 +29,11 @@ from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.weighing import Choices, Weigher, default_where
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
-from egressproxy.config.resources.route_filters import ExternalAuthFilter, ExternalAuthHttp, HttpFilter
+from egressproxy.config.resources.route_filters import ExternalAuthFilter, ExternalAuthHttp, GrpcFilter, HttpFilter
 from egressproxy.config.resources.routes import (
     BackendRef,
     GrpcRoute,
+    GrpcRule,
     HttpBackendRef,
     HttpMatch,
     HttpRoute,
@@ -53,41 +56,7 @@ from egressproxy.spec.route import (
     WeightedBackend,
 )
 
-__all__ = ["Findings", "RouteCompiler"]
-
-
-@dataclass(slots=True)
-class Findings:
-    """What is wrong with a route wherever it is attached.
-
-    `unresolved` are (reason, message) of references; `closed` the rules that answer 500 by their index, `dropped` those
-    that are left out; `notes` name fields that do nothing.
-    """
-
-    rules: int = 0
-    unresolved: list[tuple[str, str]] = field(default_factory=list)
-    closed: dict[int, str] = field(default_factory=dict)
-    dropped: dict[int, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def bad_rules(self) -> list[str]:
-        """What status says about the rules that are not served as written."""
-        return [
-            *(f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()),
-            *(f"Rule {index} answers 500: {text}." for index, text in self.closed.items()),
-        ]
-
-    def unsaid(self, backends: Iterable[WeightedBackend]) -> list[str]:
-        """Why backends cannot be used at a listener, as far as nothing here says it: policies close them."""
-        known = {*(message for _, message in self.unresolved), *self.closed.values()}
-        errors = dict.fromkeys(b.error for b in backends if b.backend is None)
-        return [error for error in errors if error not in known]
-
-    @property
-    def is_served(self) -> bool:
-        """Whether any rule is served as written."""
-        return len(self.closed) + len(self.dropped) < self.rules
+__all__ = ["RouteCompiler"]
 
 
 class RouteCompiler:
@@ -246,9 +215,8 @@ class RouteCompiler:
                     self._defaults.check_pattern(pattern)
                 except ValueError as error:
                     findings.dropped[index] = str(error)
-            self._examine_refs(route, rule.backend_refs, findings)
-        # The note says it of the whole route, whatever the backends speak.
-        findings.unresolved = [entry for entry in findings.unresolved if entry[0] != "UnsupportedProtocol"]
+            mirrors = [entry.request_mirror.backend_ref for entry in _filters(rule) if entry.request_mirror is not None]
+            self._examine_refs(route, (*rule.backend_refs, *mirrors), findings, support.GRPC_PROTOCOLS)
         if route.spec.use_default_gateways != "None":
             findings.notes.append("useDefaultGateways is not supported and does nothing.")
         findings.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
@@ -394,7 +362,11 @@ class RouteCompiler:
         return made
 
 
-def _filters(rule: HttpRule) -> Iterator[HttpFilter]:
+@overload
+def _filters(rule: HttpRule) -> Iterator[HttpFilter]: ...
+@overload
+def _filters(rule: GrpcRule) -> Iterator[GrpcFilter]: ...
+def _filters(rule: HttpRule | GrpcRule) -> Iterator[HttpFilter | GrpcFilter]:
     """The filters of a rule and of its backendRefs."""
     yield from rule.filters
     for ref in rule.backend_refs:

@@ -167,6 +167,26 @@ def test_a_grpc_route_says_which_backends_are_not_there():
     assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[:2] == ("False", "BackendNotFound")
 
 
+def test_the_protocol_of_a_service_does_not_count_against_a_grpc_route():
+    service = """
+apiVersion: v1
+kind: Service
+metadata: {name: svc}
+spec: {ports: [{port: 80, appProtocol: kubernetes.io/h2c}]}
+"""
+    made = compiled(REVERSE, service, stream("GRPCRoute", "{name: svc, port: 80}"))
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[0] == "True"
+
+
+def test_the_mirrors_of_a_grpc_route_count_among_its_references():
+    text = stream("GRPCRoute", REF).replace(
+        "rules: [{",
+        "rules: [{filters: [{type: RequestMirror, requestMirror: {backendRef: {name: absent, port: 80}}}], ",
+    )
+    made = compiled(REVERSE, PLAIN, text)
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[:2] == ("False", "BackendNotFound")
+
+
 def test_a_rule_of_a_grpc_route_with_a_bad_expression_is_dropped():
     text = """
 apiVersion: gateway.networking.k8s.io/v1
