@@ -23,7 +23,7 @@ __all__ = ["HttpAsker", "passed", "question"]
 
 #: The longest answer that is read: a page that tells people where to log in.
 MAX_ANSWER_OCTETS = 1024 * 1024
-#: A connection that died while it was idle is replaced this many times. A question changes nothing: it may go again.
+#: A question changes nothing: where an idle connection has died, or an endpoint is not there, it goes to another.
 MAX_ATTEMPTS = 3
 #: What an answer says of itself and of its sender; never copied into a request by an empty list.
 OF_THE_ANSWER = frozenset(
@@ -96,11 +96,10 @@ class HttpAsker:
             target = self._connector.target(inner)
             inner.backend_is_secure = target.tls is not None
             via, way = self._connector.way(inner, target)
-            upstream = way.pool.take()
-            if upstream is None:
-                upstream = await via.acquire(inner, way, self._chain.connect)
-            reusable = False
+            upstream, reusable = way.pool.take(), False
             try:
+                if upstream is None:
+                    upstream = await via.acquire(inner, way, self._chain.connect)
                 await passed(self._chain.backend_request, inner)
                 host = inner.upstream_host
                 if via is not self._connector:
@@ -110,11 +109,13 @@ class HttpAsker:
                 reusable = upstream.is_reusable
                 return answer
             except GatewayError as error:
-                if not (error.retry is Retry.IF_REUSED and upstream.was_reused and inner.attempts < MAX_ATTEMPTS):
+                is_stale = error.retry is Retry.IF_REUSED and upstream is not None and upstream.was_reused
+                if inner.attempts >= MAX_ATTEMPTS or not (is_stale or self._connector.has_other_endpoint(error)):
                     raise
                 head.fields.block, head.path = block, path
             finally:
-                via.release(way, upstream, reusable=reusable)
+                if upstream is not None:
+                    via.release(way, upstream, reusable=reusable)
 
     async def _exchange(
         self, driver: Driver, upstream: UpstreamConnection, inner: Exchange, host: bytes, body: bytes

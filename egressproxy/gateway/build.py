@@ -180,10 +180,12 @@ class _Builder:
         policy: PolicySpec, request_s: float, backend_request_s: float | None, auth: ExternalAuthSpec | None = None,
         mirrors: Sequence[MirrorSpec] = (), retry: RetrySpec | None = None, session: SessionSpec | None = None,
     ) -> Route:  # fmt: skip
+        asking = None
         if auth is not None:
             place = replace(auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
             extensions = (*extensions, place)
-            self.asking[place] = self.external_auth(name, place, auth)
+            asking = self.external_auth(name, auth)
+            self.asking[place] = PlacedFilter(place, EXTERNAL_AUTH, asking)
         copied = self.mirrors(listener, name, mirrors)  # one for all backends: each request counts once in its share
         choices = [self.choice(listener, name, extensions, backend, backend_request_s, copied) for backend in backends]
         series = self.metrics.series(listener.gateway, name, "-")
@@ -194,15 +196,13 @@ class _Builder:
             attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
         return Route(
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
-            request_s=request_s, auth=auth, attempts=attempts,
+            request_s=request_s, auth=asking, attempts=attempts,
         )  # fmt: skip
 
-    def external_auth(self, route: str, place: ExtensionSpec, spec: ExternalAuthSpec) -> PlacedFilter:
-        asker: Asker | None = None
+    def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:
         connector = self.connector(spec.backend)
-        if connector is not None:
-            asker = self.asker(spec, connector)
-        return PlacedFilter(place, EXTERNAL_AUTH, ExternalAuth(spec, asker, route, self.metrics))
+        asker = self.asker(spec, connector) if connector is not None else None
+        return ExternalAuth(spec, asker, route, self.metrics)
 
     def asker(self, spec: ExternalAuthSpec, connector: Connector) -> Asker:
         chain = self.chain(spec.backend.extensions)

@@ -107,7 +107,7 @@ class Conductor:
                 return
             steps = route.chain.request_headers
             if steps is not None:
-                if route.holds_request:
+                if route.auth is not None:
                     x.note(HELD, HeldRequest(client, head))
                 outcome = run(steps, x)
                 if outcome is not None and await self.is_answered(outcome, steps, x, client):

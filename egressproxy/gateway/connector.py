@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_address
 from types import MappingProxyType
 
-from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
 from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
@@ -227,6 +227,10 @@ class Connector:
             raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
+
+    def has_other_endpoint(self, error: GatewayError) -> bool:
+        """Whether what failed here, before anything of it was sent, may go to the next endpoint."""
+        return error.retry is Retry.SAFE and len(self.spec.backend.endpoints) > 1
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
     async def acquire(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> UpstreamConnection:

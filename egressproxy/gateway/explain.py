@@ -78,6 +78,8 @@ async def explain(snapshot: Snapshot, question: Question) -> dict[str, Any]:
         found = [_backend(decided, route, choice, snapshot.filters, asks_dns=question.asks_dns) for choice in choices]
         made["backends"] = await asyncio.gather(*found)
         error = _outcome(route, made)
+        if route.auth is not None and not route.auth.is_usable:
+            error = error_values(route.auth.unusable())
     if error is not None:
         made["error"] = error
         made["verdict"] = "denied" if error["denied"] else "failed"
@@ -154,6 +156,8 @@ def _notes(decided: Decision, question: Question) -> list[str]:
     x, listener, notes = decided.x, decided.listener, list[str]()
     if decided.error is None and decided.route is not None and decided.route.attempts is not None:
         notes += decided.route.attempts.notes()
+    if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
+        notes.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
     if question.namespace != "-":
         notes.append("identities are not told apart yet: what is said holds for every client")
     if x.is_tunnel and decided.error is None and decided.route is None:

@@ -42,23 +42,22 @@ class ExternalAuth(Filter):
 
     def __init__(self, spec: ExternalAuthSpec, asker: Asker | None, route: str, metrics: Metrics) -> None:
         self._asker = asker
-        self._max_body = spec.max_body
+        self.max_body = spec.max_body
         self._error = spec.backend.error
         self._source = spec.place.source
-        backend = spec.backend.backend
-        self._labels = (route, backend.name if backend is not None else "-")
+        self.server = spec.backend.backend.name if spec.backend.backend is not None else "-"
+        self._route = route
         self._metrics = metrics
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
     async def request_headers(self, x: Exchange) -> Answer | None:
         if self._asker is None:
-            message = "the authorization server of this route cannot be used"
-            raise GatewayFault(Reason.BACKEND_INVALID, message, rule=self._source, detail=self._error)
+            raise self.unusable()
         assert x.notes is not None
         held: HeldRequest = x.notes[HELD]
         body = b""
-        if self._max_body and x.request.body != 0:
-            most = self._max_body
+        if self.max_body and x.request.body != 0:
+            most = self.max_body
             body = await held.take_body(most if x.max_body_bytes < 0 else min(most, x.max_body_bytes))
         started = monotonic()
         result = "error"
@@ -82,7 +81,7 @@ class ExternalAuth(Filter):
             result = "cancelled"  # the client has left, or its time is over
             raise
         finally:
-            self._metrics.external_auth.count(*self._labels, result, monotonic() - started)
+            self._metrics.external_auth.count(self._route, self.server, result, monotonic() - started)
         if verdict.response:
             x.note(_ADDED, verdict.response)
         if verdict.answer is None:
@@ -97,12 +96,22 @@ class ExternalAuth(Filter):
         if changes:
             apply(changes, x.response.fields)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a server that can be asked."""
+        return self._asker is not None
+
+    def unusable(self) -> GatewayFault:
+        """What every request is answered with where there is none."""
+        message = "the authorization server of this route cannot be used"
+        return GatewayFault(Reason.BACKEND_INVALID, message, rule=self._source, detail=self._error)
+
     def _fault(self, happened: str, status: int, detail: str) -> GatewayFault:
         message = f"the authorization server of this route {happened}"
         return GatewayFault(Reason.EXT_AUTH_ERROR, message, status=status, rule=self._source, detail=detail)
 
     def __repr__(self) -> str:
-        return f"ExternalAuth({' by '.join(self._labels)})"
+        return f"ExternalAuth({self._route} by {self.server})"
 
 
 def _never(context: FilterContext) -> Filter:

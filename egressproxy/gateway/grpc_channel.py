@@ -56,14 +56,17 @@ class GrpcChannel(Channel):
         while True:
             attempts += 1
             target = self._connector.target(x)
-            connection = await self._connection(x, target, connect)
-            was_used = connection.served > 0
+            connection, was_used = None, False
             scheme = b"https" if target.tls is not None else b"http"
             headers = call_headers(path, target.host_field, scheme, timeout_s, metadata)
             try:
+                connection = await self._connection(x, target, connect)
+                was_used = connection.served > 0
                 done = await connection.call(headers, framed(message))
             except GatewayError as error:
-                is_safe = error.retry is Retry.SAFE or (error.retry is Retry.IF_REUSED and was_used)
+                is_unseen = connection is not None and error.retry is Retry.SAFE
+                is_stale = was_used and error.retry is Retry.IF_REUSED
+                is_safe = is_unseen or is_stale or self._connector.has_other_endpoint(error)
                 if not is_safe or attempts >= MAX_ATTEMPTS:
                     raise
                 continue

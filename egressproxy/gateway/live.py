@@ -20,12 +20,12 @@ from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
 from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerSpec
 from egressproxy.spec.policy import Mode, PolicySpec
-from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Series
 from egressproxy.transport.timers import TICK_S
 
 if TYPE_CHECKING:
     from egressproxy.gateway.attempts import Attempts
+    from egressproxy.gateway.external_auth import ExternalAuth
     from egressproxy.gateway.mirror import Mirror
 
 __all__ = ["EXACT_BELOW_S", "Choice", "Listener", "Port", "Route", "Snapshot"]
@@ -85,12 +85,12 @@ class Route:
     __slots__ = (
         "_ports",
         "attempts",
+        "auth",
         "buffers_request",
         "chain",
         "choices",
         "clock_s",
         "destinations",
-        "holds_request",
         "idle_s",
         "is_tls_only",
         "mode",
@@ -113,12 +113,12 @@ class Route:
         request_s: float,
         attempts: Attempts | None = None,
         is_tls_only: bool = False,
-        auth: ExternalAuthSpec | None = None,
+        auth: ExternalAuth | None = None,
     ) -> None:
         self.name = name
         self.chain = chain
         body = chain.request_body
-        self.holds_request = auth is not None  # a filter asks somebody else about it
+        self.auth = auth  # asks somebody else about each request, in its chain
         self.buffers_request = (auth is not None and auth.max_body > 0) or (
             body is not None and any(step.max_buffer_bytes >= 0 for step in body.steps)
         )

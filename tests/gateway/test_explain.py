@@ -151,6 +151,16 @@ def test_mirrors_are_named_with_their_share():
     assert backend["mirrors"] == [{"name": "agents/b", "share": 0.2}]
 
 
+@pytest.mark.parametrize(("server", "verdict"), [("api", "allowed"), ("none", "failed")])
+def test_an_authorization_server_is_named_and_has_to_be_there(server: str, verdict: str):
+    ref = {"group": m.OURS, "kind": "Backend", "name": server}
+    auth = {"type": "ExternalAuth", "externalAuth": {"protocol": "HTTP", "backendRef": ref, "http": {}}}
+    found = ask(routed(m.prefix_rule("/v1", "api", filters=[auth])), "GET", "https://api.example/v1")
+    assert (found["verdict"], [each["name"] for each in found["filters"]]) == (verdict, ["ExternalAuth"])
+    said = [note for note in found["notes"] if "agents/api is asked first" in note]
+    assert (len(said) == 1) is (verdict == "allowed")
+
+
 def test_filters_stand_in_the_order_in_which_they_run():
     rule = m.prefix_rule("/v1", "api", rewrite="/v2")
     late = {"name": "late", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers", "priority": 200}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.errors import Reason, Retry, UpstreamFault
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, reverse
 from tests.support import manifests as m
@@ -208,6 +208,36 @@ def test_a_server_that_cannot_be_reached_denies(converse: Start):
     assert "10.1.2.3" not in str(error)
     assert "upstream_refused" in talk.record()["detail"]
     assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "error"): 1}
+
+
+@pytest.mark.parametrize("protocol", ["HTTP", "GRPC"])
+def test_an_endpoint_that_is_not_there_is_left_for_another(converse: Start, protocol: str):
+    block = {"http": {}} if protocol == "HTTP" else {"grpc": {}}
+    ref = {"name": "auth", "port": 9000}
+    filter_ = {"type": "ExternalAuth", "externalAuth": {"protocol": protocol, "backendRef": ref, **block}}
+    service = m.manifest("v1", "Service", "auth", "agents", spec={"ports": [{"port": 9000, "name": "p"}]})
+    slices = m.manifest(
+        "discovery.k8s.io/v1", "EndpointSlice", "auth", "agents", addressType="IPv4",
+        ports=[{"name": "p", "port": 9000}], endpoints=[{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}],
+    )  # fmt: skip
+    slices["metadata"]["labels"] = {"kubernetes.io/service-name": "auth"}
+    talk = converse([*guarded(filter_), service, slices])
+    talk.client >> GET
+    dial = talk.pending_dial()
+    assert dial is not None
+    fault = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, retry=Retry.SAFE)
+    first = str(dial.endpoints[0][0])
+    talk.refused(first, 9000, fault)
+    other = {"10.0.0.1": "10.0.0.2", "10.0.0.2": "10.0.0.1"}[first]
+    talk.dialled(other, 9000)
+    if protocol == "HTTP":
+        talk.origin << ASKED
+        talk.origin >> b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
+        talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")
+    else:
+        assert talk.origin.got.startswith(b"PRI * HTTP/2.0")
+        talk.origin.leaves()
+        assert talk.client.answer()[0] == 502
 
 
 def test_a_server_that_does_not_answer_in_time_denies(converse: Start):
