@@ -72,8 +72,8 @@ class HttpTable(Generic[T]):
         hosts: HostMap[_Bucket[T]] = HostMap()
         for route, payloads in routes:
             candidates = [
-                _candidate(route, rule_index, match, payload)
-                for rule_index, (rule, payload) in enumerate(zip(route.rules, payloads, strict=True))
+                _candidate(origin, match, payload)
+                for origin, rule, payload in zip(_origins(route), route.rules, payloads, strict=True)
                 for match in rule.matches
             ]
             for hostname in route.hostnames or ("",):
@@ -135,16 +135,31 @@ class HttpTable(Generic[T]):
         yield from self._hosts.after_exact(host)
 
 
-class _Candidate(Generic[T]):
-    """One match of one rule. `result` is what `HttpTable.match` gives back for it; `rank` is its precedence under one
-    hostname, `origin` the kind of its route, and the rule's place there and name.
+class _Origin:
+    """A rule, as one finds it in what was written. `position` is its place among those of its route that are served,
+    `rule` that among all of them.
     """
 
-    __slots__ = ("headers", "method", "origin", "path", "path_type", "pattern", "plain", "query", "rank", "result")
+    __slots__ = ("created", "kind", "name", "position", "route", "rule")
 
-    def __init__(
-        self, match: MatchSpec, payload: T, path: bytes, prefix: bytes, rank: Rank, origin: tuple[str, int, str]
-    ) -> None:
+    def __init__(self, route: HttpRouteSpec, position: int) -> None:
+        rule = route.rules[position]
+        self.kind = route.kind
+        self.route = route.name
+        self.created = route.created
+        self.position = position
+        self.rule = rule.index
+        self.name = rule.name
+
+
+class _Candidate(Generic[T]):
+    """One match of one rule. `result` is what `HttpTable.match` gives back for it."""
+
+    __slots__ = (
+        "headers", "is_preflight", "method", "origin", "path", "path_type", "pattern", "plain", "query", "result",
+    )  # fmt: skip
+
+    def __init__(self, origin: _Origin, match: MatchSpec, payload: T, path: bytes, prefix: bytes) -> None:
         self.path_type = match.path_type
         self.path = path
         self.pattern = compile_pattern(match.path) if match.path_type is PathMatchType.REGEX else None
@@ -157,12 +172,30 @@ class _Candidate(Generic[T]):
         self.query = tuple(_ValueTest(parameter) for parameter in match.query)
         self.plain = not (self.method or self.headers or self.query)
         self.result: tuple[T, bytes] = (payload, prefix)
-        self.rank = rank
+        self.is_preflight = match.is_preflight
         self.origin = origin
 
+    @property
+    def rank(self) -> Rank:
+        """Its precedence under one hostname. Not kept: it is needed when a bucket is sealed, and to explain."""
+        origin = self.origin
+        return (
+            _PATH_RANK[self.path_type],
+            0 if self.path_type is PathMatchType.EXACT else -len(self.path),
+            0 if self.method else 1,
+            self.is_preflight - len(self.headers),  # the field that a preflight request has is not written
+            -len(self.query),
+            self.is_preflight,
+            origin.created,
+            origin.route,
+            origin.position,
+        )
+
     def described(self, hostname: str) -> Match[T]:
-        kind, rule, rule_name = self.origin
-        return Match(self.result[0], kind, self.rank[7], rule, rule_name, hostname, self._text(), self.rank)
+        origin = self.origin
+        return Match(
+            self.result[0], origin.kind, origin.route, origin.rule, origin.name, hostname, self._text(), self.rank
+        )
 
     def _text(self) -> str:
         pattern = self.pattern.pattern if self.pattern is not None else self.path or b"/"
@@ -306,7 +339,11 @@ def _others(by_path: dict[bytes, list[_Candidate[T]]], payload: T) -> dict[bytes
     return {path: found for path, found in kept.items() if found}
 
 
-def _candidate(route: HttpRouteSpec, rule_index: int, match: MatchSpec, payload: T) -> _Candidate[T]:
+def _origins(route: HttpRouteSpec) -> Iterator[_Origin]:
+    return (_Origin(route, position) for position in range(len(route.rules)))
+
+
+def _candidate(origin: _Origin, match: MatchSpec, payload: T) -> _Candidate[T]:
     path = match.path.encode()
     prefix = b""
     if match.path_type is not PathMatchType.REGEX:
@@ -314,22 +351,10 @@ def _candidate(route: HttpRouteSpec, rule_index: int, match: MatchSpec, payload:
     if match.path_type is PathMatchType.PREFIX:
         prefix = match.path.encode()
         path = path.rstrip(b"/")
-    rank = (
-        _PATH_RANK[match.path_type],
-        0 if match.path_type is PathMatchType.EXACT else -len(path),
-        0 if match.method else 1,
-        -len(match.headers),
-        -len(match.query),
-        match.is_preflight,
-        route.created,
-        route.name,
-        rule_index,
-    )
-    rule = route.rules[rule_index]
     try:
-        return _Candidate(match, payload, path, prefix, rank, (route.kind, rule.index, rule.name))
+        return _Candidate(origin, match, payload, path, prefix)
     except PatternError as error:
-        raise RouteError(f"{route.kind} {route.name}, rule {rule_index}: {error}") from None
+        raise RouteError(f"{origin.kind} {origin.route}, rule {origin.position}: {error}") from None
 
 
 def _unreserved(path: bytes) -> bytes:
