@@ -123,6 +123,9 @@ class Names:
     def hold(self, host: str) -> None:
         self.held[host] = []
 
+    def known(self, host: str) -> tuple[IPAddress, ...] | None:
+        return self.zone.get(host)
+
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
         return None
 
