@@ -101,6 +101,7 @@ class Attempts:
         body = kept_body(x, client, route, collected) if self._retry.attempts or sessions is not None else None
         shown = session = sessions.find(x) if sessions is not None else None
         tried: set[Target] = set()
+        down: set[Target] = set()  # those of them that could not be connected to
         failures: list[str] = []
         retries = 0
         if self._budget is not None:
@@ -113,7 +114,7 @@ class Attempts:
             if choice.mirrors is not None and not failures:
                 life.copies = copies_of(choice.mirrors, x)
             try:
-                target = session.target(x) if session is not None else untried(choice, x, tried)
+                target = session.target(x) if session is not None else untried(choice, x, tried, down)
                 tried.add(target)
                 upstream = await in_time(conductor, x, client, choice, target, body or collected)
                 if upstream is None:
@@ -129,6 +130,8 @@ class Attempts:
                 elif not may_go_again(x, error, route, choice) or not self._has_another(retries, body):
                     raise
                 failures.append(error.reason.value)
+                if error.retry is Retry.SAFE:
+                    down.add(target)
             session = None
             retries += 1
             if body is not None:
@@ -231,15 +234,16 @@ def kept_body(x: Exchange, client: ClientConnection, route: Route, collected: by
     return ReplayedBody(length if plan is None or plan.keeps_length else CHUNKED, start)
 
 
-def untried(choice: Choice, x: Exchange, tried: Collection[Target]) -> Target:
-    """The next endpoint in turn, but one that was not tried for this request while there is one."""
+def untried(choice: Choice, x: Exchange, tried: Collection[Target], down: Collection[Target]) -> Target:
+    """The next endpoint in turn that was not tried for this request; where all were, one that was not found down."""
     connector = choice.connector
     assert connector is not None
     target = connector.target(x)
-    for _ in connector.spec.backend.endpoints[1:]:
-        if target not in tried:
-            break
-        target = connector.target(x)
+    for avoided in (tried, down):
+        for _ in connector.spec.backend.endpoints:
+            if target not in avoided:
+                return target
+            target = connector.target(x)
     return target
 
 

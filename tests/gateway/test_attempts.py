@@ -14,7 +14,7 @@ from egressproxy.gateway.replay import REPLAY_LIMIT
 from egressproxy.model.exchange import Exchange
 from egressproxy.spec.policy import RetryBudgetSpec
 from tests.gateway.conftest import Start
-from tests.gateway.kit import OK, OK_PASSED, reverse
+from tests.gateway.kit import OK, OK_PASSED, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 
@@ -418,6 +418,23 @@ def test_an_endpoint_that_refused_is_not_asked_again_while_another_is_left(conve
     assert talk.client.answer()[0] == 503
 
 
+def test_when_all_were_tried_one_that_was_not_down_is_tried_again(converse: Start):
+    talk = converse(to_pods("10.0.0.1", "10.0.0.2", retry={"attempts": 5, "codes": [503], "backoff": "0s"}))
+    talk.client >> GET
+    refused, asked = 0, 0
+    while asked < 3:
+        if talk.dialer.dials and not refused:
+            refuse(talk, str(talk.dialer.dials[0].endpoints[0][0]), 8080)
+            refused += 1
+        elif talk.dialer.dials:
+            talk.dialled(str(talk.dialer.dials[0].endpoints[0][0]), 8080)
+        else:
+            asked += 1
+            answers(talk, 503 if asked < 3 else 200)
+    talk.client.take(rb"HTTP/1.1 200 ")
+    assert (refused, talk.record()["attempts"]) == (1, 4)
+
+
 def test_a_backend_without_endpoints_is_left_for_another_one(converse: Start):
     rule = {
         "backendRefs": [
@@ -543,6 +560,29 @@ def test_a_policy_gives_retries_to_rules_that_say_nothing(converse: Start):
     talk.dialled("a.example", 80)
     answers(talk, 503)
     talk.origin << SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_policy_gives_retries_to_destinations_without_a_route(converse: Start):
+    talk = converse(forward(traffic={"retries": {"attempts": 1, "backoff": "0s"}}))
+    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    refuse(talk)
+    talk.dialled("a.example", 80) << SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_request_through_a_parent_goes_again_as_it_was(converse: Start):
+    parent = m.backend("proxy", "proxy.example", 3128)
+    rule = m.prefix_rule("/", "far", retry={"attempts": 1, "codes": [503], "backoff": "0s"})
+    far = m.backend("far", "far.example", 80, parent={"name": "proxy"})
+    talk = converse([m.gateway(m.http_listener(8080)), parent, far, m.http_route("route", rule)])
+    sent = b"GET http://far.example/ HTTP/1.1\r\nHost: far.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.client >> GET
+    talk.dialled("proxy.example", 3128) << sent
+    talk.origin >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
+    talk.origin << sent
     talk.origin >> OK
     talk.client << OK_PASSED
 

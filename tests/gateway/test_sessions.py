@@ -183,6 +183,17 @@ def test_over_tls_the_cookie_is_secure(converse: Start):
     assert b"; HttpOnly; SameSite=Lax; Secure\r\n" in client.reads()
 
 
+def test_an_upgrade_sets_the_cookie_and_is_led_back_by_it(converse: Start):
+    talk = converse(persistent("10.0.0.1"))
+    upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    talk.client >> upgrade
+    talk.dialled("10.0.0.1", 8080).take(rb"GET .*?\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 101 Switching Protocols\r\nSet-Cookie: egress-session-.*?\r\n\r\n")
+    talk.client >> b"\x81\x00"
+    talk.origin << b"\x81\x00"
+
+
 # --- time ------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
