@@ -21,14 +21,17 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.steps import Steps
 from egressproxy.spec.backend import Destination
 
-__all__ = ["Flip", "Outcome", "flips", "outcome", "recorded"]
+__all__ = ["DENIED", "Flip", "Outcome", "flips", "outcome", "recorded"]
 
-#: How a request that names decide about ends where they refuse it.
-REFUSALS = frozenset(
-    {
+#: How a request ends that policy or a limit refuses.
+DENIED = frozenset(reason.value for reason in DENIALS)
+#: How a request ends that is refused for its names and addresses: what is decided here again.
+REFUSED = frozenset(
+    reason.value
+    for reason in (
         Reason.DESTINATION_NOT_ALLOWED, Reason.DESTINATION_DENIED, Reason.NO_POLICY, Reason.ADDRESS_DENIED,
         Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.METHOD_NOT_ALLOWED,
-    }
+    )
 )  # fmt: skip
 
 
@@ -53,7 +56,7 @@ class Flip:
     @property
     def opens(self) -> bool:
         """From a denial of policy to a request that would leave."""
-        return self.after.is_allowed and self.before.reason in {reason.value for reason in DENIALS}
+        return self.after.is_allowed and self.before.reason in DENIED
 
     @property
     def is_sure(self) -> bool:
@@ -110,7 +113,7 @@ def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecis
 
 def recorded(decision: RecentDecision) -> Outcome:
     """How it ended, as far as names and addresses decided it."""
-    if decision.reason in {reason.value for reason in REFUSALS}:
+    if decision.reason in REFUSED:
         return Outcome(False, decision.reason)
     return Outcome(True, "-")
 

@@ -5,9 +5,8 @@ headers or bodies.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.question import Question
@@ -21,13 +20,13 @@ KEPT: Final = 1024
 #: Of a path: the rest could fill memory.
 PATH: Final = slice(1024)
 
+_Entry = tuple[float, bytes, bytes, Authority | None, bytes, str, str, Identity, Reason]
 #: What `Conductor.account` keeps: when (wall clock), method, scheme, authority, path, gateway, listener, identity, how
 #: it ended.
-Remembered = deque[tuple[float, bytes, bytes, Authority | None, bytes, str, str, Identity, Reason]]
+Remembered = deque[_Entry]
 
 
-@dataclass(frozen=True, slots=True)
-class RecentDecision:
+class RecentDecision(NamedTuple):
     """One of them. `time` is in seconds since 1970; `method` "-" is a stream on a TLS or TCP listener; `reason` "-" is
     a good end.
     """
@@ -68,12 +67,10 @@ class RecentDecision:
         )
 
 
-def decisions(remembered: Remembered) -> list[RecentDecision]:
-    """What was remembered, the latest first."""
-    return [
-        RecentDecision(
+def decisions(remembered: Iterable[_Entry]) -> Iterator[RecentDecision]:
+    """What was remembered (a copy of it: it goes on), the latest first."""
+    for time, method, scheme, authority, path, gateway, listener, identity, reason in reversed(tuple(remembered)):
+        yield RecentDecision(
             method.decode("latin-1"), scheme.decode(), str(authority) if authority is not None else "-",
             path.decode("latin-1"), gateway, listener, identity.namespace, identity.service_account, reason.value, time,
-        )
-        for time, method, scheme, authority, path, gateway, listener, identity, reason in reversed(remembered)
-    ]  # fmt: skip
+        )  # fmt: skip

@@ -219,7 +219,8 @@ class WorkerProcess:
 
     async def _answer(self, asked: Asked) -> None:
         try:
-            octets = self.worker.decisions() if asked.what == "decisions" else await self.worker.explain(asked.pairs)
+            answer = self.worker.decisions() if asked.what == "decisions" else self.worker.explain(asked.pairs)
+            octets = await answer
         except NotAnswered as error:
             self._send(Answered(asked.number, b"", str(error)))
         except Exception as error:  # a question must not end the process

@@ -4,6 +4,7 @@ process that was started; with several, each has a process of its own (`process`
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -11,12 +12,12 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.tally import Tally
 from egressproxy.gateway.explain import explain
-from egressproxy.gateway.flips import flips
+from egressproxy.gateway.flips import DENIED, flips
 from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
 from egressproxy.gateway.question import Question, QuestionError
@@ -92,7 +93,8 @@ class Worker:
         before = self.gateway.snapshot
         if before is None:
             return
-        found = await in_slices(flips(before, fresh, decisions(self.gateway.conductor.recent)))
+        denied = (each for each in decisions(self.gateway.conductor.recent) if each.reason in DENIED)
+        found = await in_slices(flips(before, fresh, denied))
         opened = [str(flip) for flip in found if flip.opens]
         if opened:
             more = [f"… and {len(opened) - MAX_SHOWN} more"] if len(opened) > MAX_SHOWN else []
@@ -109,9 +111,10 @@ class Worker:
             raise NotAnswered(str(error)) from None
         return json.dumps(found).encode()
 
-    def decisions(self) -> bytes:
+    async def decisions(self) -> bytes:
         """See `fleet.Fleet`."""
-        return json.dumps([asdict(each) for each in decisions(self.gateway.conductor.recent)]).encode()
+        found = tuple(self.gateway.conductor.recent)
+        return await asyncio.to_thread(lambda: json.dumps([each._asdict() for each in decisions(found)]).encode())
 
     def close(self) -> None:
         self.access_log.close()
@@ -161,7 +164,7 @@ class InProcess:
         return await self.worker.explain(pairs)
 
     async def decisions(self) -> list[bytes]:
-        return [self.worker.decisions()]
+        return [await self.worker.decisions()]
 
     async def counts(self) -> Counts:
         return self._metrics.gather()

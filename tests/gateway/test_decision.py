@@ -116,7 +116,7 @@ def test_every_decision_that_is_remembered_can_be_made_again_with_the_same_outco
     asked = [each for each in ASKED if not each[2]]
     for method, url, _ in asked:
         sent(talk, octets(method, url, ()))
-    found = decisions(talk.conductor.recent)
+    found = list(decisions(talk.conductor.recent))
     assert len(found) == len(asked)
     assert "hush" not in str(found)
     again = [each for each in found if each.question() is not None]
