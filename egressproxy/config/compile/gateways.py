@@ -72,11 +72,11 @@ class GatewayPlan:
             return
         self.problem = message
         self.conditions.set("Accepted", False, reason, message)
+        of_others = f"{self.gateway} is not accepted: {message}"
         for listener in self.listeners:
-            listener.leave_out("Invalid", message)
+            listener.leave_out("Invalid", message if listener.owner is self.gateway else of_others)
         for attached in self.sets:
-            text = f"{self.gateway} is not accepted: {message}"
-            attached.refuse("ParentNotAccepted", "ParentNotProgrammed", text)
+            attached.refuse("ParentNotAccepted", "ParentNotProgrammed", of_others)
 
     def close(self) -> None:
         """State the Gateway's own conditions, once everything about its listeners is known."""

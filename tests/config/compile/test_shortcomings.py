@@ -51,3 +51,23 @@ def test_a_target_and_a_parent_are_placed_at_their_reference():
     rejected = ROUTE.replace("[{name: gw}]", "[{name: gw, sectionName: forward}, {name: gw, sectionName: none}]")
     _, parent = found(FORWARD, PLAIN, rejected)  # the first: the backend is reached in plain text
     assert parent.field_path == "spec.parentRefs[1]"
+
+
+def test_the_listeners_of_a_set_do_not_repeat_that_its_gateway_is_not_accepted():
+    text = FORWARD.replace("spec:", "spec:\n  addresses: [{type: Hostname, value: a.example}]")
+    text = text.replace("  listeners:", "  allowedListeners: {namespaces: {from: Same}}\n  listeners:")
+    more = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: more}
+spec:
+  parentRef: {name: gw}
+  listeners: [{name: extra, port: 9000, protocol: HTTP}]
+"""
+    assert [warning.object for warning in found(text, more)] == ["Gateway default/gw", "ListenerSet default/more"]
+
+
+def test_tls_that_overlaps_is_no_shortcoming_since_nobody_has_to_mend_it():
+    tls = "tls: {mode: Passthrough}"
+    text = FORWARD.replace("port: 3128, protocol: egressproxy.io/forward-proxy", f"port: 443, protocol: TLS, {tls}")
+    assert not found(text + f"  - {{name: b, port: 443, protocol: TLS, hostname: b.example, {tls}}}\n")
