@@ -150,26 +150,80 @@ def test_one_tls_port_terminates_for_one_name_and_passes_through_for_another(con
     second.leaves()
 
 
-def test_of_two_tcp_routes_the_older_has_every_connection(converse: Start):
-    def tcp(name: str, backend: str, year: int) -> m.Manifest:
-        refs = [{"group": "egressproxy.io", "kind": "Backend", "name": backend}]
-        made = m.manifest(
-            "gateway.networking.k8s.io/v1", "TCPRoute", name, "agents",
-            spec={"parentRefs": [{"name": "gw"}], "rules": [{"backendRefs": refs}]},
-        )  # fmt: skip
-        made["metadata"]["creationTimestamp"] = f"{year}-01-01T00:00:00Z"
-        return made
+def tcp_route(name: str, *refs: m.Manifest, year: int = 2024) -> m.Manifest:
+    made = m.manifest(
+        "gateway.networking.k8s.io/v1", "TCPRoute", name, "agents",
+        spec={"parentRefs": [{"name": "gw"}], "rules": [{"backendRefs": list(refs)}]},
+    )  # fmt: skip
+    made["metadata"]["creationTimestamp"] = f"{year}-01-01T00:00:00Z"
+    return made
 
-    talk = converse(
-        [
-            m.gateway({"name": "tcp", "port": 5432, "protocol": "TCP"}),
-            m.backend("old", "old.example", 1, protocol="TCP"),
-            m.backend("young", "young.example", 2, protocol="TCP"),
-            tcp("a-young", "young", 2025),
-            tcp("b-old", "old", 2024),
-        ]
-    )
+
+def to(backend: str, weight: int = 1) -> m.Manifest:
+    return {"group": "egressproxy.io", "kind": "Backend", "name": backend, "weight": weight}
+
+
+TCP = [
+    m.gateway({"name": "tcp", "port": 5432, "protocol": "TCP"}),
+    m.backend("one", "one.example", 1, protocol="TCP"),
+    m.backend("two", "two.example", 2, protocol="TCP"),
+]
+
+
+def test_of_two_tcp_routes_the_older_has_every_connection(converse: Start):
+    talk = converse([*TCP, tcp_route("a-young", to("two"), year=2025), tcp_route("b-old", to("one"))])
     talk.client >> b"octets"
-    talk.dialled("old.example", 1)
+    talk.dialled("one.example", 1)
     talk.origin << b"octets"
     talk.client.leaves()
+
+
+@pytest.mark.parametrize(("point", "chosen"), [(0.0, "one"), (0.69, "one"), (0.71, "two"), (0.99, "two")])
+def test_each_connection_of_a_tcp_route_goes_by_weight(
+    converse: Start, monkeypatch: pytest.MonkeyPatch, point: float, chosen: str
+):
+    monkeypatch.setattr("random.random", lambda: point)
+    talk = converse([*TCP, tcp_route("route", to("one", 7), to("two", 3))])
+    talk.client >> b"octets"
+    talk.dialled(f"{chosen}.example", 1 if chosen == "one" else 2)
+    talk.client.leaves()
+
+
+@pytest.mark.parametrize(("point", "is_closed"), [(0.2, True), (0.9, False)])
+def test_the_share_of_a_backend_that_is_not_there_is_closed(
+    converse: Start, monkeypatch: pytest.MonkeyPatch, point: float, is_closed: bool
+):
+    monkeypatch.setattr("random.random", lambda: point)
+    talk = converse([*TCP, tcp_route("route", to("absent", 5), to("two", 5))])
+    talk.client >> b"octets"
+    if is_closed:
+        talk.client.is_closed()
+        talk.no_dial()
+        assert talk.record()["reason"] == "backend_invalid"
+    else:
+        talk.dialled("two.example", 2)
+        talk.client.leaves()
+
+
+def test_a_host_that_belongs_to_another_listener_than_the_handshake_is_misdirected(converse: Start):
+    """RFC 9110 section 15.5.20; the cases of Gateway API for HTTPS listeners of one port."""
+    pki = Pki()
+    hostnames = ("", "second.example", "*.wildcard.example", "fourth.wildcard.example")
+    made = [
+        {"name": f"l{index}", "port": 8443, "protocol": "HTTPS", "tls": terminate("front")}
+        | ({"hostname": hostname} if hostname else {})
+        for index, hostname in enumerate(hostnames)
+    ]
+    names = ("any.example", "second.example", "a.wildcard.example", "b.wildcard.example", "fourth.wildcard.example")
+    routes = [route(f"r{index}", section=f"l{index}") for index in range(4)]
+    owner = dict(zip(names, ("r0", "r1", "r2", "r2", "r3"), strict=True))
+    objects = [m.gateway(*made), certificate(pki, *names), *routes]
+    for name in names:
+        talk = converse(objects)
+        talk.counts_octets = False
+        inside = TlsClient(talk.client, pki, name).shakes_hands()
+        for host in names:
+            inside >> b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % host.encode()
+            head = inside.reads()
+            expected = b"302" if owner[name] == owner[host] else b"421"
+            assert head.split()[1] == expected, (name, host)
