@@ -20,15 +20,18 @@ from egressproxy.admin.state import Source, Unanswerable
 from egressproxy.config.problems import ConfigError
 from egressproxy.config.sources.files import changes
 from egressproxy.loading.apart import Loading, LoadingFailed, schema
+from egressproxy.loading.notices import accepted, broken, rejected
 from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import Loaded, Place, builtin
 from egressproxy.model.secret import Secret
 from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import NOTICES_S
 from egressproxy.transport.loop import Loop
-from egressproxy.workers.fleet import Configuration, Fleet, Guarded, NotAnswered, Refused, rest_memory
+from egressproxy.workers.fleet import Configuration, Fleet, Guarded, NotAnswered, NotBound, Refused, rest_memory
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminServer
@@ -105,11 +108,15 @@ class App:
         self._first = first
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
+        wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
+        self._events = Events(self.metrics, self._objects_changed, wait_s)
         self._fleet = _fleet(options, self.metrics)
         self._loaded: Loaded | None = None
         self._packed = b""  # the spec in service, as `spec.packing` writes it, compressed
         self._generation = 0
+        self._is_rejected = False  # the configuration that was read last
         self._published = PublishedConfiguration()
+        self._sources: tuple[Source, ...] = (self._published,)
         self._schema = b""
         self._told: set[str] = set()
         self._servers: list[AdminServer] = []
@@ -130,11 +137,12 @@ class App:
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         assert self._exposition is not None, "asked by an admin server"
+        self._events.take()
         counts = await self._fleet.counts()
         return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures())
 
     def sources(self) -> Sequence[Source]:
-        return (self._published,)
+        return self._sources
 
     async def schema(self) -> bytes:
         if not self._schema:
@@ -207,7 +215,9 @@ class App:
         log.info(
             "draining: what is under way has %g s to end; a second signal ends it at once", self.options.drain_timeout_s
         )
-        log.info("stopped%s", await self._drain())
+        cut = await self._drain()
+        self._events.take()
+        log.info("stopped%s", cut)
         return 0
 
     async def _drain(self) -> str:
@@ -240,10 +250,12 @@ class App:
         if self.options.admin is None and self.options.metrics is None:
             return
         # A third of all that this process would import.
+        from egressproxy.admin.events import PublishedEvents
         from egressproxy.admin.server import AdminServer, Surface
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
+        self._sources = (self._published, PublishedEvents(self._events, self._published))
         asked = (("admin", self.options.admin, Surface.FULL), ("metrics", self.options.metrics, Surface.METRICS))
         for what, place, surface in asked:
             if place is not None:
@@ -271,11 +283,14 @@ class App:
             mark = await asyncio.to_thread(digest, fresh.shown)
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
         self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
-        self._loaded = replace(fresh, spec=b"")
+        self._loaded = replace(fresh, spec=b"", broken=())
         self._generation += 1
         self._publish()
         self.metrics.reload_succeeded(self._generation)
         self._tell_shortcomings(fresh.warnings)
+        over = accepted(fresh.places, self._generation) if self._is_rejected else []
+        self._is_rejected = False
+        self._events.add([*broken(fresh.broken), *over], is_logged=True)
 
     def _tell_shortcomings(self, warnings: Iterable[str]) -> None:
         """What is served less than whole; after a reload only what is new."""
@@ -308,23 +323,28 @@ class App:
                 await self._take_configuration([mark for mark, _ in asked if mark])
             except REFUSALS as error:
                 why = str(error)
-                self._rejected(why, is_guarded=isinstance(error, Guarded))
+                self._rejected(error)
             except Exception as error:
                 log.exception("internal error in a reload")
                 why = f"internal error ({type(error).__name__})"
-                self._rejected(why)
+                self._rejected(Refused(why))
             else:
                 self._tell_generation()
             for _, done in asked:
                 if not done.done():  # who asked may have left
                     done.set_result(why)
 
-    def _rejected(self, why: str, *, is_guarded: bool = False) -> None:
+    def _rejected(self, error: Exception) -> None:
+        why, is_guarded = str(error), isinstance(error, Guarded)
+        self._is_rejected = True
         self._publish(why, "Guarded" if is_guarded else "Invalid")
         self.metrics.reload_failed("guarded" if is_guarded else "failure")
         log.error("the new configuration is rejected, configuration %d stays in service:", self._generation)
         for line in why.splitlines():  # one record for each problem
             log.error("%s", line)
+        places = self._loaded.places if self._loaded is not None else ()
+        unbound = error.listeners if isinstance(error, NotBound) else ""
+        self._events.add(rejected(error, places, self._generation, unbound), is_logged=True)
 
     def _tell_generation(self) -> None:
         objects = _counted(self._loaded.objects if self._loaded is not None else 0, "object")

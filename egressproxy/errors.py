@@ -120,6 +120,7 @@ class GatewayError(Exception):
 
     source = Source.GATEWAY
     default_status = 500
+    is_quotable = True  # message and remedy are ours: no path, field or body of the request is in them
 
     def __init__(
         self,

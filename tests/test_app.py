@@ -19,6 +19,7 @@ from egressproxy.app import App, RunOptions
 from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.problems import ConfigError
 from egressproxy.loading import apart
+from egressproxy.workers.fleet import Refused
 from tests.support import manifests as m
 from tests.support.net import free_port
 
@@ -126,7 +127,7 @@ async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     app = App(options(tmp_path))
-    app._rejected("a.yaml:1:1: this\nb.yaml:2:2: that")
+    app._rejected(Refused("a.yaml:1:1: this\nb.yaml:2:2: that"))
     assert caplog.messages[1:] == ["a.yaml:1:1: this", "b.yaml:2:2: that"]
 
 

@@ -45,6 +45,8 @@ class BodyMode(Enum):
 class Rejected(GatewayError):
     """A filter refuses the request. `message` is shown to the client and stands in the status phrase."""
 
+    is_quotable = False  # a filter may repeat what it has seen
+
     def __init__(
         self,
         message: str,

@@ -117,7 +117,7 @@ class BodyChain:
 
     def _broken_promise(self) -> GatewayFault:
         for flow in self._flows:
-            flow.step.stats.failed += 1
+            flow.step.stats.fail("LengthNotKept", is_open=False)
         names = ", ".join(flow.step.name for flow in self._flows)
         message = f"filter {names} did not keep the length of the body"
         return GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=self._flows[-1].step.source, close=True)

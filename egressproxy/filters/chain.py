@@ -21,6 +21,7 @@ from egressproxy.filters.body import BodyPlan, BodyStep
 from egressproxy.filters.steps import FilterStats, Step, settle, start, wait
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.telemetry.notices import Notices
 
 __all__ = [
     "Chain",
@@ -48,6 +49,7 @@ class PlacedFilter:
     filter: Filter
     stats: dict[Phase, FilterStats] = field(default_factory=dict)
     mark: str = ""
+    notices: Notices | None = None
 
     def phases(self) -> frozenset[Phase]:
         """Where it runs: its declared phase and its type's `also`, as far as the filter has something to do there."""
@@ -62,7 +64,7 @@ class PlacedFilter:
 
     def stats_in(self, phase: Phase) -> FilterStats:
         if phase not in self.stats:
-            self.stats[phase] = FilterStats(self.spec.name, self.spec.type, phase.value, self.spec.scope)
+            self.stats[phase] = FilterStats(self.spec, phase.value, self.notices)
         return self.stats[phase]
 
 
@@ -175,8 +177,8 @@ def finish(completions: Sequence[Completion], x: Exchange) -> None:
         if notes.pop(completion.mark, None):
             try:
                 completion.call(x)
-            except BaseException:
-                completion.stats.failed += 1
+            except BaseException as error:
+                completion.stats.fail(type(error).__name__, is_open=True)
 
 
 async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) -> Answer | None:

@@ -15,6 +15,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import FilterStats, PlacedFilter
 from egressproxy.filters.tally import KEY_BYTES
 from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.telemetry.notices import Notices
 
 __all__ = ["FilterBuildError", "FilterInstances"]
 
@@ -26,12 +27,18 @@ class FilterBuildError(ValueError):
 
 
 class FilterInstances:
-    """One live filter per equal spec; `previous` is that of the snapshot in service, None at the first start."""
+    """One live filter per equal spec; `previous` is that of the snapshot in service, None at the first start.
 
-    __slots__ = ("_catalog", "_made", "_previous")
+    `notices` hear of filters that fail.
+    """
 
-    def __init__(self, catalog: Catalog, previous: FilterInstances | None = None) -> None:
+    __slots__ = ("_catalog", "_made", "_notices", "_previous")
+
+    def __init__(
+        self, catalog: Catalog, previous: FilterInstances | None = None, notices: Notices | None = None
+    ) -> None:
         self._catalog = catalog
+        self._notices = notices
         self._made: dict[tuple[ExtensionSpec, str], PlacedFilter] = {}
         self._previous = {} if previous is None else previous._made
 
@@ -100,4 +107,5 @@ class FilterInstances:
             context = replace(context, row=tally.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
         made = kind.build(context)
         completes = type(made).complete is not Filter.complete
-        return PlacedFilter(spec, kind, made, mark=f"filter {next(_marks)}" if completes else "")
+        mark = f"filter {next(_marks)}" if completes else ""
+        return PlacedFilter(spec, kind, made, mark=mark, notices=self._notices)

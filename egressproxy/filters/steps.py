@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.telemetry.notices import Notices
 
 __all__ = ["DeadlinePassed", "FilterCancelled", "FilterStats", "Step", "settle", "start", "wait"]
 
@@ -20,21 +21,42 @@ class FilterStats:
     """Plain counters of one filter in one phase; read by the metrics collector.
 
     `rejected` counts refusals (Rejected, LimitExceeded, Denied …), `failed` everything that went wrong, deadlines
-    included, which `timed_out` counts once more. A body filter's `runs` are its calls.
+    included, which `timed_out` counts once more. A body filter's `runs` are its calls. `source` is the declaring
+    object; `notices` hear of every failure.
     """
 
-    __slots__ = ("answered", "failed", "name", "phase", "rejected", "runs", "scope", "timed_out", "type")
+    __slots__ = (
+        "answered",
+        "failed",
+        "name",
+        "notices",
+        "phase",
+        "rejected",
+        "runs",
+        "scope",
+        "source",
+        "timed_out",
+        "type",
+    )
 
-    def __init__(self, name: str, type_name: str, phase: str, scope: str) -> None:
-        self.name = name
-        self.type = type_name
+    def __init__(self, spec: ExtensionSpec, phase: str, notices: Notices | None = None) -> None:
+        self.name = spec.name
+        self.type = spec.type
         self.phase = phase
-        self.scope = scope
+        self.scope = spec.scope
+        self.source = spec.source
+        self.notices = notices
         self.runs = 0
         self.rejected = 0
         self.answered = 0
         self.failed = 0
         self.timed_out = 0
+
+    def fail(self, how: str, *, is_open: bool) -> None:
+        """Count a failure; `how` is a word for it, `is_open`: the exchange goes on without the filter."""
+        self.failed += 1
+        if self.notices is not None:
+            self.notices.failed(self, how, is_open=is_open)
 
     def __repr__(self) -> str:
         return (
@@ -88,8 +110,8 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
             raise error
         finally:
             del error  # its traceback holds this frame: no cycle
-    step.stats.failed += 1
     timed_out = isinstance(error, DeadlinePassed)
+    step.stats.fail(type(error).__name__, is_open=may_fail_open)
     if timed_out:
         step.stats.timed_out += 1
     if may_fail_open:

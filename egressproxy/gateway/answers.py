@@ -72,9 +72,20 @@ DENIALS = frozenset(
 )
 
 
+#: What is the client's to mend, or the usual end of a connection; a filter that fails has told of it.
+UNTOLD = frozenset(
+    {Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.CLIENT_GONE, Reason.DRAINED, Reason.FILTER_FAILED}
+)  # fmt: skip
+
+
 def is_denial(error: GatewayError) -> bool:
     """Whether policy or a limit refused (counted in egress_denied_total), rather than something that failed."""
     return error.reason in DENIALS
+
+
+def is_told(error: GatewayError) -> bool:
+    """Whether what is no denial is told as an Event: what an operator can mend, and nobody else tells of."""
+    return error.source is Source.GATEWAY and error.reason not in UNTOLD
 
 
 def answer_for(error: GatewayError, request_id: str) -> Answer:

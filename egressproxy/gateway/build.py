@@ -78,7 +78,7 @@ class _Builder:
         self.metrics = metrics
         self.known = previous.connectors if previous is not None else {}
         self.connectors: dict[ConnectionSpec, Connector] = {}
-        self.filters = FilterInstances(catalog, previous.filters if previous is not None else None)
+        self.filters = FilterInstances(catalog, previous.filters if previous is not None else None, metrics.notices)
         self.chains: dict[tuple[ExtensionSpec, ...], Chain] = {}
         self.asking: dict[ExtensionSpec, PlacedFilter] = {}  # the filters that have a backend of their own
         self.contexts: dict[ListenerTlsSpec, ssl.SSLContext] = {}
@@ -166,11 +166,13 @@ class _Builder:
         request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s
         return self.route(
             listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
-            auth=rule.auth, mirrors=rule.mirrors, retry=rule.retry, session=rule.session,
+            auth=rule.auth, mirrors=rule.mirrors, retry=rule.retry, session=rule.session, kind=route.kind,
         )  # fmt: skip
 
     def stream(self, listener: ListenerSpec, route: StreamRouteSpec) -> Route:
-        made = self.route(listener, route.name, route.extensions, route.backends, route.policy, 0.0, None)
+        made = self.route(
+            listener, route.name, route.extensions, route.backends, route.policy, 0.0, None, kind=route.kind
+        )
         made.is_tls_only = route.kind == "TLSRoute"
         return made
 
@@ -179,13 +181,14 @@ class _Builder:
         Sequence[WeightedBackend],
         policy: PolicySpec, request_s: float, backend_request_s: float | None, auth: ExternalAuthSpec | None = None,
         mirrors: Sequence[MirrorSpec] = (), retry: RetrySpec | None = None, session: SessionSpec | None = None,
+        kind: str = "",
     ) -> Route:  # fmt: skip
         asking = None
         if auth is not None:
             place = replace(auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
             extensions = (*extensions, place)
             asking = self.external_auth(name, auth)
-            self.asking[place] = PlacedFilter(place, EXTERNAL_AUTH, asking)
+            self.asking[place] = PlacedFilter(place, EXTERNAL_AUTH, asking, notices=self.metrics.notices)
         copied = self.mirrors(listener, name, mirrors)  # one for all backends: each request counts once in its share
         choices = [self.choice(listener, name, extensions, backend, backend_request_s, copied) for backend in backends]
         series = self.metrics.series(listener.gateway, name, "-")
@@ -196,7 +199,7 @@ class _Builder:
             attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
         return Route(
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
-            request_s=request_s, auth=asking, attempts=attempts,
+            request_s=request_s, auth=asking, attempts=attempts, kind=kind,
         )  # fmt: skip
 
     def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:

@@ -17,7 +17,7 @@ from time import monotonic, time
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, Outcome, finish, run
 from egressproxy.gateway.admission import check_switch, name_destination, refuse_loops, route_request
-from egressproxy.gateway.answers import answer_for, is_denial
+from egressproxy.gateway.answers import answer_for, is_denial, is_told
 from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.connector import Connector, Target
@@ -35,6 +35,7 @@ from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import CONTINUE, answer_bytes, interim_bytes, request_bytes, response_bytes
 from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.notices import Notices
 from egressproxy.transport.driver import pause
 from egressproxy.transport.flow import BodySink
 from egressproxy.transport.timers import TimerWheel
@@ -53,11 +54,14 @@ ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 class Conductor:
     """Serves every exchange of this process. Implements RequestHandler for its client connections."""
 
-    def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes) -> None:
+    def __init__(
+        self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes, notices: Notices | None = None
+    ) -> None:
         self.wheel = wheel
         self.access_log = access_log
         self.recent: Remembered = deque(maxlen=KEPT)
         self.pseudonym = pseudonym
+        self.notices = notices or Notices()
         self.is_draining = False
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
         self._id_prefix = secrets.token_hex(4)
@@ -385,11 +389,8 @@ class Conductor:
 
     def rescue(self, x: Exchange, client: ClientConnection, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
-        x.reason = error.reason
-        x.rule = error.rule
-        x.detail = error.detail
-        x.denied = is_denial(error)
         life = client.life
+        self.blame(x, life, error)
         life.release(reusable=False)
         if client.is_lost or isinstance(error, ClientGone) or x.status:
             life.close = True
@@ -397,6 +398,15 @@ class Conductor:
             return
         life.close = life.close or error.close or x.request is None or not client.is_request_read
         self.answer(x, client, answer_for(error, x.request_id))
+
+    def blame(self, x: Exchange, life: Life, error: GatewayError) -> None:
+        """Say what ended the exchange, and tell of it where an operator should hear of it."""
+        x.reason = error.reason
+        x.rule = error.rule
+        x.detail = error.detail
+        x.denied = is_denial(error)
+        if x.denied or is_told(error):
+            self.notices.refused(x.series, error, "" if life.route is None else life.route.kind)
 
     def complete(self, x: Exchange, client: ClientConnection) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""

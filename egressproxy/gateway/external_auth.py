@@ -18,6 +18,7 @@ from egressproxy.gateway.verdict import Verdict, apply
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import Refusal
 
 __all__ = ["EXTERNAL_AUTH", "Asker", "ExternalAuth"]
 
@@ -47,6 +48,9 @@ class ExternalAuth(Filter):
         self._source = spec.place.source
         self.server = spec.backend.backend.name if spec.backend.backend is not None else "-"
         self._route = route
+        remedy = "its answer, which the client got, says why"
+        message = "the authorization server refused a request"
+        self._denied = Refusal(Reason.EXT_AUTH_DENIED, message, self._source, remedy)
         self._metrics = metrics
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
@@ -89,6 +93,7 @@ class ExternalAuth(Filter):
         x.reason = Reason.EXT_AUTH_DENIED
         x.rule = self._source
         x.denied = True
+        self._metrics.notices.refused(x.series, self._denied, self._source.partition(" ")[0])
         return verdict.answer
 
     def response_headers(self, x: Exchange) -> None:

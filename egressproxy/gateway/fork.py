@@ -49,7 +49,7 @@ class Fork(asyncio.Protocol):
         state = self._state
         if state.is_closed or not state.admit(self, peer_name(transport)):
             if not state.is_closed:
-                self._metrics.connection_rejected("connection_limit")
+                state.count_refusal(self._metrics)
             self.abort()
             return
         self._deadline.after(state.port.first.timeouts.tls_handshake_s or 60.0)

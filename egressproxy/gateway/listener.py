@@ -14,11 +14,10 @@ import time
 from functools import partial
 from typing import cast
 
-from egressproxy.errors import Reason
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.conductor import Conductor
 from egressproxy.gateway.fork import Fork
-from egressproxy.gateway.listener_state import ListenerState
+from egressproxy.gateway.listener_state import BAD_CERTIFICATE, ListenerState
 from egressproxy.gateway.live import Port
 from egressproxy.gateway.streams import StreamConnection
 from egressproxy.model.exchange import Answer
@@ -194,7 +193,7 @@ class CountedClient(ClientConnection):
         if self.state.is_closed:  # accepted in the moment in which its listener went
             self.abort()
         elif not self.state.admit(self, self.client):
-            self.metrics.connection_rejected("connection_limit")
+            self.state.count_refusal(self.metrics)
             answer = Answer(503, ((b"Retry-After", b"1"),), b"too many connections\n")
             self.is_request_read = True
             self.send(answer_bytes(answer, close=True))
@@ -217,7 +216,7 @@ class TlsFront(TlsStream):
         state = self._client.state
         if state.is_closed or not state.admit(self, peer_name(transport)):
             if not state.is_closed:
-                self._metrics.connection_rejected("connection_limit")
+                state.count_refusal(self._metrics)
             cast(asyncio.Transport, transport).abort()
             return
         seconds = state.port.first.timeouts.tls_handshake_s or 60.0
@@ -247,4 +246,4 @@ class TlsFront(TlsStream):
             self._client.driver.on_idle = None
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)
             if is_about_certificate(error):
-                self._metrics.connection_rejected(Reason.CLIENT_CERTIFICATE.value)
+                self._client.state.count_refusal(self._metrics, BAD_CERTIFICATE)

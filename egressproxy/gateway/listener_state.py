@@ -5,9 +5,16 @@ from __future__ import annotations
 from ipaddress import IPv6Network
 from typing import Protocol
 
+from egressproxy.errors import Reason
 from egressproxy.gateway.live import Port
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import Refusal
 
-__all__ = ["Connection", "ListenerState"]
+__all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState"]
+
+#: Why a connection is refused before there is an exchange.
+BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
+TOO_MANY = Refusal(Reason.CONNECTION_LIMIT, "a connection was refused: too many are open")
 
 
 def origin_of(client: str) -> str:
@@ -51,6 +58,11 @@ class ListenerState:
         self.connections[connection] = address
         self.per_client[address] = of_client + 1
         return True
+
+    def count_refusal(self, metrics: Metrics, why: Refusal = TOO_MANY) -> None:
+        """A connection is closed before it could ask for anything."""
+        metrics.connection_rejected(why.reason.value)
+        metrics.notices.refused(self.port.first.series, why)
 
     def leave(self, connection: Connection) -> None:
         """The connection is gone. May be called again, and for one that was not admitted."""

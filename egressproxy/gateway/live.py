@@ -80,7 +80,7 @@ class Choice:
 
 
 class Route:
-    """One rule of a route, or what a policy allows without a route (`name` "-")."""
+    """One rule of a route (`kind`), or what a policy allows without a route (`name` "-")."""
 
     __slots__ = (
         "_ports",
@@ -93,6 +93,7 @@ class Route:
         "destinations",
         "idle_s",
         "is_tls_only",
+        "kind",
         "mode",
         "name",
         "request_s",
@@ -114,8 +115,10 @@ class Route:
         attempts: Attempts | None = None,
         is_tls_only: bool = False,
         auth: ExternalAuth | None = None,
+        kind: str = "",
     ) -> None:
         self.name = name
+        self.kind = kind
         self.chain = chain
         body = chain.request_body
         self.auth = auth  # asks somebody else about each request, in its chain

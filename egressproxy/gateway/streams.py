@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import run
 from egressproxy.gateway.admission import enforce
-from egressproxy.gateway.answers import is_denial
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
@@ -81,7 +80,7 @@ class StreamConnection(Flow):
         super().connection_made(transport)
         self.client = self.peer_name()
         if not self.state.admit(self, self.client):
-            self.metrics.connection_rejected("connection_limit")
+            self.state.count_refusal(self.metrics)
             self.transport.abort()
             return
         self.deadline.after(self.request_headers_s)
@@ -147,13 +146,13 @@ async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
     try:
         is_handed_over = await tunnel_stream(conductor, x, client)
     except GatewayError as error:
-        x.reason, x.rule, x.detail = error.reason, error.rule, error.detail
-        x.denied = is_denial(error)
+        conductor.blame(x, client.life, error)
         client.life.release(reusable=False)
         client.transport.abort()
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
         log.error("internal error in stream %s", x.request_id, exc_info=error)
-        x.reason, x.detail = Reason.INTERNAL, type(error).__name__
+        fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+        conductor.blame(x, client.life, fault)
         client.transport.abort()
     finally:
         if not is_handed_over:

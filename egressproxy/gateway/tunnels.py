@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.chain import run
 from egressproxy.gateway.admission import HTTP_PORT, default_route, enforce, read_authority, refuse_loops
-from egressproxy.gateway.answers import is_denial
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Choice, Listener, Route
@@ -206,7 +205,7 @@ class ServedTunnel(SocketTunnel):
         x.bytes_out += self.octets_out
         x.reason = self.reason
         if error is not None:
-            x.rule, x.detail, x.denied = error.rule, error.detail, is_denial(error)
+            self.conductor.blame(x, self.life, error)
         if guard is not None and guard.would_deny is not None:
             x.would_deny = [*(x.would_deny or ()), guard.would_deny]
         self.conductor.account(x, self.life)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.broken import broken_references
 from egressproxy.config.compile.shortcomings import shortcomings
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.problems import ConfigError
@@ -19,14 +20,15 @@ __all__ = ["answer"]
 
 def answer(paths: tuple[Path, ...], bind: tuple[str, ...], memory: bytes) -> bytes:
     """Load and compile. `memory` is that of the configuration in service, empty at the first start."""
+    previous = _previous(memory)
     try:
-        resources, compiled = loaded(paths, bind, _previous(memory), why_unusable)
+        resources, compiled = loaded(paths, bind, previous, why_unusable)
     except ConfigError as error:
         return write_answer(error)
-    return write_answer(_handed_over(resources, compiled))
+    return write_answer(_handed_over(resources, compiled, previous))
 
 
-def _handed_over(resources: ResourceSet, compiled: Compiled) -> Loaded:
+def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> Loaded:
     statuses, generations = compiled.statuses, compiled.generations
     return Loaded(
         spec=pack(compiled.spec),
@@ -38,6 +40,7 @@ def _handed_over(resources: ResourceSet, compiled: Compiled) -> Loaded:
         ),
         warnings=tuple(sorted({str(each) for each in (*compiled.warnings, *shortcomings(resources, compiled))})),
         memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written)),
+        broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
     )
 
 

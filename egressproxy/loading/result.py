@@ -52,6 +52,7 @@ class Loaded:
     """A configuration that was read and compiled, for processes that did neither.
 
     `spec` is for `spec.packing`, `shown` for `shown` below, `memory` for the next loading. `warnings` are sentences.
+    `broken` are objects (group, kind, namespace, name) with a sentence on a reference that resolved before.
     """
 
     spec: bytes = field(default=b"", repr=False)
@@ -60,6 +61,7 @@ class Loaded:
     shown: bytes = field(default=b"", repr=False)
     warnings: tuple[str, ...] = ()
     memory: bytes = field(default=b"", repr=False)
+    broken: tuple[tuple[tuple[str, str, str, str], str], ...] = ()
 
 
 def builtin() -> Loaded:
@@ -128,7 +130,7 @@ def write_answer(outcome: Loaded | ConfigError) -> bytes:
     if isinstance(outcome, ConfigError):
         return pickle.dumps(("refused", [_fields(problem) for problem in outcome.problems]), protocol=5)
     where = [tuple(place) for place in outcome.places]
-    whole = (outcome.spec, where, outcome.objects, outcome.shown, outcome.warnings, outcome.memory)
+    whole = (outcome.spec, where, outcome.objects, outcome.shown, outcome.warnings, outcome.memory, outcome.broken)
     return pickle.dumps(("loaded", whole), protocol=5)
 
 

@@ -134,6 +134,10 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     for question, count in sorted(counts.external_auth.items()):
         auth.add_metric(question, count)
     yield auth
+    events = CounterMetricFamily("egress_events", "What Events told, by type and reason.", labels=("type", "reason"))
+    for event, count in sorted(dict(counts.events).items()):
+        events.add_metric(event, count)
+    yield events
     yield _counter("egress_dns_lookups", "DNS lookups, by result.", "result", counts.dns_lookups)
     yield _counter(
         "egress_connections_rejected",

@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeVar
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCounts
+from egressproxy.telemetry.notices import Notices
 
 __all__ = [
     "BUCKETS_S",
@@ -245,6 +246,7 @@ class Counts:
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    events: dict[tuple[str, str], int] = field(default_factory=dict)
     readings: dict[str, Reading] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
@@ -261,6 +263,7 @@ class Counts:
         _add(self.downstream, other.downstream)
         _add(self.filters, other.filters)
         _add(self.external_auth, other.external_auth)
+        _add(self.events, other.events)
         for name, reading in other.readings.items():
             before = self.readings.get(name)
             if before is not None:
@@ -294,7 +297,7 @@ class Counts:
 
 
 class Metrics:
-    """Everything that is counted in this process.
+    """Everything that is counted in this process, and what of it is to be told in Events (`notices`).
 
     Sources are callables that the gateway registers once; they are called on every scrape, on the event loop, and yield
     what is there now.
@@ -302,6 +305,8 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.version = version
+        self.notices = Notices()
+        self.events: dict[tuple[str, str], int] = {}
         self.dns_lookups: dict[str, int] = {}
         self.reloads: dict[str, int] = {}
         self.connections_rejected: dict[str, int] = {}
@@ -359,6 +364,10 @@ class Metrics:
     def connection_rejected(self, reason: str) -> None:
         """A connection was closed before it could ask for anything; `reason` is a Reason's value."""
         _count(self.connections_rejected, reason)
+
+    def count_event(self, severity: str, reason: str, count: int) -> None:
+        """Something was told as an Event, so and so often; `reason` is one of a few words."""
+        self.events[severity, reason] = self.events.get((severity, reason), 0) + count
 
     def reload_succeeded(self, generation: int) -> None:
         self.config_generation = generation
@@ -426,6 +435,7 @@ class Metrics:
             downstream,
             filters,
             dict(self.external_auth.asked),
+            dict(self.events),
             dict(_read_all([self._read_readings])),
             dict(_read_all([self._read_histograms])),
         )

@@ -17,7 +17,11 @@ REMEDIES = {
 
 
 class BindError(Exception):
-    """An address and port that the configuration asks for cannot be bound."""
+    """An address and port that the configuration asks for cannot be bound, for these `listeners`."""
+
+    def __init__(self, message: str, listeners: str) -> None:
+        super().__init__(message)
+        self.listeners = listeners
 
 
 def bind(address: str, port: int) -> socket.socket:
@@ -52,4 +56,4 @@ def why_unusable(address: str) -> str:
 def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
     why = error.strerror or type(error).__name__
     remedy = REMEDIES.get(error.errno or 0, "")
-    return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}")
+    return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}", listeners)

@@ -12,7 +12,7 @@ from typing import Protocol
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["Configuration", "Fleet", "Guarded", "NotAnswered", "Refused", "rest_memory"]
+__all__ = ["Configuration", "Fleet", "Guarded", "NotAnswered", "NotBound", "Refused", "rest_memory"]
 
 
 class Refused(Exception):
@@ -28,6 +28,14 @@ class Guarded(Refused):
 
 class NotAnswered(Exception):
     """The message says why a question cannot be answered, and what to ask instead."""
+
+
+class NotBound(Refused):
+    """An address and port cannot be bound; `listeners` are those that want it, each as in `Configuration.places`."""
+
+    def __init__(self, message: str, listeners: str) -> None:
+        super().__init__(message)
+        self.listeners = listeners
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
 from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.notices import Notice
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 from egressproxy.workers.channel import Channel
 from egressproxy.workers.fleet import Configuration, Guarded, NotAnswered, Refused
@@ -32,6 +33,7 @@ from egressproxy.workers.messages import (
     Message,
     NotBegun,
     NotBuilt,
+    Noticed,
     Serving,
     Swap,
     decode,
@@ -66,10 +68,14 @@ class WorkerSilent(WorkerEnded):
 
 
 class Handle:
-    """Starts the process. Raises OSError where that fails. `has_ended` is set when the process is gone."""
+    """Starts the process. Raises OSError where that fails. `has_ended` is set when the process is gone.
 
-    def __init__(self, number: int) -> None:
+    `on_notices` is given what the process has to tell in Events.
+    """
+
+    def __init__(self, number: int, on_notices: Callable[[Iterable[Notice]], None]) -> None:
         self.number = number
+        self._on_notices = on_notices
         self.has_ended = asyncio.Event()
         self.configuration: Configuration | None = None  # what it serves
         self.built: Configuration | None = None  # what it has made ready, or serves
@@ -232,6 +238,8 @@ class Handle:
             self._counted(message)
         elif isinstance(message, Answered):
             self._answered(message)
+        elif isinstance(message, Noticed):
+            self._on_notices(message.notices)
         elif self._answer is not None and isinstance(message, self._wanted) and not self._answer.done():
             self._answer.set_result(message)
 

@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 
 from egressproxy.telemetry import metrics
 from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.notices import Notice, Subject
 
 __all__ = [
     "Answered",
@@ -30,6 +31,7 @@ __all__ = [
     "Message",
     "NotBegun",
     "NotBuilt",
+    "Noticed",
     "ReopenAccessLog",
     "Serving",
     "Swap",
@@ -165,6 +167,13 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Noticed:
+    """What is to be told in Events, since this was said last; nobody has asked."""
+
+    notices: tuple[Notice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """The last message. `cut`: connections that had to be closed at the end of the time."""
 
@@ -173,14 +182,23 @@ class Drained:
 
 Message = (
     Begin | Build | Forget | Listen | Swap | CountsAsked | Asked | ReopenAccessLog | Drain | Hurry
-    | Begun | NotBegun | Built | NotBuilt | Serving | Counted | Answered | Drained
+    | Begun | NotBegun | Built | NotBuilt | Serving | Counted | Answered | Noticed | Drained
 )  # fmt: skip
 
 
 #: The classes that are made. Not whatever a module has imported: `dataclass`, for one, executes what it is given.
 _KNOWN: Final = {
     (known.__module__, known.__qualname__): known
-    for known in (*get_args(Message), metrics.Counts, metrics.Histogram, metrics.Kind, metrics.Reading, metrics.Series)
+    for known in (
+        *get_args(Message),
+        metrics.Counts,
+        metrics.Histogram,
+        metrics.Kind,
+        metrics.Reading,
+        metrics.Series,
+        Notice,
+        Subject,
+    )
 }
 
 

@@ -21,6 +21,7 @@ from egressproxy.filters.tally import Tally
 from egressproxy.gateway.live import Snapshot
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.notices import NOTICES_S
 from egressproxy.transport.loop import Loop
 from egressproxy.transport.turn import Turn
 from egressproxy.workers.channel import Channel
@@ -42,6 +43,7 @@ from egressproxy.workers.messages import (
     Message,
     NotBegun,
     NotBuilt,
+    Noticed,
     ReopenAccessLog,
     Serving,
     Swap,
@@ -87,6 +89,8 @@ class WorkerProcess:
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock, self._on_frame, self._on_end)
+        self._metrics = Metrics(__version__)
+        self._metrics.notices.wake = self._notices_soon
         self._worker: Worker | None = None
         self._diagnostics: Diagnostics | None = None
         self._sockets: dict[tuple[str, int], socket.socket] = {}
@@ -160,7 +164,7 @@ class WorkerProcess:
         self._diagnostics.start()
         try:
             self._worker = Worker(
-                asked.access_log, Metrics(__version__), asked.pseudonym, self._listening, Turn(turn),
+                asked.access_log, self._metrics, asked.pseudonym, self._listening, Turn(turn),
                 Tally(tally, asked.workers, asked.worker), asked.session_key,
             )  # fmt: skip
             os.close(turn)
@@ -206,6 +210,7 @@ class WorkerProcess:
             raise OSError(errno.EBADF, "the supervisor has not sent its socket") from None
 
     async def _report(self, number: int) -> None:
+        self._tell_notices()
         counts = self.worker.metrics.gather()
         rest = iter(counts.series.items())
         counts.series = dict(islice(rest, SERIES_IN_PART))
@@ -229,7 +234,15 @@ class WorkerProcess:
         else:
             self._send(Answered(asked.number, octets))
 
+    def _notices_soon(self) -> None:
+        asyncio.get_running_loop().call_later(NOTICES_S, self._tell_notices)
+
+    def _tell_notices(self) -> None:
+        if notices := self._metrics.notices.take():
+            self._send(Noticed(tuple(notices)))
+
     async def _drain(self, timeout_s: float) -> None:
         cut = await self.worker.gateway.drain(timeout_s)
+        self._tell_notices()
         self._send(Drained(cut))
         self._end(0)

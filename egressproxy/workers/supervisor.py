@@ -24,7 +24,7 @@ from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
 from egressproxy.transport.listening import BindError, bind, bind_error
 from egressproxy.transport.turn import memory_file
-from egressproxy.workers.fleet import Configuration, NotAnswered, Refused
+from egressproxy.workers.fleet import Configuration, NotAnswered, NotBound, Refused
 from egressproxy.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.workers.messages import Asked, Begin, Forget, Hurry, ReopenAccessLog
 
@@ -144,7 +144,7 @@ class Supervisor:
 
     def _spawn(self, number: int) -> Handle:
         """Raises OSError."""
-        handle = self._handles[number] = Handle(number)
+        handle = self._handles[number] = Handle(number, self._metrics.notices.add)
         return handle
 
     async def _begin(self, handle: Handle) -> None:
@@ -226,7 +226,9 @@ class Supervisor:
             for handle in self._members:
                 handle.tell(Forget())
                 handle.built = handle.configuration
-            raise type(error)(str(error)) if isinstance(error, Refused) else Refused(str(error)) from None
+            if isinstance(error, BindError):
+                raise NotBound(str(error), error.listeners) from None
+            raise type(error)(str(error)) from None
         self._current = configuration
         self._sockets.update(new)
         self._changed.set()

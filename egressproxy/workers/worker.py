@@ -31,7 +31,7 @@ from egressproxy.telemetry.process_figures import ProcessFigures, process_figure
 from egressproxy.transport.listening import BindError
 from egressproxy.transport.listening import bind as bind_socket
 from egressproxy.transport.slices import in_slices
-from egressproxy.workers.fleet import Configuration, Guarded, NotAnswered, Refused
+from egressproxy.workers.fleet import Configuration, Guarded, NotAnswered, NotBound, Refused
 
 __all__ = ["REFUSALS", "InProcess", "Worker", "access_log_failed"]
 
@@ -148,6 +148,8 @@ class InProcess:
             if configuration.is_guarded:
                 await self.worker.guard(snapshot)
             await self.worker.gateway.put_into_service(snapshot, configuration.own)
+        except BindError as error:
+            raise NotBound(str(error), error.listeners) from None
         except REFUSALS as error:
             raise Refused(str(error)) from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.telemetry.metrics import Counts, Histogram, Kind, Metrics, Reading
+from egressproxy.telemetry.notices import Notice, Subject
 from egressproxy.workers.messages import (
     Answered,
     Asked,
@@ -18,6 +19,7 @@ from egressproxy.workers.messages import (
     Drain,
     Listen,
     NotBuilt,
+    Noticed,
     decode,
     encode,
 )
@@ -31,6 +33,7 @@ from egressproxy.workers.messages import (
         Build(b"octets", 7, (("127.0.0.1", 15000),)),
         Listen("::1", 80),
         NotBuilt("why"),
+        Noticed((Notice("Warning", "NoPolicy", "Deny", Subject("Gateway", "a", "b"), None, "no", True, 2, 1.0, 2.0),)),
         Drain(0.5),
         Asked(1, "explain", (("url", "http://a.example/"),)),
         Answered(1, b"{}", "why not"),

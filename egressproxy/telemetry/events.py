@@ -1,0 +1,184 @@
+"""Events: what notices say, collapsed as Kubernetes collapses its Events, bounded in number and age, and logged.
+
+The same thing at the same object is one Event with a count while it keeps happening; after a silence it is another one.
+What differs in its message alone is told apart up to a point, then counted together. Nothing here is on the path.
+Source: client-go tools/record (EventCorrelator), events.k8s.io/v1 EventSeries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from time import time
+from typing import Final
+
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import MAX_MESSAGE, MAX_SIMILAR, NOTICES_S, Notice, Severity, Subject
+
+__all__ = ["COMBINED", "MAX_AGE_S", "MAX_EVENTS", "WINDOW_S", "Event", "Events"]
+
+log = logging.getLogger("egressproxy.events")
+
+#: How many are kept, and how long after they happened last: that of kube-apiserver (--event-ttl).
+MAX_EVENTS: Final = 1000
+MAX_AGE_S: Final = 3600.0
+#: A series that was silent for longer is over: the aggregation interval of client-go.
+WINDOW_S: Final = 600.0
+#: In front of the latest message, where several are counted together; that of client-go.
+COMBINED: Final = "(combined from similar events): "
+#: Lines of the log at once, and how long each takes to come back.
+LINES: Final = 20
+LINE_S: Final = 1.0
+
+
+class Event:
+    """One series. `number` tells it apart for the life of the process; `notice` has everything else."""
+
+    __slots__ = ("group", "log_at", "notice", "number")
+
+    def __init__(self, number: int, group: _Group, notice: Notice) -> None:
+        self.number = number
+        self.group = group
+        self.notice = notice
+        self.log_at = 1  # the count at which it is logged next
+
+    def __repr__(self) -> str:
+        notice = self.notice
+        return f"Event({self.number}, {notice.reason} on {notice.regarding}, {notice.count} times)"
+
+
+class _Group(dict[str, Event]):
+    """The series of one reason at one object that have not been silent for long, by message; COMBINED is the rest."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: _GroupKey) -> None:
+        super().__init__()
+        self.key = key
+
+
+_GroupKey = tuple[Subject, Subject | None, str, str]
+
+
+class Events:
+    """Those of a gateway with all its workers. Belongs to the event loop; `clock` gives seconds since the epoch.
+
+    The notices of `metrics` are taken when they have been collected for `wait_s`, and `on_change` is called then.
+    """
+
+    def __init__(
+        self, metrics: Metrics, on_change: Callable[[], None] = lambda: None, wait_s: float = NOTICES_S,
+        clock: Callable[[], float] = time,
+    ) -> None:  # fmt: skip
+        self._metrics = metrics
+        self._on_change = on_change
+        self._wait_s = wait_s
+        metrics.notices.wake = self._take_soon
+        self._clock = clock
+        self._events: dict[int, Event] = {}  # those that happened last are at the end
+        self._groups: dict[_GroupKey, _Group] = {}
+        self._numbers = count(1)
+        self._lines = float(LINES)
+        self._lines_at = 0.0
+        self._unlogged = 0
+        self.version = 0  # another one when anything has changed
+
+    def take(self) -> None:
+        """What is noted up to now."""
+        self.add(self._metrics.notices.take())
+
+    def _take_soon(self) -> None:
+        asyncio.get_running_loop().call_later(self._wait_s, self.take)
+
+    def add(self, notices: Sequence[Notice], *, is_logged: bool = False) -> None:
+        """Take note. `is_logged`: the log has been told already, in full."""
+        if not notices:
+            return
+        for notice in notices:
+            event = self._event(notice)
+            self._metrics.count_event(notice.severity, notice.reason, notice.count)
+            self.version += 1
+            if is_logged:
+                event.log_at = event.notice.count * 2
+            elif event.notice.count >= event.log_at:
+                self._log(event)
+        self._forget_old()
+        self._on_change()
+
+    def all(self) -> list[tuple[int, Notice]]:
+        """Number and copy of each, those that happened last at the end."""
+        self._forget_old()
+        return [(event.number, replace(event.notice)) for event in self._events.values()]
+
+    def _event(self, notice: Notice) -> Event:
+        """The series that this belongs to, with it counted in."""
+        key = (notice.regarding, notice.related, notice.severity, notice.reason)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(key)
+        message = COMBINED if notice.is_combined else notice.message
+        event = group.get(message)
+        if event is None and message is not COMBINED and len(group) >= MAX_SIMILAR:
+            self._close_silent(group, notice.last_s)
+            if len(group) >= MAX_SIMILAR:
+                message = COMBINED
+                event = group.get(message)
+        if event is not None and notice.first_s - event.notice.last_s > WINDOW_S:
+            event = None
+        if event is None:
+            number = next(self._numbers)
+            event = group[message] = self._events[number] = Event(number, group, replace(notice))
+        else:
+            known = event.notice
+            known.count += notice.count
+            known.first_s = min(known.first_s, notice.first_s)
+            known.last_s = max(known.last_s, notice.last_s)
+            self._events[event.number] = self._events.pop(event.number)
+        if message is COMBINED:
+            event.notice.message = f"{COMBINED}{notice.message}"[:MAX_MESSAGE]
+        return event
+
+    @staticmethod
+    def _close_silent(group: _Group, now: float) -> None:
+        for message, event in list(group.items()):
+            if now - event.notice.last_s > WINDOW_S:
+                del group[message]
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - MAX_AGE_S
+        while self._events:
+            event = next(iter(self._events.values()))
+            if event.notice.last_s >= oldest and len(self._events) <= MAX_EVENTS:
+                return
+            del self._events[event.number]
+            self.version += 1
+            group = event.group
+            for message, other in list(group.items()):
+                if other is event:
+                    del group[message]
+            if not group and self._groups.get(group.key) is group:
+                del self._groups[group.key]
+
+    def _log(self, event: Event) -> None:
+        """A line for a new series, and at each doubling of its count, as far as there may be lines."""
+        notice = event.notice
+        event.log_at = notice.count * 2
+        now = self._clock()
+        self._lines = min(float(LINES), self._lines + max(0.0, now - self._lines_at) / LINE_S)
+        self._lines_at = now
+        if self._lines < 1.0:
+            self._unlogged += 1
+            return
+        self._lines -= 1.0
+        level = logging.WARNING if notice.severity == Severity.WARNING else logging.INFO
+        if self._unlogged:
+            log.log(level, "%d events before this one had no line of their own", self._unlogged)
+            self._unlogged = 0
+        times = "" if notice.count == 1 else f" ({notice.count} times)"
+        log.log(level, "%s on %s%s: %s", notice.reason, notice.regarding, times, notice.message)
+
+    def __repr__(self) -> str:
+        return f"Events({len(self._events)} at {self.version})"

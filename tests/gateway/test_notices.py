@@ -1,0 +1,79 @@
+"""What a data plane notes for Events, and of which object."""
+
+from __future__ import annotations
+
+from egressproxy.telemetry.notices import Subject
+from tests.gateway.conftest import Start
+from tests.gateway.kit import ESTABLISHED, GET, connect, exchange, forward, reverse
+from tests.support import manifests as m
+from tests.support.conversation import Conversation
+
+GATEWAY = Subject("Gateway", "agents", "gw")
+POLICY = Subject("EgressPolicy", "agents", "default")
+LIMIT = {"requests": [{"per": "Route", "limit": 1, "window": "1h"}]}
+
+
+def noted(talk: Conversation) -> list[tuple[str, int, Subject, Subject | None]]:
+    return [(each.reason, each.count, each.regarding, each.related) for each in talk.metrics.notices.take()]
+
+
+def test_a_request_that_passes_notes_nothing(converse_on: Start):
+    talk = converse_on(forward())
+    exchange(talk)
+    assert noted(talk) == []
+
+
+def test_a_denial_is_of_the_gateway(converse_on: Start):
+    talk = converse_on(forward(allow=("b.example",)))
+    for _ in range(3):
+        talk.client >> GET
+        assert talk.client.answer()[0] == 403
+    assert noted(talk) == [("DestinationNotAllowed", 3, GATEWAY, POLICY)]
+
+
+def test_a_denial_in_a_tunnel_that_is_open_is_noted(converse_on: Start):
+    talk = converse_on(
+        [
+            m.gateway(m.forward_listener(3128)),
+            m.policy(["a.example"]),
+            m.backend("a", "a.example", 443),
+            m.tls_route("inner", "a", hostnames=["a.example"], section="forward"),
+        ]
+    )
+    talk.client >> connect("a.example:443")
+    talk.dialled("a.example", 443)
+    talk.client << ESTABLISHED
+    talk.client >> b"GET / HTTP/1.1\r\n\r\n"
+    talk.until(lambda: bool(talk.records))
+    assert noted(talk) == [("NotTls", 1, Subject("TLSRoute", "agents", "inner"), GATEWAY)]
+
+
+def test_a_limit_of_a_route_is_of_the_route(converse_on: Start):
+    talk = converse_on(reverse(limits=LIMIT))
+    request = b"GET / HTTP/1.1\r\nHost: any.example\r\n\r\n"
+    talk.client >> request
+    talk.dialled("a.example", 80)
+    talk.origin >> b"HTTP/1.1 204 No Content\r\n\r\n"
+    talk.until(lambda: bool(talk.records))
+    other = talk.connect()
+    for _ in range(2):
+        other >> request
+        assert other.answer()[0] == 429
+    assert noted(talk) == [("RequestRate", 2, Subject("HTTPRoute", "agents", "route"), POLICY)]
+
+
+def test_a_connection_beyond_the_limit_is_noted(converse_on: Start):
+    talk = converse_on(forward(limits={"connections": 1}))
+    talk.counts_octets = False  # a connection is no exchange
+    second = talk.connect()
+    second.take(rb"HTTP/1.1 503 .*too many connections\n")
+    second.is_closed()
+    assert noted(talk) == [("ConnectionLimit", 1, GATEWAY, None)]
+
+
+def test_a_backend_that_is_not_valid_is_noted_and_a_path_without_a_route_is_not(converse_on: Start):
+    talk = converse_on(reverse(m.prefix_rule("/gone", "no-such")))
+    for path in (b"/gone", b"/gone", b"/elsewhere"):
+        talk.client >> b"GET " + path + b" HTTP/1.1\r\nHost: any.example\r\n\r\n"
+        talk.client.answer()
+    assert noted(talk) == [("BackendInvalid", 2, Subject("HTTPRoute", "agents", "route"), GATEWAY)]

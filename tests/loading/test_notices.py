@@ -1,0 +1,49 @@
+"""What is told in Events of a configuration that was read."""
+
+from __future__ import annotations
+
+from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.loading.notices import accepted, broken, rejected
+from egressproxy.loading.result import Place
+from egressproxy.telemetry.notices import Severity, Subject
+
+PLACES = (
+    Place("127.0.0.1", 3128, "HTTP", "agents/gw/forward"),
+    Place("127.0.0.1", 8080, "HTTP", "agents/gw/web"),
+    Place("127.0.0.1", 8081, "HTTP", "other/edge/web"),
+)
+GW, EDGE = Subject("Gateway", "agents", "gw"), Subject("Gateway", "other", "edge")
+
+
+def problem(number: int) -> Problem:
+    return Problem("a.yaml", number, 1, "Gateway agents/gw", "spec", "is wrong")
+
+
+def test_a_rejected_configuration_is_told_once_at_every_gateway_in_service():
+    found = rejected(ConfigError([problem(1), problem(2)]), PLACES, 7)
+    assert [(each.reason, each.regarding) for each in found] == [
+        ("ConfigurationRejected", GW), ("ConfigurationRejected", EDGE),
+    ]  # fmt: skip
+    assert (
+        "configuration 7 stays in service: a.yaml:1:1: Gateway agents/gw: spec: is wrong (and 1 more"
+        in found[0].message
+    )
+
+
+def test_a_listener_that_cannot_be_bound_is_told_at_its_gateway():
+    found = rejected(OSError("cannot bind"), PLACES, 7, unbound="agents/gw/forward, agents/gw/web")
+    assert [(each.reason, each.regarding) for each in found] == [
+        ("ListenerNotBound", GW), ("ConfigurationRejected", EDGE),
+    ]  # fmt: skip
+
+
+def test_the_end_of_the_trouble_is_normal():
+    assert [(each.severity, each.regarding) for each in accepted(PLACES, 8)] == [
+        (Severity.NORMAL, GW), (Severity.NORMAL, EDGE),
+    ]  # fmt: skip
+
+
+def test_a_broken_reference_is_told_at_the_object_that_has_it():
+    (notice,) = broken([(("gateway.networking.k8s.io", "HTTPRoute", "agents", "api"), "BackendNotFound: gone")])
+    assert (notice.reason, notice.regarding) == ("ReferenceBroken", Subject("HTTPRoute", "agents", "api"))
+    assert notice.message == "BackendNotFound: gone"
