@@ -16,6 +16,8 @@ from egressproxy.cli.problems import show_problems
 
 __all__ = ["command"]
 
+METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
+
 
 @click.command("explain", short_help="Say what would become of a request, and why.")
 @click.argument("method")
@@ -60,6 +62,8 @@ def command(
     """
     if config and admin is not None:
         raise click.UsageError("--config or --admin: one of them says who is asked")
+    if method.upper() in METHODS:  # other spellings are other methods, but nobody means them here
+        method = method.upper()
     pairs = [("method", method), ("url", url), ("as", identity), ("gateway", gateway), ("listener", listener)]
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
     found = _of_files(config, bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)

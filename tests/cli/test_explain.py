@@ -67,6 +67,10 @@ def test_a_denial_is_1_and_says_what_to_add(config: Path):
     assert 'to do         add {hostnames: ["b.example"], ports: [443]} to destinations.allow\n' in result.output
 
 
+def test_a_method_may_be_typed_small(config: Path):
+    assert invoke("connect", "a.example:443", "--config", config).output.startswith("allowed       CONNECT a.example")
+
+
 def test_json_is_the_same_for_machines(config: Path):
     result = invoke("CONNECT", "b.example:443", "--config", config, "-o", "json")
     assert result.exit_code == 1
