@@ -151,14 +151,20 @@ async def wait(awaitable: Awaitable[R], timeout_s: float | None) -> R:
             raise DeadlinePassed from None
         raise
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if _is_cancelled_from_outside():
             raise
         raise FilterCancelled from None  # the filter cancelled itself: a failure, not a client that left
     except (Exception, GeneratorExit):  # the latter closes a coroutine
         raise
     except BaseException as error:
         raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
+    finally:
+        del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
+
+
+def _is_cancelled_from_outside() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:

@@ -389,6 +389,7 @@ class Conductor:
 
     def rescue(self, x: Exchange, client: ClientConnection, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
+        error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         life = client.life
         self.blame(x, life, error)
         life.release(reusable=False)

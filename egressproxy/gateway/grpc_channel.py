@@ -62,7 +62,7 @@ class GrpcChannel(Channel):
             try:
                 connection = await self._connection(x, target, connect)
                 was_used = connection.served > 0
-                done = await connection.call(headers, framed(message))
+                answer = await connection.call(headers, framed(message))
             except GatewayError as error:
                 is_unseen = connection is not None and error.retry is Retry.SAFE
                 is_stale = was_used and error.retry is Retry.IF_REUSED
@@ -70,7 +70,7 @@ class GrpcChannel(Channel):
                 if not is_safe or attempts >= MAX_ATTEMPTS:
                     raise
                 continue
-            return reply(done.head, b"".join(done.data), done.trailers)
+            return reply(answer.head, answer.data, answer.trailers)
 
     def retire(self) -> None:
         self._is_retired = True
@@ -91,7 +91,10 @@ class GrpcChannel(Channel):
         if dial is None:
             dial = self._dials[place] = asyncio.get_running_loop().create_task(self._open(x, target, connect))
             dial.add_done_callback(lambda done: self._dialled(place, done))
-        return await asyncio.shield(dial)
+        try:
+            return await asyncio.shield(dial)
+        finally:
+            del dial  # its error's traceback holds this frame: no cycle
 
     async def _open(self, x: Exchange, target: Target, connect: Steps | None) -> UnaryConnection:
         spec = self._connector.spec

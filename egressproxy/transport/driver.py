@@ -125,19 +125,23 @@ def driven(work: Callable[[Driver], Coroutine[Any, Any, T]]) -> asyncio.Future[T
     When the future is cancelled, CancelledError is thrown into the work where it waits.
     """
     result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    waiting = [result]  # so that the frame of an error does not hold what holds the error: no cycle
     driver = Driver()
 
     async def run() -> None:
         try:
             made = await work(driver)
         except asyncio.CancelledError:
-            result.cancel()
+            waiting.pop().cancel()
         except Exception as error:
-            if not result.done():
-                result.set_exception(error)
+            future = waiting.pop()
+            if not future.done():
+                future.set_exception(error)
+            del future
         else:
-            if not result.done():
-                result.set_result(made)
+            future = waiting.pop()
+            if not future.done():
+                future.set_result(made)
 
     def look_at(future: asyncio.Future[T]) -> None:
         if future.cancelled():

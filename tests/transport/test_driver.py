@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import lists, sampled_from
 
 from egressproxy.errors import ClientGone
-from egressproxy.transport.driver import Driver, pause
+from egressproxy.transport.driver import Driver, driven, pause
 
 
 def test_a_coroutine_that_does_not_wait_ends_within_start():
@@ -229,3 +229,45 @@ def test_whatever_the_order_of_events_an_exchange_ends_once(waits: list[str], ev
     asyncio.run(go())
     assert ends == [1]
     assert idles == [1]
+
+
+async def test_a_task_may_wait_for_what_pauses():
+    drivers: list[Driver] = []
+    is_done = False
+
+    async def work(driver: Driver) -> str:
+        drivers.append(driver)
+        while not is_done:
+            await pause()
+        return "done"
+
+    result = driven(work)
+    assert not result.done()
+    is_done = True
+    drivers[0].resume()
+    assert await result == "done"
+
+
+async def test_what_is_driven_raises_for_its_task():
+    async def work(_driver: Driver) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await driven(work)
+
+
+async def test_what_is_driven_ends_with_the_wait_for_it():
+    ended: list[str] = []
+
+    async def work(_driver: Driver) -> None:
+        try:
+            while True:
+                await pause()
+        finally:
+            ended.append("ended")
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await driven(work)
+    await asyncio.sleep(0)
+    assert ended == ["ended"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -32,7 +33,7 @@ from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_las
 from egressproxy.transport.flow import Flow
 from egressproxy.transport.timers import Deadline, TimerWheel
 
-__all__ = ["Call", "UnaryConnection"]
+__all__ = ["Answer", "Call", "UnaryConnection"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -48,12 +49,20 @@ SILENCE_S = 1.0
 LAST_STREAM = 2**31 - 1
 
 
+class Answer(NamedTuple):
+    """What has come of a call. `trailers` are empty where the head was all."""
+
+    head: Headers
+    data: bytes
+    trailers: Headers
+
+
 class Call:
-    """One call. `result` gives it when it is over, or raises UpstreamFault; cancelling `result` cancels the call."""
+    """One call. `result` gives its answer, or raises UpstreamFault; cancelling it cancels the call."""
 
     __slots__ = ("begun_at", "data", "head", "headers", "octets", "result", "stream", "trailers", "unsent")
 
-    def __init__(self, headers: Headers, body: bytes, result: asyncio.Future[Call]) -> None:
+    def __init__(self, headers: Headers, body: bytes, result: asyncio.Future[Answer]) -> None:
         self.headers = headers
         self.unsent = memoryview(body)
         self.result = result
@@ -101,7 +110,7 @@ class UnaryConnection(Flow):
     def active(self) -> int:
         return len(self._calls)
 
-    def call(self, headers: Headers, body: bytes) -> asyncio.Future[Call]:
+    def call(self, headers: Headers, body: bytes) -> asyncio.Future[Answer]:
         """Begin a call, or have it wait for its turn. Raises LimitExceeded if too many wait, UpstreamFault if we leave.
 
         What fails with Retry.SAFE was never looked at by the server.
@@ -191,7 +200,7 @@ class UnaryConnection(Flow):
         elif isinstance(event, StreamEnded):
             self._end(call)
             if not call.result.done():
-                call.result.set_result(call)
+                call.result.set_result(Answer(call.head, b"".join(call.data), call.trailers))
             if call.unsent:
                 self._reset(call)  # it has answered before it has heard us to the end
         elif isinstance(event, StreamReset):

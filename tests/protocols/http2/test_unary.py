@@ -11,7 +11,7 @@ from h2.errors import ErrorCodes
 from egressproxy.errors import LimitExceeded, Retry, UpstreamFault
 from egressproxy.protocols.grpc.framing import call_headers, framed, reply
 from egressproxy.protocols.http2 import unary
-from egressproxy.protocols.http2.unary import Call, UnaryConnection
+from egressproxy.protocols.http2.unary import Answer, UnaryConnection
 from egressproxy.transport.timers import TimerWheel
 from tests.protocols.http2.test_frames import frame
 from tests.support.http2 import Http2Server
@@ -42,7 +42,7 @@ class Talk:
         self.connection = self.wire.connection = UnaryConnection(self.wheel, idle_s)
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
 
-    def call(self, message: bytes = b"hello") -> asyncio.Future[Call]:
+    def call(self, message: bytes = b"hello") -> asyncio.Future[Answer]:
         return self.connection.call(call_headers(b"/s/M", b"h", b"http", 5.0, []), framed(message))
 
     async def settle(self) -> None:
@@ -60,10 +60,9 @@ class Talk:
                 return
 
 
-async def over(talk: Talk, result: asyncio.Future[Call]) -> bytes:
+async def over(talk: Talk, result: asyncio.Future[Answer]) -> bytes:
     await talk.settle()
-    call = result.result()
-    return reply(call.head, b"".join(call.data), call.trailers)
+    return reply(*result.result())
 
 
 async def test_a_call_and_its_reply():
@@ -84,7 +83,7 @@ async def test_calls_do_not_wait_for_each_other():
     for stream, seen in reversed(list(talk.server.calls.items())):
         talk.server.answer(stream, seen.message)
     await talk.settle()
-    assert [reply(r.result().head, b"".join(r.result().data), r.result().trailers) for r in results] == [
+    assert [reply(*r.result()) for r in results] == [
         b"0", b"1", b"2", b"3", b"4",
     ]  # fmt: skip
 

@@ -1,0 +1,120 @@
+"""What was asked about a request is freed with it, without the garbage collector, however it ended."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from egressproxy.errors import GatewayError
+from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.held import HeldRequest
+from egressproxy.gateway.life import Life
+from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.http2.unary import Call, UnaryConnection
+from tests.gateway import test_auth_grpc as grpc
+from tests.gateway import test_external_auth as http
+from tests.gateway.kit import OK
+from tests.support.conversation import Conversation, conversation
+
+KINDS = (
+    ClientConnection, UpstreamConnection, UnaryConnection, Call, Life, Exchange, HeldRequest, GatewayError,
+)  # fmt: skip
+TIMES = {"timeouts": {"backendRequest": "50ms"}}
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def serve(talk: Conversation) -> None:
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb".*?\r\n\r\n.*")
+    talk.origin >> OK
+
+
+def http_allows(talk: Conversation) -> None:
+    http.asked(talk)
+    talk.origin >> http.ALLOWED
+    serve(talk)
+
+
+def http_denies(talk: Conversation) -> None:
+    http.asked(talk)
+    talk.origin >> b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
+
+
+def http_talks_nonsense(talk: Conversation) -> None:
+    http.asked(talk)
+    talk.origin >> b"nonsense\r\n\r\n"
+
+
+def is_silent(talk: Conversation) -> None:
+    talk.until(lambda: bool(talk.records))
+
+
+def client_leaves(talk: Conversation) -> None:
+    http.asked(talk)
+    talk.client.resets()
+
+
+def grpc_says(message: bytes | None, status: int = 0) -> Callable[[Conversation], None]:
+    def answer(talk: Conversation) -> None:
+        service = grpc.Service(talk)
+        service.says(service.asked(), message, status)
+        if message == grpc.ALLOWED:
+            serve(talk)
+
+    return answer
+
+
+def grpc_leaves(talk: Conversation) -> None:
+    service = grpc.Service(talk)
+    service.asked()
+    service.peer.leaves()
+
+
+def grpc_is_not_heard_by_the_client(talk: Conversation) -> None:
+    grpc.Service(talk).asked()
+    talk.client.resets()
+
+
+@pytest.mark.parametrize(
+    ("written", "happens"),
+    [
+        (http.guarded(http.auth(forward=100)), http_allows),
+        (http.guarded(), http_denies),
+        (http.guarded(), http_talks_nonsense),
+        (http.guarded(traffic=TIMES), is_silent),
+        (http.guarded(), client_leaves),
+        (grpc.guarded(body=100), grpc_says(grpc.ALLOWED)),
+        (grpc.guarded(), grpc_says(grpc.DENIED)),
+        (grpc.guarded(), grpc_says(b"\xff")),
+        (grpc.guarded(), grpc_says(None, 14)),
+        (grpc.guarded(), grpc_leaves),
+        (grpc.guarded(traffic=TIMES), is_silent),
+        (grpc.guarded(), grpc_is_not_heard_by_the_client),
+    ],
+)
+def test_nothing_is_left_of_a_question(written: Any, happens: Callable[[Conversation], None]):
+    talk = conversation(written, wire="sockets")
+    talk.counts_octets = False
+    talk.client >> http.POST
+    happens(talk)
+    talk.until(lambda: bool(talk.records))
+    for peer in (*talk.clients, *talk.origins, *talk._accepted):
+        if not peer.is_gone:
+            peer.leaves()
+    talk.until(talk._is_empty)
+    talk.until(lambda: not any(sum(c.counts()) for c in talk.snapshot.connectors.values()))
+    talk.act(lambda: None)
+    assert Counter(type(found).__name__ for found in gc.get_objects() if isinstance(found, KINDS)) == Counter()
+    talk.close()
