@@ -20,8 +20,8 @@ from egressproxy.model.fields import TOKEN, Fields, cutter
 
 __all__ = ["CORS", "Cors", "CorsConfig"]
 
-#: What `*` in an origin stands for: any number of labels.
-_ANY = "[a-z0-9._-]+"
+#: What `*` in an origin stands for: any number of labels, and as few as let the rest follow.
+_ANY = "[a-z0-9._-]+?"
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 #: RFC 6454 section 6.2: what browsers send. Longer ones than a name of DNS can make are nobody's.
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(?::[0-9]{{1,5}})?".encode())
@@ -135,9 +135,7 @@ class _Origins:
         self._all = "*" in origins
         normal = [_normal(origin.encode()) for origin in origins if origin != "*"]
         self._exact = frozenset(origin for origin in normal if b"*" not in origin)
-        patterns = [
-            re.escape(origin.decode()).replace(r"\*", _ANY) for origin in normal if origin not in self._exact
-        ]  # fmt: skip
+        patterns = [_glob(origin.decode()) for origin in normal if origin not in self._exact]
         self._pattern = re.compile("|".join(patterns).encode()) if patterns else None
 
     def allowed(self, fields: Fields) -> bytes:
@@ -154,6 +152,14 @@ class _Origins:
         if normal in self._exact or (self._pattern is not None and self._pattern.fullmatch(normal)):
             return origin
         return b""
+
+
+def _glob(origin: str) -> str:
+    """An expression for an origin with `*`. What follows a `*` is looked for once, at the first place where it is (a
+    later one would only leave less for the next): several `*` cost no more than the length of what clients send.
+    """
+    first, *rest = (re.escape(part) for part in origin.split("*"))
+    return first + "".join(f"(?>{_ANY}{part})" for part in rest[:-1]) + _ANY + rest[-1]
 
 
 def _normal(origin: bytes) -> bytes:

@@ -234,3 +234,27 @@ def test_on_a_backend_it_runs_in_the_phases_of_the_backend():
 def test_what_cannot_be_meant_is_refused(config):
     with pytest.raises(FilterBuildError, match="HTTPRoute a/r: filter CORS"):
         chain(**config)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "is_allowed"),
+    [
+        ("https://*-*.b.example", "https://a-b-c.b.example", True),
+        ("https://*-*.b.example", "https://a.b.example", False),
+        ("https://*.*.b.example", "https://x.y.b.example.b.example", True),
+        ("https://*.*.b.example", "https://x.b.example", False),
+        ("https://*.b.*", "https://b.b.b.b", True),
+        ("https://**.b.example", "https://xy.b.example", True),
+        ("https://**.b.example", "https://x.b.example", False),
+        ("https://*a*a", "https://aaaa", True),
+        ("https://*a*a", "https://aaa", False),
+    ],
+)
+def test_several_stars_each_stand_for_something(allowed, origin, is_allowed):
+    assert ("access-control-allow-origin" in preflight(origin, allowOrigins=[allowed])[1]) is is_allowed
+
+
+def test_an_origin_that_almost_matches_many_stars_costs_its_length():
+    """With an expression that tries every way to divide it this takes years."""
+    stars = "https://" + "*-" * 12 + "*.b.example"
+    assert "access-control-allow-origin" not in preflight("https://" + "-" * 280 + "b", allowOrigins=[stars])[1]
