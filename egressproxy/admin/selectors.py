@@ -20,6 +20,10 @@ _EQUALS: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})", re.ASCII)
 _ORDER: Final = re.compile(rf"({_KEY})\s*([<>])\s*(-?\d{{1,18}})", re.ASCII)
 _SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)", re.ASCII)
 _FIELD: Final = re.compile(r"([A-Za-z][\w.]*)(==|=|!=)(.*)", re.ASCII | re.DOTALL)
+#: A requirement, up to a comma outside of parentheses; an open one ends nothing. Possessive: each octet is read once.
+_PART: Final = re.compile(r"(?:[^,(]++|\([^()]*+\)?+)++")
+#: Each object of a list is held against each.
+MAX_REQUIREMENTS: Final = 100
 
 
 class BadSelector(ValueError):
@@ -42,7 +46,7 @@ def label_selector(text: str) -> Predicate | None:
 def field_selector(text: str, fields: Collection[str]) -> Predicate | None:
     """The same for `metadata.name=x,…`; `fields` are those that may be selected by. Raises BadSelector."""
     tests = []
-    for part in filter(None, re.split(r"(?<!\\),", text)):
+    for part in _bounded([part for part in re.split(r"(?<!\\),", text) if part]):
         found = _FIELD.fullmatch(part)
         if found is None:
             raise BadSelector(f"invalid selector: {part!r}; write field=value or field!=value")
@@ -66,7 +70,13 @@ def _text_at(manifest: Mapping[str, Any], path: list[str]) -> str:
 
 def _parts(text: str) -> list[str]:
     """At commas outside of parentheses."""
-    return [part for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+    return _bounded([part for part in _PART.findall(text) if part.strip()])
+
+
+def _bounded(parts: list[str]) -> list[str]:
+    if len(parts) > MAX_REQUIREMENTS:
+        raise BadSelector(f"the selector has {len(parts)} requirements; {MAX_REQUIREMENTS} are served")
+    return parts
 
 
 def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
