@@ -46,6 +46,9 @@ T = TypeVar("T")
 #: RFC 3986 section 2.3: ALPHA, DIGIT, "-", ".", "_", "~" in percent-encoding.
 _ENCODED_UNRESERVED = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])")
 
+#: Without it an OPTIONS request is none for the CORS filter (Fetch, CORS-preflight request): the backend would get it.
+_FROM_A_PAGE = ValueMatch("origin", ".+", MatchType.REGEX)
+
 _PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
 
 
@@ -166,7 +169,7 @@ class _Candidate(Generic[T]):
         self.method = match.method.encode()
         headers = match.headers
         if match.is_preflight:
-            headers += (ValueMatch("access-control-request-method", match.method),)
+            headers += (ValueMatch("access-control-request-method", match.method), _FROM_A_PAGE)
             self.method = b"OPTIONS"
         self.headers = tuple(_ValueTest(header) for header in headers)
         self.query = tuple(_ValueTest(parameter) for parameter in match.query)

@@ -38,6 +38,13 @@ def test_a_preflight_request_reaches_the_rule_of_the_method_that_it_asks_for(con
     assert talk.client.answer()[0] == 404
 
 
+def test_what_only_looks_like_a_preflight_request_is_not_sent_to_the_backend_of_another_method(converse: Start):
+    talk = converse(with_cors(method="PUT"))
+    talk.client >> b"OPTIONS /x HTTP/1.1\r\nHost: a.example\r\nAccess-Control-Request-Method: PUT\r\n\r\n"
+    assert talk.client.answer()[0] == 404
+    talk.no_dial()
+
+
 def test_an_answer_says_who_may_read_it(converse_on: Start):
     talk = converse_on(with_cors())
     talk.client >> b"GET / HTTP/1.1\r\n" + FROM_B + b"\r\n"

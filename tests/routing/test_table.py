@@ -94,13 +94,14 @@ def test_a_preflight_request_goes_to_the_rule_of_the_method_that_it_asks_for():
     asking = [(b"origin", b"https://b.test"), (b"Access-Control-Request-Method", b"PUT")]
     assert ask(made, b"/a", method=b"OPTIONS", fields=asking) == "put#1"
     assert ask(made, b"/a", method=b"OPTIONS") == "any"
+    assert ask(made, b"/a", method=b"OPTIONS", fields=asking[1:]) == "any"  # no page of another origin has asked
     assert ask(made, b"/a", method=b"GET", fields=asking) == "get#0"
     assert ask(made, b"/b", method=b"OPTIONS", fields=asking) == "any"
 
 
 def test_what_is_written_beats_what_is_derived_for_preflight_requests():
     derived = route("derived", prefix("/a", method="PUT", is_preflight=True), created="2020-01-01T00:00:00Z")
-    asking = [(b"access-control-request-method", b"PUT")]
+    asking = [(b"origin", b"https://b.test"), (b"access-control-request-method", b"PUT")]
     made = table(derived, route("written", prefix("/a", method="OPTIONS")))
     assert ask(made, b"/a", method=b"OPTIONS", fields=asking) == "written"
     made = table(derived, route("plain", prefix("/a")))
