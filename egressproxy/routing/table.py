@@ -186,7 +186,7 @@ class _Candidate(Generic[T]):
             _PATH_RANK[self.path_type],
             0 if self.path_type is PathMatchType.EXACT else -len(self.path),
             0 if self.method else 1,
-            self.is_preflight - len(self.headers),  # the field that a preflight request has is not written
+            2 * self.is_preflight - len(self.headers),  # the fields that a preflight request has are not written
             -len(self.query),
             self.is_preflight,
             origin.created,
