@@ -24,6 +24,7 @@ __all__ = [
     "listener_values",
     "match_values",
     "secret_values",
+    "steps_of",
     "timeout_values",
     "tls_values",
 ]
@@ -118,14 +119,14 @@ def filter_values(chain: Chain, phases: Iterable[str]) -> list[dict[str, Any]]:
             "failOpen": step.spec.fail_open,
         }
         for phase in phases
-        for step in _steps(chain, phase)
+        for step in steps_of(chain, phase)
     ]  # fmt: skip
 
 
 def secret_values(chain: Chain, filters: FilterInstances) -> list[dict[str, Any]]:
     """The Secrets that filters of this chain use: `present` false where one is missing, and requests are refused."""
     phases = (*REQUEST_PHASES, *BACKEND_PHASES)
-    specs = dict.fromkeys(step.spec for phase in phases for step in _steps(chain, phase))
+    specs = dict.fromkeys(step.spec for phase in phases for step in steps_of(chain, phase))
     return [
         {"filter": spec.name, "from": spec.source, "secret": name, "present": is_present}
         for spec in specs
@@ -159,7 +160,8 @@ def timeout_values(
     return made
 
 
-def _steps(chain: Chain, phase: str) -> Iterator[Step]:
+def steps_of(chain: Chain, phase: str) -> Iterator[Step]:
+    """What runs in this phase (`request_headers`, …), in its order."""
     found = getattr(chain, phase)
     if found is not None:
         yield from (found if isinstance(found, tuple) else found.steps)

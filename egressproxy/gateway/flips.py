@@ -7,19 +7,21 @@ told (rules that look at headers, names whose addresses nobody knows) is said to
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.gateway.answers import DENIALS
 from egressproxy.gateway.connector import Connector
 from egressproxy.gateway.decision import Decision, decide
+from egressproxy.gateway.description import BACKEND_PHASES, REQUEST_PHASES, steps_of
 from egressproxy.gateway.live import Snapshot
 from egressproxy.gateway.question import QuestionError
 from egressproxy.gateway.recent import RecentDecision
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.steps import Steps
 from egressproxy.spec.backend import Destination
+from egressproxy.spec.policy import SniCheck
 
 __all__ = ["DENIED", "Flip", "Outcome", "flips", "outcome", "recorded"]
 
@@ -33,6 +35,14 @@ REFUSED = frozenset(
         Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.METHOD_NOT_ALLOWED,
     )
 )  # fmt: skip
+
+#: How a request ends that names do not decide about: a filter refused it, or a tunnel for what was in it.
+JUDGED = frozenset(
+    reason.value
+    for reason in (Reason.FILTER_REJECTED, Reason.PLAINTEXT_CREDENTIAL, Reason.SNI_MISMATCH, Reason.NOT_TLS)
+)
+NO_LISTENER = "no_listener"
+FILTER_PHASES = (*REQUEST_PHASES, *BACKEND_PHASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +97,38 @@ class Flip:
 def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]) -> Steps[list[Flip]]:
     """Those that end otherwise, each request once. Without `before` what was recorded counts.
 
-    What a filter or a limit refused is left out: it was let through as far as configuration decides it on names.
+    What a filter refused, or a tunnel for what is in it, may be allowed where one of those that judge it is gone; what
+    a limit refused is left out.
     """
     seen = set()
     found = []
     for decision in recent:
-        key = (
-            decision.method, decision.scheme, decision.authority, decision.path, decision.gateway, decision.listener,
-            decision.namespace, decision.service_account,
-        )  # fmt: skip
+        key = decision[:-2]  # whatever came of it, and when
         if key in seen or decision.question() is None:
             continue
         seen.add(key)
-        was = recorded(decision)
-        then = outcome(after, decision)
-        if before is not None:
-            again = outcome(before, decision)
-            if decision.reason != Reason.ADDRESS_DENIED.value or again.knows_addresses:
-                was = again
-        if then.is_allowed != was.is_allowed and _may_have_changed(before, after, was, then, decision):
-            found.append(Flip(decision, was, then))
+        flip = _flip(before, after, decision)
+        if flip is not None:
+            found.append(flip)
         yield None
     return found
+
+
+def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) -> Flip | None:
+    was, then = recorded(decision), outcome(after, decision)
+    if before is not None:
+        again = outcome(before, decision)
+        if decision.reason != Reason.ADDRESS_DENIED.value or again.knows_addresses:
+            was = again
+    if then.reason == NO_LISTENER and not was.is_allowed:
+        then = _elsewhere(after, decision)
+    if then.is_allowed != was.is_allowed:
+        return Flip(decision, was, then) if _may_have_changed(before, after, was, then, decision) else None
+    if before is not None and was.is_allowed and decision.reason in JUDGED:
+        gone = _judges(before, decision) - _judges(after, decision)
+        if gone:
+            return Flip(decision, Outcome(False, decision.reason), Outcome(True, "-", is_sure=False))
+    return None
 
 
 def recorded(decision: RecentDecision) -> Outcome:
@@ -125,7 +145,7 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     try:
         decided = decide(snapshot, question)
     except QuestionError:
-        return Outcome(False, "no_listener")
+        return Outcome(False, NO_LISTENER)
     is_sure = not decision.is_cut and not _depends_on_fields(decided)
     if decided.error is not None:
         return Outcome(False, decided.error.reason.value, is_sure)
@@ -171,13 +191,43 @@ def _may_have_changed(
     return _address_rules(before, decision) != _address_rules(after, decision)
 
 
+def _elsewhere(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
+    """Where its listener is gone: whether any other would allow it. A listener by another name may be the same port."""
+    listeners = {(live.gateway, live.name) for port in snapshot.ports.values() for live in port.listeners}
+    for gateway, listener in sorted(listeners):
+        found = outcome(snapshot, decision._replace(gateway=gateway, listener=listener))
+        if found.is_allowed:
+            return replace(found, is_sure=False)
+    return Outcome(False, NO_LISTENER)
+
+
+def _judges(snapshot: Snapshot, decision: RecentDecision) -> frozenset[tuple[object, ...]]:
+    """What else decides about it than names: filters, and what a tunnel has to hold."""
+    decided = _decided(snapshot, decision)
+    if decided is None or decided.route is None:
+        return frozenset()
+    route, authority = decided.route, decided.x.authority
+    chains = (route.chain, *(choice.chain for choice in route.choices))
+    specs = (step.spec for chain in chains for phase in FILTER_PHASES for step in steps_of(chain, phase))
+    found: set[tuple[object, ...]] = {(each.name, each.type, each.phase, each.config, each.fail_open) for each in specs}
+    if route.is_tls_only:
+        found |= {("TLS",), ("SNI",)}
+    elif authority is not None and decided.listener.destinations.sni_check(authority) is SniCheck.MATCH:
+        found.add(("SNI",))
+    return frozenset(found)
+
+
 def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
-    question = decision.question()
-    try:
-        decided = decide(snapshot, question) if question is not None else None
-    except QuestionError:
-        return None
+    decided = _decided(snapshot, decision)
     if decided is None or decided.route is None:
         return None
     specs = (choice.connector.spec for choice in decided.route.choices if choice.connector is not None)
     return [(spec.addresses, spec.dns, spec.backend.destination, spec.backend.hostname) for spec in specs]
+
+
+def _decided(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
+    question = decision.question()
+    try:
+        return decide(snapshot, question) if question is not None else None
+    except QuestionError:
+        return None

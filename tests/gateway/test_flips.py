@@ -93,3 +93,35 @@ def test_a_path_that_was_cut_makes_it_uncertain():
     long = decision("GET", "a.example:80", path="/" * PATH.stop)
     (flip,) = ask(opened("a.example"), opened("b.example"), long)
     assert not flip.after.is_sure
+
+
+def test_a_listener_by_another_name_is_looked_for_where_something_was_denied():
+    other = [m.gateway(m.forward_listener(3128, "renamed")), *opened("a.example")[1:]]
+    (flip,) = ask(opened("b.example"), other, decision("GET", "a.example:80", "destination_not_allowed"))
+    assert flip.opens
+    assert not flip.is_sure
+
+
+def test_a_filter_that_is_gone_may_let_through_what_it_refused():
+    limit = {
+        "name": "own", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers",
+        "config": {"request": {"set": [{"name": "a", "value": "b"}]}},
+    }  # fmt: skip
+    refused = decision("GET", "a.example:80", "filter_rejected")
+    guarded = opened("a.example", extensions=[limit])
+    (flip,) = ask(guarded, opened("a.example"), refused)
+    assert str(flip) == "GET a.example:80/ on agents/gw/forward: deny (filter_rejected) -> allow (maybe)"
+    assert flip.opens
+    assert ask(guarded, opened("a.example", "b.example", extensions=[limit]), refused) == []
+
+
+def test_a_tunnel_may_hold_what_it_must_not_where_the_sni_need_not_agree_any_more():
+    fronted = decision("CONNECT", "a.example:443", "sni_mismatch")
+    lax = opened("b.example", destinations={"allow": [{"hostnames": ["a.example"], "sni": "Any"}]})
+    (flip,) = ask(opened("a.example"), lax, fronted)
+    assert flip.opens
+
+
+def test_a_limit_that_is_raised_opens_nothing():
+    limited = opened("a.example", limits={"requests": [{"per": "Gateway", "limit": 1, "window": "1s"}]})
+    assert ask(limited, opened("a.example"), decision("GET", "a.example:80", "request_rate")) == []
