@@ -114,14 +114,10 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
 def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iterator[Line]:
     destination = f" {backend['destination']}" if "destination" in backend else ""
     place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
-    yield (
-        "backend",
-        f"{backend['name']}{destination}{place}, {backend['share']:.4g} of the requests".replace(
-            ", 1 of the requests", ""
-        ),
-        "cyan",
-    )
-    yield from _error(backend.get("error"))
+    share = f", {backend['share']:.1%} of the requests" if backend["share"] < 1 else ""
+    yield "backend", f"{backend['name']}{destination}{place}{share}", "cyan"
+    if backend.get("error") != said:
+        yield from _error(backend.get("error"))
     yield from _way(backend)
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""

@@ -67,6 +67,16 @@ def test_a_denial_is_1_and_says_what_to_add(config: Path):
     assert 'to do         add {hostnames: ["b.example"], ports: [443]} to destinations.allow\n' in result.output
 
 
+def test_what_ends_every_request_is_said_once(config: Path):
+    result = invoke("GET", "http://127.0.0.1/", "--config", config, "--listener", "forward")
+    assert result.exit_code == 1
+    assert result.output.count("destination_not_allowed") == 1
+    text = (config / "a.yaml").read_text().replace("93.184.216.34", "10.0.0.9")
+    (config / "a.yaml").write_text(text)
+    result = invoke("GET", "http://a.example/", "--config", config)
+    assert (result.exit_code, result.output.count("resolved_denied")) == (1, 1)
+
+
 def test_a_method_may_be_typed_small(config: Path):
     assert invoke("connect", "a.example:443", "--config", config).output.startswith("allowed       CONNECT a.example")
 
