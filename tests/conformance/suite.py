@@ -123,7 +123,9 @@ class Suite:
         leaf = self.pki.issue(*SITES)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=self.pki.ca_pem)
         context.verify_mode = ssl.CERT_OPTIONAL
-        shown = self.backend_pki.identified("abc.example.com", "other.example.com", "spiffe://abc.example.com/test-identity")
+        shown = self.backend_pki.identified(
+            "abc.example.com", "other.example.com", "spiffe://abc.example.com/test-identity"
+        )
         with tempfile.NamedTemporaryFile() as file:
             file.write(shown.chain_pem.encode() + shown.key_pem.reveal())
             file.flush()

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from tests.conformance.objects import INFRA, WEB, gateway, grant, http, https, listener_set, route, rule, secret_ref, tls
+from tests.conformance.objects import (
+    INFRA,
+    WEB,
+    gateway,
+    grant,
+    http,
+    https,
+    listener_set,
+    route,
+    rule,
+    secret_ref,
+    tls,
+)
 from tests.conformance.suite import Suite
 from tests.support import manifests as m
 
@@ -31,10 +44,10 @@ class TestGateways:
             gateway("half-protocol", {"name": "odd", "port": 80, "protocol": "example.com/odd"}, http(port=8080)),
             gateway(NAME_OF_253[:253], http()),
             gateway("no-value", http(), addresses=[{"type": "IPAddress"}]),
-            m.secret("malformed", {"tls.crt": "nothing", "tls.key": "nothing"}, namespace=INFRA, kind="kubernetes.io/tls"),
+            m.secret("malformed", {"tls.crt": "-", "tls.key": "-"}, namespace=INFRA, kind="kubernetes.io/tls"),
             gateway("certificates", *(
                 https(name, port, cert=[ref]) for name, port, ref in (
-                    ("missing", 443, secret_ref("missing")), ("group", 444, secret_ref("site", group="odd.example.com")),
+                    ("missing", 443, secret_ref("missing")), ("group", 444, secret_ref("site", group="odd.example")),
                     ("kind", 445, secret_ref("site", kind="Odd")), ("malformed", 446, secret_ref("malformed")),
                     ("far", 447, secret_ref("site", namespace=WEB)),
                 )
@@ -99,7 +112,9 @@ class TestGateways:
         for section, count in (("tls", 1), ("https", 0), ("passes", 0)):
             suite.listener("conflicts", section, attached=count)
         assert suite.is_refused("conflicts", port=8443, sni="abc.example.com")
-        answer = suite.ask("conflicts", host="abc.example.com", sni="abc.example.com", context=suite.client(suite.backend_pki))
+        answer = suite.ask(
+            "conflicts", host="abc.example.com", sni="abc.example.com", context=suite.client(suite.backend_pki)
+        )
         assert answer.echo is not None
         assert answer.echo["tls"]["sni"] == "abc.example.com"
 
@@ -120,7 +135,9 @@ class TestChanges:
     """Conditions follow each change, with the object's new generation."""
 
     def test_listeners_come_and_go_and_get_another_hostname(self, suite: Suite):
-        suite.apply(gateway("changing", http(hostname="a.example.com")), route("r", "changing", rule(), hosts="b.example.com"))
+        suite.apply(
+            gateway("changing", http(hostname="a.example.com")), route("r", "changing", rule(), hosts="b.example.com")
+        )
         first = suite.get("Gateway", "changing")["metadata"]["generation"]
         suite.route("r", "Accepted=False/NoMatchingListenerHostname")
         suite.listener("changing", "http", attached=0)
@@ -131,7 +148,9 @@ class TestChanges:
         suite.listener("changing", "http", *SERVED, attached=1, kinds=BOTH)
         suite.listener("changing", "https", *SERVED, attached=1, kinds=BOTH)
         assert suite.ask("changing", host="b.example.com").who == "infra-backend-v1"
-        suite.change(gateway("changing", https()), route("r", "changing", rule(to="infra-backend-v2"), hosts="b.example.com"))
+        suite.change(
+            gateway("changing", https()), route("r", "changing", rule(to="infra-backend-v2"), hosts="b.example.com")
+        )
         assert [each["name"] for each in suite.gateway("changing", *GOOD)["listeners"]] == ["https"]
         assert suite.get("HTTPRoute", "r")["metadata"]["generation"] == 2
         assert suite.ask("changing", host="b.example.com", sni="b.example.com").who == "infra-backend-v2"
@@ -161,7 +180,7 @@ class TestChanges:
             made["spec"]["description"] = description
             suite.apply(made)
             path = "/apis/gateway.networking.k8s.io/v1/gatewayclasses/mine"
-            found = __import__("json").loads(suite.process.admin(path)[1])
+            found = json.loads(suite.process.admin(path)[1])
             conditions = {each["type"]: each for each in found["status"]["conditions"]}
             assert conditions["Accepted"]["status"] == conditions["SupportedVersion"]["status"] == "True"
             assert conditions["Accepted"]["observedGeneration"] == found["metadata"]["generation"]
@@ -186,8 +205,10 @@ class TestListenerSets:
             listener_set("not-chosen", "chosen", http("b", 8081)),
             gateway("bad", http(), infrastructure={"parametersRef": nothing}, **allow({"from": "All"})),
             listener_set("at-bad", "bad", http("a", 8080)),
-            gateway("hosts", http("gw", 80, "gw.example.com"), http("wild", 80, "*.wild.com"), **allow({"from": "All"})),
-            time(listener_set("hosts-1", "hosts", http("lost", 80, "gw.example.com"), http("won", 80, "one.example.com")), 1),
+            gateway("hosts", http("gw", 80, "gw.example.com"), http("wild", 80, "*.wild.com"),
+                    **allow({"from": "All"})),
+            time(listener_set("hosts-1", "hosts", http("lost", 80, "gw.example.com"),
+                              http("won", 80, "one.example.com")), 1),
             time(listener_set("hosts-2", "hosts", http("lost", 80, "one.example.com"), http("wild", 80, "*.wild.com"),
                               ns=WEB), 2),
             gateway("protocols", https("gw", 8443), **allow({"from": "All"})),

@@ -72,7 +72,10 @@ class TestHttpsListeners:
             suite.listener("mixed", section, *SERVED, attached=1, kinds={kind})
         other = suite.ask("mixed", host="other.example.com", port=8884, sni="other.example.com")
         assert other.who == "infra-backend-v1"
-        assert suite.ask("mixed", host=ABC, port=8884, sni=ABC, context=suite.client(suite.backend_pki)).who == "tls-backend"
+        assert (
+            suite.ask("mixed", host=ABC, port=8884, sni=ABC, context=suite.client(suite.backend_pki)).who
+            == "tls-backend"
+        )
 
 
 def authority(name: str, **more: Any) -> Manifest:
@@ -113,10 +116,16 @@ class TestClientCertificates:
             assert suite.is_refused("asked", context=suite.client(shows=bad), **ask)
             assert suite.is_refused("asked", context=suite.client(), **ask)
         assert suite.ask("asked").who == "infra-backend-v1"
-        suite.gateway("asked", "Accepted=True/Accepted", "Programmed=True/Programmed", "-InsecureFrontendValidationMode")
+        suite.gateway(
+            "asked", "Accepted=True/Accepted", "Programmed=True/Programmed", "-InsecureFrontendValidationMode"
+        )
 
     def test_a_bad_default_closes_https_alone(self, suite: Suite):
-        closed = ("ResolvedRefs=False/InvalidCACertificateRef", "Accepted=False/NoValidCACertificate", "Programmed=False")
+        closed = (
+            "ResolvedRefs=False/InvalidCACertificateRef",
+            "Accepted=False/NoValidCACertificate",
+            "Programmed=False",
+        )
         suite.listener("bad-default", "http", *SERVED)
         suite.listener("bad-default", "https", *closed)
         suite.listener("bad-default", "other", *SERVED)
@@ -171,7 +180,8 @@ class TestBackendTls:
         rules = [rule(f"/{name}", f"{name}:443") for name in cls.ALIASES]
         suite.apply(
             *made,
-            route("to-tls", ["same-namespace", HTTPS_GW], *rules[:9], rule("/second-port", "both-ports:8443"), hosts=ABC),
+            route("to-tls", ["same-namespace", HTTPS_GW], *rules[:9], rule("/second-port", "both-ports:8443"),
+                  hosts=ABC),
             route("to-sans", "same-namespace", *rules[9:], hosts=ABC),
             backend_tls("good", on("good")), backend_tls("mismatch", on("mismatch"), hostname="mismatch.example.com"),
             backend_tls("wrong-ca", on("wrong-ca"), ca="wrong-ca"),

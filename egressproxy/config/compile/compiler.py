@@ -328,7 +328,7 @@ def _state_route(conditions: Conditions, outcome: list[Attachment] | Rejection, 
         conditions.set("ResolvedRefs", False, reason, "; ".join(message for _, message in findings.unresolved))
     else:
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "")
-    if findings.bad_rules and findings.is_served:
+    if findings.is_partial:
         conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(findings.bad_rules))
 
 

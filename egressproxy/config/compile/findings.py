@@ -15,13 +15,14 @@ class Findings:
     """What is wrong with a route wherever it is attached.
 
     `unresolved` are (reason, message) of references; `closed` the rules that answer 500 by their index, `dropped` those
-    that are left out; `notes` name fields that do nothing.
+    that are left out, `unasked` those whose authorization server does not resolve; `notes` name fields that do nothing.
     """
 
     rules: int = 0
     unresolved: list[tuple[str, str]] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
+    unasked: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -29,7 +30,7 @@ class Findings:
         """What status says about the rules that are not served as written."""
         return [
             *(f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()),
-            *(f"Rule {index} answers 500: {text}." for index, text in self.closed.items()),
+            *(f"Rule {index} answers 500: {text}." for index, text in (self.unasked | self.closed).items()),
         ]
 
     def unsaid(self, backends: Iterable[WeightedBackend]) -> list[str]:
@@ -42,3 +43,8 @@ class Findings:
     def is_served(self) -> bool:
         """Whether any rule is served as written."""
         return len(self.closed) + len(self.dropped) < self.rules
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some rules are not served as written, and others are."""
+        return 0 < len({*self.closed, *self.dropped, *self.unasked}) < self.rules

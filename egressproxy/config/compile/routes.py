@@ -200,7 +200,10 @@ class RouteCompiler:
         self._examine_refs(route, rule.backend_refs, findings)
         for entry in _filters(rule):
             if entry.backend_ref is not None:
-                self._examine_refs(route, (entry.backend_ref,), findings, _protocols(entry.external_auth))
+                protocols = _protocols(entry.external_auth)
+                problem = self._examine_refs(route, (entry.backend_ref,), findings, protocols)
+                if problem and entry.external_auth is not None:
+                    findings.unasked[index] = problem
         for number, ref in enumerate(rule.backend_refs):
             try:
                 self._filters(route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP)
@@ -224,14 +227,18 @@ class RouteCompiler:
     def _examine_refs(
         self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings,
         protocols: Container[Protocol] = support.UPSTREAM_PROTOCOLS,
-    ) -> None:  # fmt: skip
+    ) -> str:  # fmt: skip
+        """Resolve references and note what is wrong with them; returns the last of it."""
+        problem = ""
         for ref in refs:
             try:
                 self._backends.resolve(route, ref, protocols)
             except Unresolved as unresolved:
-                entry = (unresolved.reason, unresolved.message)
+                problem = unresolved.message
+                entry = (unresolved.reason, problem)
                 if entry not in findings.unresolved:
                     findings.unresolved.append(entry)
+        return problem
 
     def _filters(
         self,

@@ -230,6 +230,17 @@ def test_the_backend_of_a_filter_counts_for_the_references_of_a_route(entry: str
     assert of_route(compiled(REVERSE, PLAIN, with_rule(f"filters: [{known}]")), "ResolvedRefs")[0] == "True"
 
 
+def test_a_rule_whose_authorization_server_is_missing_makes_a_route_partially_invalid():
+    alone = compiled(REVERSE, PLAIN, with_rule(f"filters: [{AUTH}]"))
+    assert of_route(alone, "Accepted")[:2] == ("True", "Accepted")
+    assert of_route(alone, "PartiallyInvalid") == ("", "", "")
+    beside = f"  - backendRefs: [{REF}]\n"
+    made = compiled(REVERSE, PLAIN, with_rule(f"filters: [{AUTH}]") + beside)
+    assert of_route(made, "Accepted")[:2] == ("True", "Accepted")
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    assert of_route(made, "PartiallyInvalid")[2].startswith("Rule 0 answers 500: ")
+
+
 CORS = "{type: CORS, cors: {allowOrigins: ['*']}}"
 GET_AND_ALL = "matches: [{path: {value: /a}, method: GET}, {path: {value: /b}}, {method: OPTIONS}]"
 
