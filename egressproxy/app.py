@@ -23,6 +23,7 @@ from egressproxy.loading.apart import Loading, LoadingFailed, schema
 from egressproxy.loading.notices import accepted, broken, rejected
 from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import Loaded, Place, builtin
+from egressproxy.model.api_write import Write, WriteRefused, Written
 from egressproxy.model.secret import Secret
 from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
@@ -35,6 +36,7 @@ from egressproxy.workers.fleet import Configuration, Fleet, Guarded, NotAnswered
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminServer
+    from egressproxy.loading.writer import Writer
     from egressproxy.telemetry.exposition import Exposition
 
 __all__ = ["RunOptions", "run"]
@@ -77,6 +79,9 @@ class RunOptions:
     log_level: str = "info"
     drain_timeout_s: float = 10.0
     workers: int = 1
+    state_dir: Path | None = None  # what was written through the API
+    api_writes: bool = False
+    api_token_file: Path | None = None
     guarded: bool = False  # a reload that would allow what was denied lately has to be acknowledged
     session_key: Secret | None = None  # None: one is made up
 
@@ -126,6 +131,8 @@ class App:
         self._reload = asyncio.Event()
         self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
         self._signals = 0
+        self._taking = asyncio.Lock()
+        self._writer: Writer | None = None
 
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:
@@ -177,6 +184,25 @@ class App:
         self._reload.set()
         return await done
 
+    async def write(self, write: Write) -> Written:
+        assert self._writer is not None
+        if self._is_draining or self._loaded is None:
+            raise WriteRefused(503, "ServiceUnavailable", self.why_not_ready())
+        async with self._taking:
+            try:
+                written = await self._writer.write(write, self._loaded.memory, self._put_in_service)
+            except Guarded as error:
+                raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
+            except Refused as error:
+                raise WriteRefused(422, "Invalid", f"it cannot be put into service: {error}") from None
+            except (LoadingFailed, OSError) as error:
+                raise WriteRefused(503, "ServiceUnavailable", str(error)) from None
+        if written.file:
+            where = "/".join(filter(None, (write.namespace, written.name)))
+            log.info("%s: %s %s by %s", write.verb.value, write.kind, where, write.manager)
+            self._tell_generation()
+        return written
+
     async def decisions(self) -> Sequence[bytes]:
         return await self._fleet.decisions()
 
@@ -191,11 +217,14 @@ class App:
         finally:
             for server in self._servers:
                 await server.stop()
+            if self._writer is not None:
+                self._writer.close()
             await self._fleet.stop()
 
     async def _serve(self) -> int:
         changed = changes(self.options.config, self._stop)  # what changes from here on is seen
         try:
+            self._open_state()
             await self._fleet.start()
             await self._start_admin()  # it tells that the rest is not there yet
             await self._take_configuration()
@@ -245,6 +274,21 @@ class App:
         log.info("SIGHUP: the configuration is read again, the access log opened again")
         self._reload.set()
 
+    def _open_state(self) -> None:
+        """Raises Refused."""
+        folder = self.options.state_dir
+        if folder is None:
+            return
+        from egressproxy.loading.writer import Writer
+
+        self._writer = Writer(self.options.config, self.options.bind, folder)
+        try:
+            self._writer.open()
+        except BlockingIOError:
+            raise Refused(f"--state-dir {folder}: another process has it; give each its own") from None
+        except OSError as error:
+            raise Refused(f"--state-dir {folder}: {error.strerror or error}") from None
+
     async def _start_admin(self) -> None:
         """Raises Refused."""
         if self.options.admin is None and self.options.metrics is None:
@@ -252,14 +296,16 @@ class App:
         # A third of all that this process would import.
         from egressproxy.admin.events import PublishedEvents
         from egressproxy.admin.server import AdminServer, Surface
+        from egressproxy.admin.writes import WriteAccess
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
         self._sources = (self._published, PublishedEvents(self._events, self._published))
         asked = (("admin", self.options.admin, Surface.FULL), ("metrics", self.options.metrics, Surface.METRICS))
+        access = WriteAccess(self.options.api_token_file) if self.options.api_writes else None
         for what, place, surface in asked:
             if place is not None:
-                server = AdminServer(self, place[0], place[1], surface)
+                server = AdminServer(self, place[0], place[1], surface, access)
                 try:
                     await server.start()
                 except OSError as error:
@@ -271,7 +317,10 @@ class App:
     # --- configuration ---------------------------------------------------------------------------------------------
     async def _take_configuration(self, acknowledged: Collection[str] = ()) -> None:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
-        fresh = await self._read()
+        async with self._taking:
+            await self._put_in_service(await self._read(), acknowledged)
+
+    async def _put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
         own = tuple(self._own.values())
         is_guarded = self.options.guarded and self._generation > 0
         if is_guarded and acknowledged:
@@ -299,13 +348,17 @@ class App:
             log.warning("%s", sentence)
 
     async def _read(self) -> Loaded:
-        if not self.options.config:
+        if not self._is_configured:
             return builtin()
         loading, self._first = self._first, None
         if loading is None:
             memory = self._loaded.memory if self._loaded is not None else b""
-            loading = Loading(self.options.config, self.options.bind, memory)
+            loading = Loading(self.options.config, self.options.bind, memory, self.options.state_dir)
         return await loading.result()
+
+    @property
+    def _is_configured(self) -> bool:
+        return bool(self.options.config) or self.options.state_dir is not None
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:
         async for _ in changed:
@@ -355,13 +408,13 @@ class App:
         for address, port, protocol, listener in self._loaded.places:
             place = _place(address, port)
             log.info("%s listener %s on %s", protocol, listener, place)
-            if not self.options.config:  # said only now that the port is ours
+            if not self._is_configured:  # said only now that the port is ours
                 print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)  # in one piece, beside other lines
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, _place(address, port))
         if serving := self._fleet.announcement():
             log.info("%s", serving)
-        if self.options.config:
+        if self._is_configured:
             self._tell_generation()
 
 

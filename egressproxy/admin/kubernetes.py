@@ -6,32 +6,42 @@ Thousands of objects take long to decode and to encode: a thread does it, for on
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any, Final
 
 from aiohttp import web
 
 from egressproxy.admin import api, discovery, openapi, protobuf
-from egressproxy.admin.objects import Objects
-from egressproxy.admin.questions import Options, form, resource
+from egressproxy.admin.objects import Objects, View
+from egressproxy.admin.questions import Form, Options, Resource, form, resource
 from egressproxy.admin.responses import HEADERS, encoded, json_response
 from egressproxy.admin.state import AdminState
-from egressproxy.admin.status import ApiError
+from egressproxy.admin.status import ApiError, Cause, success
 from egressproxy.admin.watches import Watches
+from egressproxy.admin.writes import METHODS, WriteAccess, asked_write, read_body
+from egressproxy.model.api_write import Verb, WriteRefused, Written
 
 __all__ = ["KubernetesApi"]
+
+#: They are worked out one by one.
+MAX_WRITES: Final = 32
 
 
 class KubernetesApi:
     """That of one admin server; `address` gives its host:port, for discovery."""
 
-    def __init__(self, state: AdminState, address: Callable[[], str]) -> None:
+    def __init__(self, state: AdminState, address: Callable[[], str], access: WriteAccess | None) -> None:
         self._state = state
         self._address = address
         self._objects = Objects(state.sources())
         self._watches = Watches(self._objects)
         self._encoding = asyncio.Lock()
+        self._access = access
+        self._is_writable = access is not None
+        self._writes: set[asyncio.Task[Written]] = set()
 
     def changed(self) -> None:
         """A source of objects has changed: whoever watches is told."""
@@ -62,6 +72,43 @@ class KubernetesApi:
         make = api.get if asked.name else api.listing
         return await self._document(make, asked, options, shape, await self._objects.view())
 
+    def may_write(self, request: web.BaseRequest) -> bool:
+        """Whether it is for `write`."""
+        return self._access is not None and request.method in METHODS and request.path.startswith(("/api/", "/apis/"))
+
+    async def write(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Raises ApiError."""
+        assert self._access is not None
+        await self._access.check(request)
+        asked = resource(path)
+        if asked is None:
+            raise ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")
+        if len(self._writes) >= MAX_WRITES:
+            raise ApiError(429, "TooManyRequests", f"{MAX_WRITES} writes are waiting; try later", retry_after_s=1)
+        body = await read_body(request)
+        before = await self._objects.view()
+        write = asked_write(request, asked, body, await asyncio.to_thread(_version, asked, before))
+        # Not this task's: one who goes away meanwhile has written all the same.
+        task = asyncio.create_task(self._state.write(write))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        try:
+            written = await asyncio.shield(task)
+        except WriteRefused as refused:
+            causes = tuple(Cause(*cause) for cause in refused.causes)
+            raise ApiError(refused.code, refused.reason, str(refused), asked.kind, asked.name, causes) from None
+        if write.verb is Verb.DELETE:
+            details = {"name": written.name, "group": asked.kind.group, "kind": asked.kind.plural, "uid": written.uid}
+            return json_response(200, success(details))
+        status = 201 if written.is_new else 200
+        if write.is_dry_run:
+            made = json.loads(written.manifest)
+            if write.resource_version:
+                made["metadata"]["resourceVersion"] = write.resource_version
+            return json_response(status, {**made, "apiVersion": asked.api_version})
+        one = replace(asked, name=written.name)
+        return await self._document(api.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status)
+
     async def config(self, _request: web.BaseRequest) -> web.StreamResponse:
         """/config."""
         return await self._document(api.everything, await self._objects.view())
@@ -70,7 +117,9 @@ class KubernetesApi:
         body: Mapping[str, Any] | None
         match path.strip("/").split("/"):
             case ["api" | "apis" as root] if (content_type := discovery.aggregated_type(accept)) is not None:
-                return json_response(200, discovery.aggregated(root == "api", content_type, False), content_type)
+                return json_response(
+                    200, discovery.aggregated(root == "api", content_type, self._is_writable), content_type
+                )
             case ["api"]:
                 body = discovery.legacy_versions(self._address())
             case ["apis"]:
@@ -78,9 +127,9 @@ class KubernetesApi:
             case ["apis", group]:
                 body = discovery.one_group(group)
             case ["api", version]:
-                body = discovery.resource_list("", version, False)
+                body = discovery.resource_list("", version, self._is_writable)
             case ["apis", group, version]:
-                body = discovery.resource_list(group, version, False)
+                body = discovery.resource_list(group, version, self._is_writable)
             case _:
                 return None
         return None if body is None else json_response(200, body)
@@ -104,19 +153,29 @@ class KubernetesApi:
             raise ApiError(503, "ServiceUnavailable", str(error)) from None
         if path != "/openapi/v2":
             name = path.removeprefix("/openapi/v3/")
-            return await self._document(openapi.document_v3, name, schema, version, False)
+            return await self._document(openapi.document_v3, name, schema, version, self._is_writable)
         if not any(each in request.headers.get("Accept", "") for each in protobuf.ACCEPTED):
-            return await self._document(openapi.document_v2, schema, version, False)
+            return await self._document(openapi.document_v2, schema, version, self._is_writable)
 
         def packed() -> bytes:
-            return protobuf.encode_document(openapi.document_v2(schema, version, False))
+            return protobuf.encode_document(openapi.document_v2(schema, version, self._is_writable))
 
         return web.Response(body=await self._in_thread(packed), headers={"Content-Type": protobuf.CONTENT_TYPE})
 
-    async def _document(self, make: Callable[..., Mapping[str, Any]], *arguments: Any) -> web.Response:
+    async def _document(
+        self, make: Callable[..., Mapping[str, Any]], *arguments: Any, status: int = 200
+    ) -> web.Response:
         body = await self._in_thread(lambda: encoded(make(*arguments)))
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(status=status, body=body, content_type="application/json")
 
     async def _in_thread(self, make: Callable[[], bytes]) -> bytes:
         async with self._encoding:
             return await asyncio.to_thread(make)
+
+
+def _version(asked: Resource, view: View) -> str:
+    """What the object has now; "" where there is none."""
+    if asked.name:
+        with suppress(ApiError):
+            return str(view.version_of(api.find(asked, view)))
+    return ""

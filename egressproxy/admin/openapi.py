@@ -19,6 +19,16 @@ _META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
 _V3: Final = "#/components/schemas/"
 _V2: Final = "#/definitions/"
 
+#: What is not looked into. Older clients check manifests themselves, and refuse fields that a part with properties has
+#: not: so the parts of Kubernetes' own kinds, of which we read some fields, are this in v2.
+_ANYTHING: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+#: Fields of core kinds that real manifests have, and that nothing here reads.
+_FURTHER: Final = {
+    "Namespace": ("spec",),
+    "ServiceAccount": ("secrets", "imagePullSecrets", "automountServiceAccountToken"),
+    "ConfigMap": ("immutable",),
+}
+
 _META_DESCRIPTION: Final = "What every object has: name, namespace, labels, annotations."
 _API_VERSION: Final = "The group and version of this kind."
 _KIND: Final = "The kind of this object."
@@ -82,8 +92,7 @@ def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any]
     for kind, version in served:
         part = parts[roots[kind.group, kind.kind]]
         made[_name(kind, version)] = _root(part, kind, version, base, wanted)
-    made[f"{_META}.ObjectMeta"] = _converted(parts["ObjectMeta"], base, wanted)
-    made[f"{_META}.ObjectMeta"]["description"] = _META_DESCRIPTION
+    made[f"{_META}.ObjectMeta"] = _object_meta()
     while wanted:
         name = wanted.pop()
         if _part_name(name) not in made:
@@ -131,8 +140,10 @@ def _part_name(name: str) -> str:
 
 
 def _root(part: Mapping[str, Any], kind: ServedKind, version: str, base: str, wanted: list[str]) -> dict[str, Any]:
-    made: dict[str, Any] = _converted(part, base, wanted)
+    made: dict[str, Any] = _converted({**part, "additionalProperties": False}, base, wanted)
     properties = made["properties"]
+    for name in _FURTHER.get(kind.kind, ()) if not kind.group else ():
+        properties.setdefault(name, {**_ANYTHING})
     properties["apiVersion"] = {"type": "string", "description": _API_VERSION}
     properties["kind"] = {"type": "string", "description": _KIND}
     properties["metadata"] = _converted({"$ref": "ObjectMeta", "description": _META_DESCRIPTION}, base, wanted)
@@ -161,6 +172,8 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
         made["type"] = next((each for each in made["type"] if each != "null"), "string")
     if "const" in part:
         made["enum"] = [part["const"]]
+    if "properties" in part and base == _V2 and part.get("additionalProperties") is not False:
+        return {**_ANYTHING, **({"description": part["description"]} if "description" in part else {})}
     if "properties" in part:
         made["properties"] = {name: _converted(each, base, wanted) for name, each in part["properties"].items()}
         made.setdefault("type", "object")
@@ -170,6 +183,36 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
     if made.get("type") == "array" and "items" not in made:
         made["items"] = {"type": "object"}
     return made
+
+
+def _object_meta() -> dict[str, Any]:
+    """Whole, as far as clients write it: older ones refuse fields that are not in it."""
+    texts = [
+        "name",
+        "generateName",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "selfLink",
+        "creationTimestamp",
+        "deletionTimestamp",
+    ]
+    objects = {"type": "array", "items": {**_ANYTHING}}
+    return {
+        "type": "object",
+        "description": _META_DESCRIPTION,
+        "properties": {
+            **{name: {"type": "string"} for name in texts},
+            **{
+                name: {"type": "object", "additionalProperties": {"type": "string"}}
+                for name in ("labels", "annotations")
+            },
+            **{name: {"type": "integer"} for name in ("generation", "deletionGracePeriodSeconds")},
+            "finalizers": {"type": "array", "items": {"type": "string"}},
+            "managedFields": objects,
+            "ownerReferences": objects,
+        },
+    }
 
 
 #: `additionalProperties: false` is left out: unknown fields are refused with better words when a manifest is read.

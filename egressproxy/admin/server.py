@@ -21,6 +21,7 @@ from egressproxy.admin.kubernetes import KubernetesApi
 from egressproxy.admin.responses import HEADERS, json_response, refusal
 from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError
+from egressproxy.admin.writes import WriteAccess
 
 __all__ = ["AdminServer", "Surface"]
 
@@ -68,7 +69,15 @@ class AdminServer:
     `host` is an IP literal; port 0 lets the system choose, `port` then says which.
     """
 
-    def __init__(self, state: AdminState, host: str, port: int, surface: Surface = Surface.FULL) -> None:
+    def __init__(
+        self,
+        state: AdminState,
+        host: str,
+        port: int,
+        surface: Surface = Surface.FULL,
+        access: WriteAccess | None = None,
+    ) -> None:
+        """`access` says who may write; None: nobody."""
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface
@@ -78,7 +87,7 @@ class AdminServer:
         self._listening: asyncio.Server | None = None
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._scrape = asyncio.Lock()
-        self._kubernetes = KubernetesApi(state, lambda: f"{self.host}:{self.port}")
+        self._kubernetes = KubernetesApi(state, lambda: f"{self.host}:{self.port}", access)
         full = surface is Surface.FULL
         self._questions = Questions(state)
         self._exact: dict[str, _Handler] = {
@@ -164,6 +173,8 @@ class AdminServer:
             return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
         if request.method == "POST" and request.path == "/reload" and self._surface is Surface.FULL:
             return await self._questions.reload(request, self._address)
+        if self._kubernetes.may_write(request) and self._surface is Surface.FULL:
+            return await self._kubernetes.write(request, request.path.rstrip("/"))
         if request.method not in ("GET", "HEAD"):
             response = refusal(ApiError(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD"))
             response.headers["Allow"] = "GET, HEAD"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from egressproxy.admin.kinds import ServedKind
 
-__all__ = ["ApiError", "Cause", "failure", "not_found"]
+__all__ = ["ApiError", "Cause", "failure", "not_found", "success"]
 
 
 class Cause(NamedTuple):
@@ -61,6 +61,11 @@ def failure(code: int, reason: str, message: str, details: Mapping[str, Any] | N
         **({"details": details} if details else {}),
         "code": code,
     }
+
+
+def success(details: Mapping[str, Any]) -> dict[str, Any]:
+    """What is answered where there is no object any more."""
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
 def not_found(kind: ServedKind, name: str) -> ApiError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import click
@@ -78,6 +79,20 @@ def _key(path: Path) -> Secret:
     help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
 @click.option(
+    "--state-dir", "state_dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="The folder of the objects that were written through the admin API, served beside --config; made where it is"
+    " not there. One process has it at a time.",
+)  # fmt: skip
+@click.option(
+    "--api-writes", is_flag=True,
+    help="Let the admin API be written, too: kubectl apply. On loopback for programs of this machine, elsewhere with"
+    " --api-token-file. Needs --state-dir.",
+)  # fmt: skip
+@click.option(
+    "--api-token-file", "api_token_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="A file with the bearer token that writes need.",
+)  # fmt: skip
+@click.option(
     "--guarded", is_flag=True,
     help="Refuse a reload that would allow what was denied lately, until `egressproxy reload --acknowledge` says that"
     " it is meant.",
@@ -105,6 +120,9 @@ def command(
     workers: int,
     guarded: bool,
     session_key: Path | None,
+    state_dir: Path | None,
+    api_writes: bool,
+    api_token_file: Path | None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
@@ -116,13 +134,15 @@ def command(
       egressproxy run
       egressproxy run --config policies/
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
+      egressproxy run --state-dir /var/lib/egressproxy --api-writes
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
     Exit status: 0 after a drain, 1 if the configuration or a listener is bad at the start, 2 for wrong usage.
     """
     from egressproxy.loading.apart import Loading
 
-    if not config and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
+    _check_writes(admin, state_dir, api_writes, api_token_file)
+    if not config and state_dir is None and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
         raise click.UsageError(
             "--bind says where the Gateways of a configuration listen; without one the open proxy stays on 127.0.0.1;"
             " give --config, or leave --bind out"
@@ -131,7 +151,7 @@ def command(
     first = None
     if config:
         with suppress(OSError):  # what is wrong shows at the next attempt, and is said there
-            first = Loading(config, bind)  # it reads while this process imports the rest
+            first = Loading(config, bind, state=state_dir)  # it reads while this process imports the rest
     from egressproxy import app
     from egressproxy.config.problems import ConfigError
 
@@ -146,6 +166,9 @@ def command(
         workers=workers,
         guarded=guarded,
         session_key=_key(session_key) if session_key is not None else None,
+        state_dir=state_dir,
+        api_writes=api_writes,
+        api_token_file=api_token_file,
     )
     try:
         status = app.run(options, first)
@@ -156,3 +179,29 @@ def command(
         if first is not None:
             first.end()
     sys.exit(status)
+
+
+def _check_writes(
+    admin: tuple[str, int] | None, state_dir: Path | None, api_writes: bool, api_token_file: Path | None
+) -> None:
+    """Raises click.UsageError."""
+    if not api_writes:
+        if api_token_file is not None:
+            raise click.UsageError("--api-token-file is for writes: give --api-writes, too")
+        return
+    if state_dir is None:
+        raise click.UsageError("--api-writes needs a folder for what is written: give --state-dir")
+    if admin is None:
+        raise click.UsageError("--api-writes needs the admin address: not --admin off")
+    if api_token_file is None:
+        if not ip_address(admin[0]).is_loopback:
+            raise click.UsageError(
+                f"--api-writes on {admin[0]} would let the network write: give --api-token-file, or --admin 127.0.0.1:0"
+            )
+        return
+    from egressproxy.admin.tokens import read_token
+
+    try:
+        read_token(api_token_file)
+    except ValueError as error:
+        raise click.UsageError(f"--api-token-file: {error}") from None

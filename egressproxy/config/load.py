@@ -75,8 +75,10 @@ class ResourceSet:
         return f"ResourceSet({len(self.objects)} objects)"
 
 
-def load(paths: Sequence[Path]) -> ResourceSet:
+def load(paths: Sequence[Path], state: Path | None = None) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.
+
+    `state` is the folder of objects that were written through the API: it may have none.
 
     Raises ConfigError with every problem in every file.
     """
@@ -85,14 +87,20 @@ def load(paths: Sequence[Path]) -> ResourceSet:
         for path in paths:
             for file in reader.files(path):
                 reader.read_file(file)
-    return reader.finish(", ".join(map(str, paths)))
+        if paths or state is None:
+            reader.require_objects(", ".join(map(str, paths)))
+        if state is not None:
+            for file in reader.files(state):
+                reader.read_file(file)
+    return reader.finish()
 
 
 def load_text(text: str, file: str = "<text>") -> ResourceSet:
     """Read manifests from text. Raises ConfigError."""
     reader = _Reader()
     reader.read(text.encode(), file)
-    return reader.finish(file)
+    reader.require_objects(file)
+    return reader.finish()
 
 
 @contextmanager
@@ -119,10 +127,13 @@ class _Reader:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-    def finish(self, where: str) -> ResourceSet:
+    def require_objects(self, where: str) -> None:
+        """None at all is what a file looks like that was cut off."""
         if not self.objects and not self.problems:
             remedy = "write at least one manifest, or check the path"
             self.problems.append(Problem(where, 0, 0, "", "", "no objects found", remedy))
+
+    def finish(self) -> ResourceSet:
         if self.problems:
             raise ConfigError(self.problems)
         return ResourceSet(self.objects.values(), self.warnings)

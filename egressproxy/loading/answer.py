@@ -11,6 +11,7 @@ from egressproxy.config.load import ResourceSet
 from egressproxy.config.problems import ConfigError
 from egressproxy.loading.compilation import loaded
 from egressproxy.loading.result import Loaded, pack_plain, pack_shown, places, read_plain, write_answer
+from egressproxy.model.api_write import Write
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.packing import pack
 from egressproxy.transport.listening import why_unusable
@@ -18,11 +19,21 @@ from egressproxy.transport.listening import why_unusable
 __all__ = ["answer"]
 
 
-def answer(paths: tuple[Path, ...], bind: tuple[str, ...], memory: bytes) -> bytes:
-    """Load and compile. `memory` is that of the configuration in service, empty at the first start."""
+def answer(
+    paths: tuple[Path, ...], bind: tuple[str, ...], memory: bytes, state: Path | None = None, write: Write | None = None
+) -> bytes:
+    """Load and compile. `memory` is that of the configuration in service, empty at the first start.
+
+    `state` is the folder of what was written through the API; `write` is one more write, whose answer is an Outcome.
+    """
     previous = _previous(memory)
+    if write is not None:
+        from egressproxy.loading.writes.answer import written  # what a mere loading does not need
+
+        assert state is not None
+        return written(paths, bind, previous, state, write, _handed_over)
     try:
-        resources, compiled = loaded(paths, bind, previous, why_unusable)
+        resources, compiled = loaded(paths, bind, previous, why_unusable, state)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(_handed_over(resources, compiled, previous))

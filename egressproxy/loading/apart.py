@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from egressproxy.loading.result import Loaded, read_answer
 
@@ -41,11 +42,15 @@ class LoadingFailed(Exception):
 
 
 class Loading:
-    """One loading, under way from the start. `memory` is that of the configuration in service."""
+    """One loading, under way from the start. `memory` is that of the configuration in service, `state` the folder of
+    objects that were written through the API.
+    """
 
-    def __init__(self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes = b"") -> None:
+    def __init__(
+        self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
+    ) -> None:
         """Raises OSError if no process can be started."""
-        self._request = memoryview(pickle.dumps(([str(path) for path in paths], bind, memory), protocol=5))
+        self._request = memoryview(pickle.dumps((tuple(paths), bind, memory, state, None), protocol=5))
         self._process = subprocess.Popen(  # noqa: S603 (this program)
             _command("child"),
             stdin=subprocess.PIPE,
@@ -61,6 +66,18 @@ class Loading:
 
     async def result(self) -> Loaded:
         """Raises ConfigError with every problem, or LoadingFailed; one who waits no longer ends it."""
+        data = await self._answered()
+        try:
+            return read_answer(data)
+        except ValueError:
+            raise LoadingFailed("the process that reads the configuration gave no whole answer") from None
+
+    async def answer(self, request: Sequence[Any]) -> bytes:
+        """The answer to another request than that of the start, unread (`loading.answer`). Raises LoadingFailed."""
+        self._request = memoryview(pickle.dumps(tuple(request), protocol=5))
+        return await self._answered()
+
+    async def _answered(self) -> bytes:
         loop = asyncio.get_running_loop()
         try:
             data = await loop.run_in_executor(None, self._talk)
@@ -69,10 +86,15 @@ class Loading:
         status = self._process.returncode
         if status:
             raise LoadingFailed(f"the process that reads the configuration {_ending(status)}; the log has its words")
-        try:
-            return read_answer(data)
-        except ValueError:
-            raise LoadingFailed("the process that reads the configuration gave no whole answer") from None
+        return data
+
+    def wait(self) -> None:
+        """After `end`, for one that nobody asked: it is gone then."""
+        process = self._process
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
 
     def end(self) -> None:
         """Nobody wants the result any more."""

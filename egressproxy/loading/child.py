@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 import threading
-from pathlib import Path
 
 __all__ = ["LIMIT_S", "main"]
 
@@ -32,8 +31,8 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes longer than using none
     from egressproxy.loading.answer import answer  # the long part of the start: the request comes meanwhile
 
-    paths, bind, memory = pickle.load(sys.stdin.buffer)  # noqa: S301 (from our parent)
-    data = answer(tuple(map(Path, paths)), bind, memory)
+    request = pickle.load(sys.stdin.buffer)  # noqa: S301 (from our parent)
+    data = answer(*request)
     with open(answers, "wb") as file:
         file.write(data)
     os._exit(0)  # to free ten thousand objects one by one would take a while

@@ -19,9 +19,10 @@ def loaded(
     bind: tuple[str, ...],
     previous: Compiled | None = None,
     why_unusable: Callable[[str], str] | None = None,
+    state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
-    """The objects of these files and folders, compiled. Raises ConfigError."""
-    resources = load(paths)
+    """The objects of these files and folders, and of `state`, compiled. Raises ConfigError."""
+    resources = load(paths, state)
     return resources, compiled(resources, bind, previous, why_unusable)
 
 

@@ -25,11 +25,14 @@ __all__ = [
     "Place",
     "Shown",
     "builtin",
+    "flat",
+    "loaded_of",
     "pack_plain",
     "pack_shown",
     "places",
     "read_answer",
     "read_plain",
+    "read_plain_answer",
     "shown",
     "write_answer",
 ]
@@ -129,25 +132,40 @@ def write_answer(outcome: Loaded | ConfigError) -> bytes:
     """What the process that loads says in the end."""
     if isinstance(outcome, ConfigError):
         return pickle.dumps(("refused", [_fields(problem) for problem in outcome.problems]), protocol=5)
-    where = [tuple(place) for place in outcome.places]
-    whole = (outcome.spec, where, outcome.objects, outcome.shown, outcome.warnings, outcome.memory, outcome.broken)
-    return pickle.dumps(("loaded", whole), protocol=5)
+    return pickle.dumps(("loaded", flat(outcome)), protocol=5)
 
 
 def read_answer(data: bytes) -> Loaded:
     """Raises ConfigError where the configuration is refused, ValueError if this is no (whole) answer."""
     try:
-        file = io.BytesIO(data)
-        outcome, value = _Plain(file).load()
-        if file.tell() != len(data):
-            raise ValueError
+        outcome, value = read_plain_answer(data)
         if outcome == "loaded":
-            spec, where, *rest = value
-            return Loaded(spec, tuple(Place(*place) for place in where), *rest)
+            return loaded_of(value)
         problems = [Problem(*each) for each in value]
     except Exception:  # pickle raises nearly everything
         raise ValueError("no answer of a process that loads") from None
     raise ConfigError(problems)
+
+
+def flat(loaded: Loaded) -> tuple[Any, ...]:
+    """As plain values."""
+    where = [tuple(place) for place in loaded.places]
+    return (loaded.spec, where, loaded.objects, loaded.shown, loaded.warnings, loaded.memory, loaded.broken)
+
+
+def loaded_of(values: Sequence[Any]) -> Loaded:
+    """What `flat` made."""
+    spec, where, *rest = values
+    return Loaded(spec, tuple(Place(*place) for place in where), *rest)
+
+
+def read_plain_answer(data: bytes) -> tuple[str, Any]:
+    """What it is and what it says. Raises nearly everything if this is no (whole) answer."""
+    file = io.BytesIO(data)
+    outcome, value = _Plain(file).load()
+    if file.tell() != len(data):
+        raise ValueError
+    return outcome, value
 
 
 def _fields(problem: Problem) -> Sequence[str | int]:

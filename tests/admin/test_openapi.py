@@ -68,3 +68,13 @@ def test_who_may_write_is_told_who_validates(schema: bytes):
     assert set(read_only) == {"get"}
     patch = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, "1", True)["paths"][path]["patch"]
     assert "fieldValidation" in {parameter["name"] for parameter in patch["parameters"]}
+
+
+def test_old_clients_that_check_manifests_themselves_find_every_field(schema: bytes):
+    definitions = openapi.document_v2(schema, "1", True)["definitions"]
+    metadata = definitions["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"]["properties"]
+    assert {"managedFields", "ownerReferences", "finalizers", "generateName"} <= metadata.keys()
+    service = definitions["io.k8s.api.core.v1.Service"]["properties"]
+    assert service["spec"]["$ref"] in {f"#/definitions/{name}" for name in definitions}
+    assert "properties" not in definitions[service["spec"]["$ref"].removeprefix("#/definitions/")]
+    assert "spec" in definitions["io.k8s.api.core.v1.Namespace"]["properties"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,19 @@ def test_a_session_key_that_is_none_is_wrong_usage(asked: list[RunOptions], tmp_
     assert result.exit_code == 2
     assert "openssl rand -hex 32" in result.output
     assert not asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--api-writes"], "give --state-dir"),
+        (["--api-writes", "--state-dir", "state", "--admin", "off"], "not --admin off"),
+        (["--api-writes", "--state-dir", "state", "--admin", "0.0.0.0:0"], "give --api-token-file"),
+        (["--api-token-file", __file__], "give --api-writes, too"),
+        (["--api-writes", "--state-dir", "state", "--api-token-file", os.devnull], "shorter than 16 characters"),
+    ],
+)
+def test_writes_that_nobody_could_or_everybody_might_do_are_wrong_usage(arguments: list[str], words: str):
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())

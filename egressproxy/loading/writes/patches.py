@@ -1,0 +1,114 @@
+"""The kinds of patches: a manifest and a patch in, a manifest out; what was given is left as it was.
+
+Sources: RFC 7396 (merge patch), RFC 6902 (JSON patch), Kubernetes' strategic merge patch (directives $patch,
+$deleteFromPrimitiveList, $retainKeys; $setElementOrder orders).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from jsonpatch import JsonPatch, JsonPatchException, JsonPatchTestFailed
+from jsonpointer import JsonPointerException
+
+from egressproxy.loading.writes.shapes import Shape, item_key
+from egressproxy.model.api_write import WriteRefused
+
+__all__ = ["json_patch", "merge_patch", "strategic_merge_patch"]
+
+#: Operations in one JSON patch; as the API server of Kubernetes.
+MAX_OPERATIONS = 10_000
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    made = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = merge_patch(made.get(name), value)
+    return made
+
+
+def json_patch(target: Any, patch: Any) -> Any:
+    """RFC 6902. Raises WriteRefused."""
+    if not isinstance(patch, list) or len(patch) > MAX_OPERATIONS:
+        raise WriteRefused(400, "BadRequest", f"a JSON patch is a list of at most {MAX_OPERATIONS} operations")
+    try:
+        return JsonPatch(patch).apply(copy.deepcopy(target))
+    except JsonPatchTestFailed as error:
+        raise WriteRefused(422, "Invalid", f"the patch's test failed: {error}") from None
+    except (JsonPatchException, JsonPointerException, TypeError, KeyError, IndexError) as error:
+        raise WriteRefused(422, "Invalid", f"the patch cannot be applied: {error}") from None
+
+
+def strategic_merge_patch(target: Any, patch: Any, shape: Shape, path: tuple[str, ...] = ()) -> Any:
+    """As a merge patch, but lists with keys are merged item by item. Raises WriteRefused(422)."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    if patch.get("$patch") == "replace":
+        return {name: copy.deepcopy(value) for name, value in patch.items() if not name.startswith("$")}
+    made = dict(target) if isinstance(target, dict) else {}
+    if patch.get("$patch") == "delete":
+        return {}
+    if "$retainKeys" in patch:
+        made = {name: value for name, value in made.items() if name in patch["$retainKeys"]}
+    for name, value in patch.items():
+        if name.startswith("$deleteFromPrimitiveList/"):
+            field = name.partition("/")[2]
+            made[field] = [each for each in made.get(field) or () if each not in value]
+        elif name.startswith("$"):
+            continue
+        elif value is None:
+            made.pop(name, None)
+        elif isinstance(value, list):
+            made[name] = _merged_list(made.get(name), value, shape, (*path, name))
+        else:
+            made[name] = strategic_merge_patch(made.get(name), value, shape, (*path, name))
+    for name, order in patch.items():
+        if name.startswith("$setElementOrder/"):
+            field = name.partition("/")[2]
+            made[field] = _ordered(made.get(field) or [], order, shape.get((*path, field)))
+    return made
+
+
+def _merged_list(target: Any, patch: list[Any], shape: Shape, path: tuple[str, ...]) -> list[Any]:
+    names = shape.get(path)
+    if names is None or not isinstance(target, list):
+        return [
+            strategic_merge_patch({}, each, shape, path)
+            for each in patch
+            if not (isinstance(each, dict) and each.get("$patch") == "delete")
+            and each != {"$patch": "replace"}
+        ]  # fmt: skip
+    if any(isinstance(each, dict) and each.get("$patch") == "replace" for each in patch):
+        return [copy.deepcopy(each) for each in patch if each.get("$patch") != "replace"]
+    made = list(target)
+    for each in patch:
+        key = item_key(each, names)
+        if key is None:
+            where = ".".join(path)
+            raise WriteRefused(422, "Invalid", f"an item of {where} in the patch has not the key {', '.join(names)}")
+        at = next((index for index, item in enumerate(made) if item_key(item, names) == key), None)
+        if each.get("$patch") == "delete":
+            if at is not None:
+                del made[at]
+        elif at is None:
+            made.append(strategic_merge_patch({}, each, shape, path))
+        else:
+            made[at] = strategic_merge_patch(made[at], each, shape, path)
+    return made
+
+
+def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) -> list[Any]:
+    """Those that are named in that order, the others behind them."""
+
+    def key(item: Any) -> Any:
+        return item_key(item, names) if names else item
+
+    wanted = [key(each) for each in order]
+    return sorted(items, key=lambda item: wanted.index(key(item)) if key(item) in wanted else len(wanted))

@@ -1,0 +1,51 @@
+"""Which lists have keys: their items are merged one by one, all other lists are taken whole.
+
+Source: x-kubernetes-list-map-keys in the CRDs of Gateway API v1, patchMergeKey in k8s.io/api/core/v1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["Shape", "item_key", "shape_of"]
+
+#: Fields from the object down to the list -> fields that tell its items apart.
+Shape = Mapping[tuple[str, ...], tuple[str, ...]]
+
+_GATEWAY: Final = "gateway.networking.k8s.io"
+_OURS: Final = "egressproxy.io"
+_CONDITIONS: Final[Shape] = {("status", "conditions"): ("type",)}
+_LISTENERS: Final[Shape] = {("spec", "listeners"): ("name",)}
+_TARGETS: Final[Shape] = {("spec", "targetRefs"): ("group", "kind", "name", "sectionName")}
+_EXTENSIONS: Final[Shape] = {("spec", "extensions"): ("name",)}
+_BACKEND: Final[Shape] = {("spec", "destination", "ports"): ("number",), **_EXTENSIONS}
+
+_SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
+    (_GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
+    (_GATEWAY, "ListenerSet"): _LISTENERS,
+    (_GATEWAY, "BackendTLSPolicy"): _TARGETS,
+    (_OURS, "Backend"): _BACKEND,
+    (_GATEWAY, "Backend"): _BACKEND,
+    ("ainetworking.prototype.x-k8s.io", "XBackendDestination"): _BACKEND,
+    (_OURS, "EgressPolicy"): _EXTENSIONS,
+    (_OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
+    ("", "Service"): {("spec", "ports"): ("port", "protocol")},
+    ("", "ServiceAccount"): {("secrets",): ("name",), ("imagePullSecrets",): ("name",)},
+    ("", "Pod"): {("spec", "containers"): ("name",), ("status", "podIPs"): ("ip",)},
+}
+_COMMON: Final[Shape] = {("metadata", "ownerReferences"): ("uid",), **_CONDITIONS}
+#: What a key is where an item does not say it.
+_DEFAULTS: Final = {"protocol": "TCP", "sectionName": ""}
+
+
+def shape_of(group: str, kind: str) -> Shape:
+    return {**_COMMON, **_SHAPES.get((group, kind), {})}
+
+
+def item_key(item: Any, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """What tells an item from the others; None for one that lacks it."""
+    if not isinstance(item, Mapping):
+        return None
+    key = tuple(item.get(name, _DEFAULTS.get(name)) for name in names)
+    return None if None in key or any(isinstance(each, dict | list) for each in key) else key

@@ -1,0 +1,77 @@
+"""The folder of objects that were written through the API: one file each, put in place by a rename.
+
+What is staged has a name that starts with a dot, which is no manifest, until the configuration with it is in service.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+__all__ = ["LOCK", "commit", "discard", "file_of", "lock", "stage"]
+
+LOCK: Final = ".lock"
+_STAGED: Final = ".staged-"
+#: Of a file name (NAME_MAX), with room for the prefix.
+MAX_NAME: Final = 230
+
+
+def lock(folder: Path) -> int:
+    """Make the folder where there is none, take it for this process, and drop what an earlier one left half done.
+
+    Returns a descriptor that holds it. Raises OSError, BlockingIOError where another process has it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for left in folder.glob(f"{_STAGED}*"):
+            left.unlink()
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def file_of(folder: Path, group: str, kind: str, namespace: str, name: str) -> Path:
+    """`httproute.gateway.networking.k8s.io_agents_models.yaml`."""
+    kind = f"{kind.lower()}.{group}" if group else kind.lower()
+    stem = "_".join(filter(None, (kind, namespace, name)))
+    if len(stem) > MAX_NAME:
+        stem = f"{stem[: MAX_NAME - 33]}_{blake2b(stem.encode(), digest_size=16).hexdigest()}"
+    return folder / f"{stem}.yaml"
+
+
+def stage(file: Path, text: str) -> None:
+    """Write what `commit` will put in place, readable by this user alone. Raises OSError."""
+    staged = _staged(file)
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def commit(file: Path, is_deleted: bool) -> None:
+    """Put the staged file in place, or remove the one that is there. Raises OSError."""
+    if is_deleted:
+        file.unlink(missing_ok=True)
+    else:
+        os.replace(_staged(file), file)
+    descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def discard(file: Path) -> None:
+    """The staged file is not wanted."""
+    _staged(file).unlink(missing_ok=True)
+
+
+def _staged(file: Path) -> Path:
+    return file.with_name(f"{_STAGED}{file.name}")

@@ -1,0 +1,62 @@
+"""A write to the admin API, between those who take it, those who work it out, and those who put it into service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = ["Verb", "Write", "WriteRefused", "Written"]
+
+
+class Verb(Enum):
+    CREATE = "create"
+    REPLACE = "replace"
+    JSON_PATCH = "json-patch"
+    MERGE_PATCH = "merge-patch"
+    STRATEGIC_PATCH = "strategic-merge-patch"
+    APPLY = "apply"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write to one object; `group` "" is the core group, `namespace` "" a cluster-scoped kind.
+
+    `name` is "" where a new object brings it along. `body` is JSON, or YAML in an APPLY. `resource_version` is what the
+    object has now, "" where there is none. `manager` is who owns the fields that are written.
+    """
+
+    verb: Verb
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespace: str
+    name: str
+    body: bytes = field(repr=False)
+    manager: str
+    resource_version: str = ""
+    is_forced: bool = False
+    is_dry_run: bool = False
+
+
+class WriteRefused(Exception):
+    """The answer is a Status with this code and reason; `causes` are (CauseType, message, field path)."""
+
+    def __init__(self, code: int, reason: str, message: str, causes: Sequence[tuple[str, str, str]] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.causes = tuple(causes)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of it. `manifest` is JSON without a Secret's values; `file` is where it is kept, "" for a dry run."""
+
+    name: str
+    uid: str
+    manifest: bytes
+    is_new: bool
+    file: str = ""
