@@ -58,7 +58,7 @@ def apply(changes: Iterable[FieldChange], fields: Fields) -> None:
             continue
         if kind is Change.SET_IF_PRESENT and name not in fields:
             continue
-        if kind in (Change.REMOVE, Change.SET, Change.SET_IF_PRESENT):
+        if kind is not Change.APPEND:  # an absent field may be there in another spelling, which some origins read
             fields.cut(every_spelling((name.decode("latin-1"),)))
         if kind is not Change.REMOVE:
             fields.add(name, change.value)

@@ -18,6 +18,7 @@ def test_each_change_does_what_its_name_says():
     assert changed(Change.APPEND) == b"\r\nX-A: 1\r\nx_a: 2\r\nx-b: 3\r\nx-a: new"
     assert changed(Change.ADD_IF_ABSENT) == b"\r\nX-A: 1\r\nx_a: 2\r\nx-b: 3"
     assert changed(Change.ADD_IF_ABSENT, b"\r\nx-b: 3") == b"\r\nx-b: 3\r\nx-a: new"
+    assert changed(Change.ADD_IF_ABSENT, b"\r\nX_A: 2") == b"\r\nx-a: new"  # no client adds to it by another spelling
     assert changed(Change.SET_IF_PRESENT) == b"\r\nx-b: 3\r\nx-a: new"
     assert changed(Change.SET_IF_PRESENT, b"\r\nx-b: 3") == b"\r\nx-b: 3"
 
