@@ -62,6 +62,16 @@ class ClientConnection(DownstreamConnection):
             raise GatewayFault(Reason.MISDIRECTED, f"{host} is not served on this connection", status=421)
         return found
 
+    @property
+    def passes_trailers(self) -> bool:
+        """Not where a filter looks at the head: it has not seen them, and some origins read them as fields that a
+        filter, or the server that it asks, alone may set.
+        """
+        route, choice = self.life.route, self.life.choice
+        return (route is None or route.chain.request_headers is None) and (
+            choice is None or choice.chain.backend_request is None
+        )
+
     def close_if_idle(self) -> None:
         if not self.in_exchange:
             self.close()

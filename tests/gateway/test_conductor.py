@@ -159,6 +159,20 @@ def test_interim_responses_do_not_go_past_a_filter_of_responses(converse_on: Sta
 
 
 # --- bodies --------------------------------------------------------------------------------------------------------
+def test_no_trailer_goes_past_a_filter_that_sets_a_field_of_its_name(converse_on: Start):
+    """Some origins read trailers as fields: the credential has to be the gateway's own."""
+    injector = {"secretRef": {"name": "key", "key": "token"}, "header": "X-Service-Token", "allowPlaintext": True}
+    backend = m.backend("a", "a.example", 80, extensions=[{**SCRUBBING, "config": injector}])
+    route = m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])
+    talk = converse_on(forward(m.secret("key", {"token": "sk-1234567890"}), backend, route))
+    talk.client >> POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Service-Token: stolen\r\n\r\n"
+    talk.dialled("a.example", 80)
+    assert b"X-Service-Token: sk-1234567890\r\n" in talk.origin.take(rb"POST / .*?\r\n\r\n")[0]
+    talk.origin << b"2\r\nhi\r\n0\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 def test_chunks_and_trailers_go_both_ways(converse_on: Start):
     talk = converse_on(forward())
     talk.client >> POST + b"Transfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n3;ext=1\r\nabc\r\n0\r\nX-Sum: 1\r\n\r\n"

@@ -116,6 +116,25 @@ def test_what_the_server_says_replaces_what_the_client_has_forged(converse: Star
     talk.client << OK_PASSED
 
 
+def test_a_field_that_the_server_alone_may_set_does_not_come_as_a_trailer_either(converse_on: Start):
+    """Some origins read trailers as fields."""
+    talk = converse_on(guarded(auth(allowedResponseHeaders=["X-User-Id"])))
+    talk.client >> (
+        b"POST / HTTP/1.1\r\nHost: app.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"2\r\nhi\r\n0\r\nX-User-Id: 1\r\n\r\n"
+    )
+    asked(talk)
+    talk.origin.take(rb".*\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nX-User-Id: 42\r\nContent-Length: 0\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.origin << (
+        b"POST / HTTP/1.1\r\nHost: a.example\r\nx-user-id: 42\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"2\r\nhi\r\n0\r\n\r\n"
+    )
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 def test_an_empty_list_copies_everything_but_what_belongs_to_the_answer_itself(converse: Start):
     talk = converse(guarded(auth(allowedResponseHeaders=None)))
     talk.client >> b"GET / HTTP/1.1\r\nHost: app.example\r\nx-user-id: 1\r\n\r\n"

@@ -45,14 +45,16 @@ _LINE_START = re.compile(rb"[0-9A-Fa-f]{1,16}+(?:\r?\Z|[\t ]*+(?:;|\Z))")
 #: A field section, and the empty line behind it.
 _TRAILERS = re.compile(rb"((?:" + FIELD_LINE + rb")*+)\r\n\r\n")
 
-#: Fields that must not come late: framing, routing, authentication, request control, content format (RFC 9110 6.5.1).
+#: Fields that must not come late: framing, routing, authentication, request control, content format (RFC 9110 6.5.1),
+#: and those of identity, which are nobody's to send.
 _FORBIDDEN_TRAILERS = frozenset(
     b"transfer-encoding content-length content-encoding content-type content-range trailer host "
     b"connection keep-alive proxy-connection te upgrade http2-settings via forwarded x-real-ip "
     b"authorization proxy-authorization www-authenticate proxy-authenticate proxy-authentication-info "
     b"cookie set-cookie x-api-key api-key x-goog-api-key "
     b"cache-control expect max-forwards pragma range if-match if-none-match if-modified-since if-unmodified-since "
-    b"if-range age date expires location retry-after vary".split()
+    b"if-range age date expires location retry-after vary "
+    b"x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role".split()
 )
 
 

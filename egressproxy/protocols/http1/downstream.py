@@ -213,6 +213,11 @@ class DownstreamConnection(Flow):
         self.reader = RequestReader(limits)
         self.reader.feed(rest)
 
+    @property
+    def passes_trailers(self) -> bool:
+        """Whether the trailers of the current request go on with it."""
+        return True
+
     def _exchange_over(self) -> None:
         if not self._is_pumping and not self.is_lost and (self.octets_in or self.has_ended):
             self._pump()
@@ -253,7 +258,7 @@ class DownstreamConnection(Flow):
                     sink, self.sink = self.sink, None
                     if sink is not None:
                         trailers = event.trailers  # type: ignore[union-attr]
-                        sink.end_body(trailers.block if trailers is not None else b"")
+                        sink.end_body(trailers.block if trailers is not None and self.passes_trailers else b"")
                     self.driver.resume()
             else:
                 is_unfinished = True  # nobody else takes from the reader until we go on

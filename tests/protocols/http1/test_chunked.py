@@ -146,7 +146,7 @@ def test_trailers_are_bounded() -> None:
         b"Connection: close", b"Authorization: Bearer t", b"Proxy-Authorization: Basic eDp5", b"Cookie: a",
         b"Set-Cookie: a", b"X-Api-Key: k", b"X-Forwarded-For: 127.0.0.1", b"X_Forwarded_Host: x", b"Forwarded: for=x",
         b"Via: 1.1 x", b"Content-Encoding: gzip", b"Expect: 100-continue", b"Upgrade: x", b"TE: trailers",
-        b"Trailer: x", b"X-Named: 1",
+        b"Trailer: x", b"X-Named: 1", b"X-Gateway-User: root", b"X_Egress_Identity: root", b"X-Smokescreen-Role: root",
     ],
 )  # fmt: skip
 def test_fields_that_must_not_come_late_are_dropped(line: bytes) -> None:
