@@ -17,7 +17,7 @@ from egressproxy.cli.differences import compare, show
 from egressproxy.cli.problems import show_problems
 
 if TYPE_CHECKING:
-    from egressproxy.gateway.flips import Flip
+    from egressproxy.gateway.explaining.flips import Flip
     from egressproxy.gateway.live import Snapshot
     from egressproxy.gateway.recent import RecentDecision
     from egressproxy.spec.gateway import ConfigSpec
@@ -97,8 +97,8 @@ def _flips(
     old: ConfigSpec | None, new: ConfigSpec, admin: tuple[str, int] | None, access_log: Path | None
 ) -> dict[str, Any]:
     """The decisions that flip, and how many were made again."""
-    from egressproxy.gateway.flips import flips
-    from egressproxy.gateway.trial import offline
+    from egressproxy.gateway.explaining.flips import flips
+    from egressproxy.gateway.explaining.trial import offline
     from egressproxy.model.steps import finished
 
     async def replayed() -> tuple[list[Flip], int]:

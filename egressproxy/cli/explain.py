@@ -79,9 +79,9 @@ def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple
     import asyncio
 
     from egressproxy.config.problems import ConfigError
-    from egressproxy.gateway.explain import explain
-    from egressproxy.gateway.question import Question, QuestionError
-    from egressproxy.gateway.trial import offline
+    from egressproxy.gateway.explaining.explain import explain
+    from egressproxy.gateway.explaining.question import Question, QuestionError
+    from egressproxy.gateway.explaining.trial import offline
     from egressproxy.loading.compilation import loaded
 
     async def answer() -> dict[str, Any]:

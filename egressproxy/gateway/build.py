@@ -18,9 +18,9 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.attempts import NO_RETRIES, Attempts
-from egressproxy.gateway.auth_http import HttpAsker
+from egressproxy.gateway.authorization.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
+from egressproxy.gateway.authorization.over_http import HttpAsker
 from egressproxy.gateway.connector import Connector, Network
-from egressproxy.gateway.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Listener, Port, Route, Snapshot
 from egressproxy.gateway.mirror import Mirror
 from egressproxy.gateway.sessions import Sessions
@@ -211,7 +211,9 @@ class _Builder:
         chain = self.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAsker(spec, connector, chain)
-        from egressproxy.gateway.auth_grpc import GrpcAsker  # here: HTTP/2 takes memory, and is rarely asked for
+        from egressproxy.gateway.authorization.over_grpc import (
+            GrpcAsker,  # here: HTTP/2 takes memory, and is rarely asked for
+        )
 
         return GrpcAsker(spec, connector, chain)
 

@@ -18,10 +18,10 @@ from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, R
 from egressproxy.filters.chain import HeaderStep, Outcome, finish, run
 from egressproxy.gateway.admission import check_switch, name_destination, refuse_loops, route_request
 from egressproxy.gateway.answers import answer_for, is_denial, is_told
+from egressproxy.gateway.authorization.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.connector import Connector, Target
-from egressproxy.gateway.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.mirror import copies_of

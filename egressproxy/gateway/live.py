@@ -25,7 +25,7 @@ from egressproxy.transport.timers import TICK_S
 
 if TYPE_CHECKING:
     from egressproxy.gateway.attempts import Attempts
-    from egressproxy.gateway.external_auth import ExternalAuth
+    from egressproxy.gateway.authorization.external_auth import ExternalAuth
     from egressproxy.gateway.mirror import Mirror
 
 __all__ = ["EXACT_BELOW_S", "Choice", "Listener", "Port", "Route", "Snapshot"]

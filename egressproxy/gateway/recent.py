@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
-from egressproxy.gateway.question import Question
+from egressproxy.gateway.explaining.question import Question
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Identity
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.tally import Tally
-from egressproxy.gateway.explain import explain
-from egressproxy.gateway.flips import DENIED, flips
+from egressproxy.gateway.explaining.explain import explain
+from egressproxy.gateway.explaining.flips import DENIED, flips
+from egressproxy.gateway.explaining.question import Question, QuestionError
 from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
-from egressproxy.gateway.question import Question, QuestionError
 from egressproxy.gateway.recent import decisions
 from egressproxy.model.secret import Secret
 from egressproxy.spec.packing import unpacking

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import GatewayError
+from egressproxy.gateway.authorization.held import HeldRequest
 from egressproxy.gateway.client import ClientConnection
-from egressproxy.gateway.held import HeldRequest
 from egressproxy.gateway.life import Life
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.unary import Call, UnaryConnection
-from tests.gateway import test_auth_grpc as grpc
-from tests.gateway import test_external_auth as http
+from tests.gateway.authorization import test_external_auth as http
+from tests.gateway.authorization import test_over_grpc as grpc
 from tests.gateway.kit import OK
 from tests.support.conversation import Conversation, conversation
 

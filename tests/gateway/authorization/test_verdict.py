@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.gateway.verdict import Change, FieldChange, apply, denial, is_ours
+from egressproxy.gateway.authorization.verdict import Change, FieldChange, apply, denial, is_ours
 from egressproxy.model.fields import Fields
 
 

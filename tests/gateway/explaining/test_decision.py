@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.gateway.decision import decide
-from egressproxy.gateway.flips import outcome
-from egressproxy.gateway.question import Question
+from egressproxy.gateway.explaining.decision import decide
+from egressproxy.gateway.explaining.flips import outcome
+from egressproxy.gateway.explaining.question import Question
 from egressproxy.gateway.recent import KEPT, PATH, decisions
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, exchange, forward

@@ -8,9 +8,9 @@ import pytest
 
 from egressproxy.protocols.grpc.ext_authz import CHECK
 from egressproxy.protocols.grpc.wire import field, fields, number, text
+from tests.gateway.authorization.test_external_auth import FORWARDED, GET, POST, POST_FORWARDED
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, reverse
-from tests.gateway.test_external_auth import FORWARDED, GET, POST, POST_FORWARDED
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.http2 import GrpcCall, Http2Server

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import Chain, Steps, finish, run
+from egressproxy.gateway.authorization.held import HeldRequest
+from egressproxy.gateway.authorization.verdict import Change, FieldChange, Verdict, denial, is_ours
 from egressproxy.gateway.connector import Connector
-from egressproxy.gateway.held import HeldRequest
-from egressproxy.gateway.verdict import Change, FieldChange, Verdict, denial, is_ours
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead

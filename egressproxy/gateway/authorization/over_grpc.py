@@ -6,11 +6,11 @@ Source: Gateway API HTTPExternalAuthFilter with protocol GRPC, GRPCAuthConfig.
 from __future__ import annotations
 
 from egressproxy.filters.chain import Chain, finish
-from egressproxy.gateway.auth_http import passed, question
+from egressproxy.gateway.authorization.grpc_channel import GrpcChannel
+from egressproxy.gateway.authorization.held import HeldRequest
+from egressproxy.gateway.authorization.over_http import passed, question
+from egressproxy.gateway.authorization.verdict import Change, FieldChange, Verdict, apply, denial, is_ours
 from egressproxy.gateway.connector import Connector
-from egressproxy.gateway.grpc_channel import GrpcChannel
-from egressproxy.gateway.held import HeldRequest
-from egressproxy.gateway.verdict import Change, FieldChange, Verdict, apply, denial, is_ours
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead

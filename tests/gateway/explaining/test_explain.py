@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from egressproxy.gateway.explain import explain
-from egressproxy.gateway.question import Question, QuestionError
-from egressproxy.gateway.trial import offline
+from egressproxy.gateway.explaining.explain import explain
+from egressproxy.gateway.explaining.question import Question, QuestionError
+from egressproxy.gateway.explaining.trial import offline
 from tests.e2e.world import terminate
 from tests.gateway.kit import certificate, forward, https, reverse
 from tests.gateway.test_fork import PASSED, shared

@@ -11,9 +11,9 @@ from typing import cast
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.gateway.admission import enforce, name_destination, read_authority, refuse_loops, route_request
 from egressproxy.gateway.client import ClientConnection
+from egressproxy.gateway.explaining.question import Question
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener, Port, Route, Snapshot
-from egressproxy.gateway.question import Question
 from egressproxy.gateway.streams import StreamConnection, name_stream
 from egressproxy.gateway.tunnels import route_tunnel
 from egressproxy.model.exchange import Exchange, Identity

@@ -13,8 +13,8 @@ from typing import Protocol
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig
-from egressproxy.gateway.held import HELD, HeldRequest
-from egressproxy.gateway.verdict import Verdict, apply
+from egressproxy.gateway.authorization.held import HELD, HeldRequest
+from egressproxy.gateway.authorization.verdict import Verdict, apply
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Metrics

@@ -13,10 +13,10 @@ from typing import Any
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.gateway.answers import DENIALS
 from egressproxy.gateway.connector import Connector
-from egressproxy.gateway.decision import Decision, decide
-from egressproxy.gateway.description import BACKEND_PHASES, REQUEST_PHASES, steps_of
+from egressproxy.gateway.explaining.decision import Decision, decide
+from egressproxy.gateway.explaining.description import BACKEND_PHASES, REQUEST_PHASES, steps_of
+from egressproxy.gateway.explaining.question import QuestionError
 from egressproxy.gateway.live import Snapshot
-from egressproxy.gateway.question import QuestionError
 from egressproxy.gateway.recent import RecentDecision
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.steps import Steps

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from egressproxy.gateway.flips import Flip, flips
+from egressproxy.gateway.explaining.flips import Flip, flips
+from egressproxy.gateway.explaining.trial import offline
 from egressproxy.gateway.recent import PATH, RecentDecision
-from egressproxy.gateway.trial import offline
 from egressproxy.model.steps import finished
 from tests.gateway.kit import reverse
 from tests.support import manifests as m

@@ -15,8 +15,8 @@ from typing import Any
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.connector import DEFAULT_TLS, Connector, Place
-from egressproxy.gateway.decision import Decision, decide
-from egressproxy.gateway.description import (
+from egressproxy.gateway.explaining.decision import Decision, decide
+from egressproxy.gateway.explaining.description import (
     BACKEND_PHASES,
     REQUEST_PHASES,
     TUNNEL_PHASES,
@@ -31,8 +31,8 @@ from egressproxy.gateway.description import (
     timeout_values,
     tls_values,
 )
+from egressproxy.gateway.explaining.question import Question
 from egressproxy.gateway.live import Choice, Route, Snapshot
-from egressproxy.gateway.question import Question
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match, criterion
