@@ -14,10 +14,12 @@ from egressproxy.config.resources.routes import HttpMatch, HttpRule, Retry, Sess
 from egressproxy.spec.policy import RetryBudgetSpec, RetrySpec
 from egressproxy.spec.route import PathMatchType, SessionSpec
 
-__all__ = ["policy_retry", "rule_retry", "session_problem", "session_spec"]
+__all__ = ["policy_retry", "retry_problem", "rule_retry", "session_problem", "session_spec"]
 
 #: `retry` without `attempts`: so many after the first.
 DEFAULT_ATTEMPTS: Final = 2
+#: One request of a client is not to become any number of them: without a `backoff` they would not even take time.
+MAX_ATTEMPTS: Final = 100
 #: `retry` without `backoff`, and how many times a backoff a pause may become.
 DEFAULT_BACKOFF_S: Final = 0.025
 MAX_BACKOFFS: Final = 10
@@ -37,7 +39,14 @@ def rule_retry(retry: Retry) -> RetrySpec:
     """What a rule's `retry` asks for."""
     backoff_s = retry.backoff.seconds if retry.backoff is not None else DEFAULT_BACKOFF_S
     attempts = retry.attempts if retry.attempts is not None else DEFAULT_ATTEMPTS
-    return RetrySpec(attempts, tuple(sorted(set(retry.codes))), backoff_s, backoff_s * MAX_BACKOFFS)
+    return RetrySpec(min(attempts, MAX_ATTEMPTS), tuple(sorted(set(retry.codes))), backoff_s, backoff_s * MAX_BACKOFFS)
+
+
+def retry_problem(retry: Retry) -> str:
+    """What of a rule's `retry` is not done; "" if all of it is."""
+    if retry.attempts is None or retry.attempts <= MAX_ATTEMPTS:
+        return ""
+    return f"attempts {retry.attempts} counts as {MAX_ATTEMPTS}, the most that there are"
 
 
 def policy_retry(retries: Retries | None) -> RetrySpec | None:
@@ -50,7 +59,8 @@ def policy_retry(retries: Retries | None) -> RetrySpec | None:
     if retries.budget is not None:
         said = retries.budget
         budget = RetryBudgetSpec(said.percent, said.interval.seconds, said.min_per_second)
-    return RetrySpec(retries.attempts, tuple(sorted(set(retries.codes))), backoff_s, max(backoff_s, most_s), budget)
+    attempts = min(retries.attempts, MAX_ATTEMPTS)
+    return RetrySpec(attempts, tuple(sorted(set(retries.codes))), backoff_s, max(backoff_s, most_s), budget)
 
 
 def session_spec(route: str, index: int, rule: HttpRule) -> SessionSpec | None:

@@ -14,7 +14,7 @@ from typing import overload
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attachment import Attachment
-from egressproxy.config.compile.attempts import rule_retry, session_problem, session_spec
+from egressproxy.config.compile.attempts import retry_problem, rule_retry, session_problem, session_spec
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
@@ -179,6 +179,8 @@ class RouteCompiler:
         idle: dict[str, None] = {}
         for index, rule in enumerate(route.spec.rules):
             self._examine_rule(route, index, rule, findings)
+            if rule.retry is not None and (problem := retry_problem(rule.retry)):
+                findings.notes.append(f"rules[{index}].retry: {problem}.")
             if rule.session_persistence is not None and (problem := session_problem(rule.session_persistence)):
                 findings.notes.append(f"rules[{index}].sessionPersistence: {problem}.")
         if route.spec.use_default_gateways != "None":

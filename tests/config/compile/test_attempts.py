@@ -32,6 +32,14 @@ def test_a_retry_is_kept_as_the_rule_says_it():
     assert one_rule("retry: {attempts: 7, backoff: 2s}").retry == RetrySpec(7, (), 2.0, 20.0)
 
 
+def test_a_retry_has_a_bounded_number_of_attempts_and_status_says_so():
+    made = compiled(FORWARD, PLAIN, with_rule("retry: {attempts: 2000000000, backoff: 0s}"))
+    assert rule(made).retry == RetrySpec(100, (), 0.0, 0.0)
+    assert "rules[0].retry: attempts 2000000000 counts as 100" in of_route(made, "Accepted")[2]
+    wide = policy("traffic: {retries: {attempts: 2000000000}}")
+    assert listener(compiled(FORWARD, PLAIN, ROUTE, wide)).policy.retries == RetrySpec(100, (), 0.025, 0.25)
+
+
 def test_a_rule_without_retry_has_that_of_the_most_specific_policy():
     gateway = policy("traffic: {retries: {attempts: 3}}", policy_name="wide")
     route = policy(
