@@ -119,7 +119,7 @@ class Position:
             version, namespace, name = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
             if isinstance(version, int) and isinstance(namespace, str) and isinstance(name, str):
                 return cls(version, namespace, name)
-        except (ValueError, TypeError, binascii.Error):
+        except (ValueError, TypeError, binascii.Error, RecursionError):
             pass
         raise ApiError(400, "BadRequest", "continue: this is no token of ours; list from the start")
 

@@ -78,6 +78,7 @@ def test_a_form_that_we_have_not_is_406():
         {"labelSelector": "a in"},
         {"fieldSelector": "spec.x=1"},
         {"continue": "rubbish"},
+        {"continue": "W1tb" * 2000},  # JSON that is nested more deeply than Python reads
         {"continue": "e30="},
         {"resourceVersion": "abc"},
         {"resourceVersionMatch": "Sometimes"},
