@@ -64,6 +64,7 @@ class Suite:
         self.pods: list[Pod] = []
         self.log: list[dict[str, Any]] = []  # what all pods saw, in order
         self._objects: list[m.Manifest] = []
+        self._addresses: dict[tuple[str, str], str] = {}  # as status says since the last change
         self._backends: list[m.Manifest] = []
         self._make_backends()
         self.process = GatewayProcess(folder, self._all(), arguments=["--bind", f"{self._net}.0/24"])
@@ -83,6 +84,7 @@ class Suite:
 
     def apply(self, *objects: m.Manifest) -> None:
         self._objects = list(objects)
+        self._addresses.clear()
         before = self.process.metric("egress_config_generation")
         refused = self.process.metric("egress_config_reloads_total", result="failure")
         self.process.replace(self._all())
@@ -217,8 +219,10 @@ class Suite:
     # --- what it does ---------------------------------------------------------------------------------------------
 
     def address(self, gateway: str, ns: str = o.INFRA) -> str:
-        (one,) = self.get("Gateway", gateway, ns)["status"]["addresses"]
-        return str(one["value"])
+        if (gateway, ns) not in self._addresses:
+            (one,) = self.get("Gateway", gateway, ns)["status"]["addresses"]
+            self._addresses[gateway, ns] = str(one["value"])
+        return self._addresses[gateway, ns]
 
     def ask(
         self,
