@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -69,7 +69,8 @@ def command(
       egressproxy get gateways -A
       egressproxy get httproutes -n agents -o wide
       egressproxy get egresspolicy outbound -n agents -o yaml
-      egressproxy get gw,httproutes -A -w
+      egressproxy get gw,httproutes -A
+      egressproxy get httproutes -A -w
 
     Exit status: 0 shown, 1 there is no such object, 2 wrong usage or nobody answers.
     """
@@ -189,21 +190,33 @@ def _watch(admin: tuple[str, int], kind: Kind, where: str, pairs: list[tuple[str
     path = kind.path(where)
     try:
         while True:
-            rows: Rows | None = None
-            for line in lines(admin, path, [*pairs, ("watch", "true")], accept):
+            found = ask(admin, path, pairs, accept=accept)
+            show = _shower(kind, found, output, has_namespaces=not where and kind.is_namespaced)
+            show(found)
+            since = ("resourceVersion", found["metadata"]["resourceVersion"])
+            for line in lines(admin, path, [*pairs, ("watch", "true"), since], accept):
                 event = json.loads(line)
-                shown = event["object"]
                 if event["type"] == "ERROR":
                     break  # it was too far behind: from the start again
-                if output in ("yaml", "json"):
-                    click.echo(("---\n" if output == "yaml" else "") + _text(shown, output))
-                    continue
-                if output == "name":
-                    _show_names(kind, shown["rows"])
-                    continue
-                rows = rows or Rows(shown["columnDefinitions"], output == "wide", not where and kind.is_namespaced, "")
-                rows.show(shown["rows"])
+                show(event["object"])
             else:
                 return
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _shower(
+    kind: Kind, first: dict[str, Any], output: str | None, *, has_namespaces: bool
+) -> Callable[[dict[str, Any]], None]:
+    """Shows a list, or one of its objects that has changed, in the same way; of tables, below the same head."""
+    if output in ("yaml", "json"):
+
+        def objects(shown: dict[str, Any]) -> None:
+            for each in shown.get("items", (shown,)):
+                click.echo(("---\n" if output == "yaml" else "") + _text(each, output))
+
+        return objects
+    if output == "name":
+        return lambda shown: _show_names(kind, shown["rows"])
+    rows = Rows(first["columnDefinitions"], output == "wide", has_namespaces, "")
+    return lambda shown: rows.show(shown["rows"])

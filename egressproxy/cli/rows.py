@@ -30,6 +30,8 @@ class Rows:
         self._widths: list[int] = []
 
     def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
         texts = [self._texts(row) for row in rows]
         if not self._widths:
             columns = zip(self._head, *texts, strict=True)

@@ -131,6 +131,15 @@ def test_a_watch_shows_what_is_there_and_ends_with_the_gateway(admin: AdminServe
     assert "egress" in result.output
 
 
+def test_what_a_watch_begins_with_is_sorted_and_aligned(admin: AdminServer, get: Get):
+    timer = threading.Timer(0.5, lambda: admin._kubernetes._watches.end())
+    timer.start()
+    lines = get("ns", "-w").output.splitlines()
+    timer.join()
+    assert [line.split()[0] for line in lines] == ["NAME", "agents", "default"]
+    assert {line.index("Active") for line in lines[1:]} == {lines[0].index("STATUS")}
+
+
 def test_nobody_who_answers_is_told_as_that():
     result = CliRunner().invoke(main, ["get", "gw", "--admin", f"127.0.0.1:{free_port()}"])
     assert result.exit_code == 2
