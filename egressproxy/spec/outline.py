@@ -30,13 +30,14 @@ _WORD = re.compile(r"_(\w)")
 #: Where a field of a spec has another name in manifests, or stands at another place.
 _NAMES: Final = {
     "timeouts": "traffic.timeouts", "request_s": "timeouts.request", "backend_request_s": "timeouts.backendRequest",
+    "auth": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
     "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",
 }  # fmt: skip
 #: What stands in objects of its own, or is said in another way.
 _APART: Final = frozenset(
     {
         "http_routes", "tls_routes", "tcp_routes", "default_backend", "extensions", "backends", "rules",
-        "gateway", "parent", "folder", "settings", "scope", "name",
+        "gateway", "parent", "folder", "settings", "scope", "name", "place",
     }
 )  # fmt: skip
 
@@ -76,9 +77,11 @@ def _add_stream(made: Outline, stream: StreamRouteSpec, common: Mapping[str, Any
 
 def _rule(made: Outline, rule: HttpRuleSpec, common: Mapping[str, Any], place: str) -> dict[str, str | list[str]]:
     named: dict[str, str | list[str]] = {"name": rule.name} if rule.name else {}
+    asked = [rule.auth.backend] if rule.auth is not None else []
     return {
         **named, **dict(_fields(rule)), **_rest(_policy(rule.policy), common), **_filters(rule.extensions),
         **_backends(made, rule.backends, common, place),
+        **_own(made, (*asked, *(each.backend for each in rule.mirrors)), common, place),
     }  # fmt: skip
 
 
@@ -86,14 +89,27 @@ def _backends(
     made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str
 ) -> dict[str, str | list[str]]:
     """The references of one rule; the backends themselves are objects of their own."""
+    refs = [
+        f"{each.backend.name}, weight {each.weight}"
+        if each.backend is not None
+        else f"cannot be used, weight {each.weight}: {each.error}"
+        for each in backends
+    ]
+    return {"backendRefs": refs, **_own(made, backends, common, place)} if refs else {}
+
+
+def _own(
+    made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str
+) -> dict[str, str | list[str]]:
+    """What holds for single backends of a rule, mirrors and authorization servers among them; adds them as objects."""
     found: dict[str, str | list[str]] = {}
-    refs = []
     for weighted in backends:
         backend = weighted.backend
         if backend is None:
-            refs.append(f"cannot be used, weight {weighted.weight}: {weighted.error}")
             continue
-        refs.append(f"{backend.name}, weight {weighted.weight}")
+        if weighted.mirrors:
+            found[f"backend {backend.name}: mirrors"] = [_text(each) for each in weighted.mirrors]
+            found |= _own(made, [each.backend for each in weighted.mirrors], common, place)
         for path, value in (*_rest(_policy(weighted.policy), common).items(), *_filters(weighted.extensions).items()):
             found[f"backend {backend.name}: {path}"] = value
         values = dict(_fields(backend))
@@ -101,7 +117,7 @@ def _backends(
             values["parent"] = backend.parent.name
         if made.setdefault(f"Backend {backend.name}", values) != values:
             made[f"Backend {backend.name} on {place}"] = values
-    return {"backendRefs": refs, **found} if refs else found
+    return found
 
 
 def _policy(policy: PolicySpec) -> Iterator[tuple[str, str | list[str]]]:
@@ -133,7 +149,9 @@ def _fields(spec: Any, prefix: str = "") -> Iterator[tuple[str, str | list[str]]
         if field.name in _APART or not field.compare or value == _default(field) or isinstance(value, PolicySpec):
             continue
         path = prefix + _name(field.name)
-        if is_dataclass(value) and not isinstance(value, type):
+        if isinstance(value, WeightedBackend):
+            yield path, value.backend.name if value.backend is not None else f"cannot be used: {value.error}"
+        elif is_dataclass(value) and not isinstance(value, type):
             if _default(field) is None:
                 yield path, "given"
             yield from _fields(value, f"{path}.")

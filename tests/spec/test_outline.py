@@ -22,7 +22,15 @@ from egressproxy.spec.policy import (
     PolicySpec,
     TimeoutsSpec,
 )  # fmt: skip
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, WeightedBackend
+from egressproxy.spec.route import (
+    AuthProtocol,
+    ExternalAuthSpec,
+    HttpRouteSpec,
+    HttpRuleSpec,
+    MatchSpec,
+    MirrorSpec,
+    WeightedBackend,
+)  # fmt: skip
 
 POLICY = PolicySpec(
     destinations=DestinationsSpec(allow=((DestinationRule(("a.example",), (443,), policy="agents/p"),),)),
@@ -58,6 +66,30 @@ def test_listeners_routes_rules_and_backends_have_names_and_the_fields_of_manife
             "destination": "Fqdn", "hostname": "api.example", "port": "443", "tls": "given", "tls.clientKey": "set",
         },
     }  # fmt: skip
+
+
+def test_mirrors_and_authorization_servers_are_named_and_are_objects_of_their_own():
+    copy = BackendSpec("agents/copy", Destination.FQDN, "copy.example", 443)
+    server = BackendSpec("agents/auth", Destination.FQDN, "auth.example", 443)
+    place = ExtensionSpec("ExternalAuth", "egressproxy.io/ExternalAuth", "request-headers")
+    mirror = MirrorSpec(WeightedBackend(copy), numerator=1, denominator=10)
+    rule = HttpRuleSpec(
+        backends=(WeightedBackend(BACKEND, mirrors=(mirror,)),),
+        auth=ExternalAuthSpec(place, AuthProtocol.HTTP, WeightedBackend(server), "/check"),
+        mirrors=(mirror, MirrorSpec(WeightedBackend(None, error="it is gone"))),
+    )
+    route = HttpRouteSpec("agents/r", (), (rule,))
+    listener = ListenerSpec("agents/gw", "http", ("127.0.0.1",), 80, ListenerProtocol.HTTP, http_routes=(route,))
+    made = outline(ConfigSpec((listener,)))
+    assert made["HTTPRoute agents/r rule 0 on agents/gw/http"] == {
+        "externalAuth": "given", "externalAuth.protocol": "HTTP", "externalAuth.backend": "agents/auth",
+        "externalAuth.path": "/check",
+        "mirrors": ["backend: agents/copy, denominator: 10", "backend: cannot be used: it is gone"],
+        "backendRefs": ["agents/api, weight 1"],
+        "backend agents/api: mirrors": ["backend: agents/copy, denominator: 10"],
+    }  # fmt: skip
+    assert made["Backend agents/copy"]["hostname"] == "copy.example"
+    assert made["Backend agents/auth"]["hostname"] == "auth.example"
 
 
 def test_a_policy_of_a_rule_or_backend_is_shown_as_far_as_it_is_another():
