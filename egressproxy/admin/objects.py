@@ -63,12 +63,11 @@ class ImpliedNamespace:
     kind: str = "Namespace"
     namespace: str = ""
     generation: int = 0
-    status: bytes | None = b'{"phase": "Active"}'
+    status: bytes | None = None
 
     @property
     def manifest(self) -> bytes:
-        metadata = {"name": self.name, "labels": {"kubernetes.io/metadata.name": self.name}}
-        return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).encode()
+        return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.name}}).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ def published(entry: PublishedObject, version: int | None = None, api_version: s
         _redact(manifest, metadata)
     if entry.status is not None:
         manifest["status"] = json.loads(entry.status)
+    if entry.kind == "Namespace" and entry.group == "":
+        metadata["labels"] = {**(metadata.get("labels") or {}), "kubernetes.io/metadata.name": entry.name}
+        manifest.setdefault("status", {"phase": "Active"})
     return manifest
 
 

@@ -97,6 +97,10 @@ async def test_a_cluster_scoped_object_is_asked_for_without_a_namespace(view: Vi
 
 async def test_namespaces_that_nobody_wrote_down_are_listed_with_the_others(view: View):
     assert names(ask(view, "/api/v1/namespaces")) == ["agents", "default", "other"]
+    for name in ("agents", "other"):  # written down or not
+        body = ask(view, f"/api/v1/namespaces/{name}")
+        assert body["metadata"]["labels"] == {"kubernetes.io/metadata.name": name}
+        assert body["status"] == {"phase": "Active"}
 
 
 async def test_a_secret_is_answered_with_its_data_redacted(view: View):
