@@ -98,7 +98,7 @@ class BackendTlsPolicies:
             conditions.set("Accepted", True, "Accepted", "the policy is in force.")
             for problem in lost:
                 conditions.add_note("Accepted", f"Not everywhere: {problem.message}.")
-        conditions.set("ResolvedRefs", True, "ResolvedRefs", "")
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         pem, problems = self._trusted(policy)
         if problems:
             reason = "InvalidKind" if problems[0].reason == "InvalidKind" else "InvalidCACertificateRef"

@@ -146,7 +146,7 @@ class Backends:
 
     def _judge(self, backend: AnyBackend, conditions: Conditions) -> list[dict[str, object]]:
         conditions.set("Accepted", True, "Accepted", "the backend can be used")
-        conditions.set("ResolvedRefs", True, "ResolvedRefs", "")
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         failed = 0
         ports: Sequence[int | None] = [None]
         if not isinstance(backend, XBackend) and len(backend.spec.destination.ports) > 1:

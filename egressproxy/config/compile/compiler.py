@@ -327,7 +327,7 @@ def _state_route(conditions: Conditions, outcome: list[Attachment] | Rejection, 
         reason = findings.unresolved[0][0]
         conditions.set("ResolvedRefs", False, reason, "; ".join(message for _, message in findings.unresolved))
     else:
-        conditions.set("ResolvedRefs", True, "ResolvedRefs", "")
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
     if findings.is_partial:
         conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(findings.bad_rules))
 

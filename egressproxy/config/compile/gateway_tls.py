@@ -71,7 +71,7 @@ class ClientCertificates:
             message = f"{found.message}; backends with TLS are answered with 500 until it is there"
             conditions.set("ResolvedRefs", False, reason, message)
         elif found is not None:
-            conditions.set("ResolvedRefs", True, "ResolvedRefs")
+            conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
 
     def shown_to(self, backend: BackendSpec, gateway: str) -> BackendSpec:
         """The backend as routes of this Gateway reach it: shown its certificate, unless it brings one of its own.

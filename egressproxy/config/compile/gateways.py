@@ -104,7 +104,7 @@ class GatewayPlan:
             message = f"these listeners have references that cannot be resolved: {', '.join(bad)}"
             self.conditions.set("ResolvedRefs", False, "ListenersNotResolved", message)
         else:
-            self.conditions.set("ResolvedRefs", True, "ResolvedRefs")
+            self.conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
 
     def invalid(self, listeners: Iterable[ListenerPlan]) -> list[str]:
         """The names of those that are not served for what they are, whatever is wrong with the addresses."""

@@ -102,8 +102,8 @@ def plan_listener(
     """Judge a listener by itself. `owner` is the Gateway, or the ListenerSet that adds it."""
     plan = ListenerPlan(gateway, owner, listener, Conditions(generation))
     plan.conditions.set("Accepted", True, "Accepted", "the listener is valid")
-    plan.conditions.set("Conflicted", False, "NoConflicts", "")
-    plan.conditions.set("ResolvedRefs", True, "ResolvedRefs", "")
+    plan.conditions.set("Conflicted", False, "NoConflicts", "no other listener is in its way")
+    plan.conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
     try:
         plan.protocol = ListenerProtocol(listener.protocol)
     except ValueError:
