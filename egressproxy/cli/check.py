@@ -32,7 +32,7 @@ __all__ = ["command"]
     "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
     help="As in `run`.",
 )  # fmt: skip
-@click.option("--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 def command(
     paths: tuple[Path, ...], config: tuple[Path, ...], bind: tuple[str, ...], output: str, strict: bool
@@ -47,7 +47,7 @@ def command(
     Examples:
       egressproxy check policies/
       egressproxy check gateway.yaml secrets/ --strict
-      egressproxy check policies/ --output json | jq '.problems[].message'
+      egressproxy check policies/ -o json | jq '.problems[].message'
 
     Exit status: 0 good, 1 problems (with --strict: or warnings), 2 wrong usage.
     """

@@ -12,7 +12,7 @@ __all__ = ["command"]
 
 @click.command("filters", short_help="Print the filter types and their settings.")
 @click.argument("name", required=False, metavar="[TYPE]")
-@click.option("--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 def command(name: str | None, output: str) -> None:
     """List the filter types, or print all about one: where it may run, and the JSON Schema of its config.
 
@@ -20,7 +20,7 @@ def command(name: str | None, output: str) -> None:
     Examples:
       egressproxy filters
       egressproxy filters egressproxy.io/CredentialInjector:v1
-      egressproxy filters --output json
+      egressproxy filters -o json
     """
     from egressproxy.filters.catalog import Catalog
 
