@@ -125,7 +125,8 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
         there = "" if each["present"] else ", which is MISSING"
         yield "  credential", f"Secret {each['secret']}{there} (filter {each['filter']} of {each['from']})", ""
     for each in backend.get("mirrors", ()):
-        yield "  mirror", f"{each['name']}, {each['share']:.4g} of the requests".replace(", 1 of the", ", all"), ""
+        share = "every request" if each["share"] == 1 else f"{each['share'] * 100:.4g}% of the requests"
+        yield "  mirror", f"{each['name']}, {share}", ""
     yield "  timeouts", _timeouts(backend["timeouts"]), ""
 
 

@@ -185,8 +185,8 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
         error["near"] = [match_values(each) for each in near]
         remedy = f"none of the rules for {x.authority.host} matches: add a match to one of them"
     else:
-        kind = "TLSRoute" if x.is_tunnel else "HTTPRoute"
-        remedy = f"attach a {kind} with hostname {x.authority.host} to {place}"
+        kind = "a TLSRoute" if x.is_tunnel else "an HTTPRoute"
+        remedy = f"attach {kind} with hostname {x.authority.host} to {place}"
     return {**error, "remedy": remedy}
 
 

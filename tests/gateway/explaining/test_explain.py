@@ -280,7 +280,7 @@ def test_no_route_says_which_rules_the_host_has_or_what_to_attach():
     assert (found["verdict"], found["error"]["reason"]) == ("failed", "no_route")
     assert found["error"]["near"][0]["match"] == "PathPrefix /v1"
     found = ask([m.gateway(m.http_listener(8080)), _policy()], "GET", "http://any.example:8080/")
-    assert "attach a HTTPRoute with hostname any.example" in found["error"]["remedy"]
+    assert "attach an HTTPRoute with hostname any.example" in found["error"]["remedy"]
 
 
 def test_what_the_codec_refuses_is_refused():
