@@ -275,19 +275,12 @@ class App:
         self._reload.set()
 
     def _open_state(self) -> None:
-        """Raises Refused."""
-        folder = self.options.state_dir
-        if folder is None:
-            return
-        from egressproxy.loading.writer import Writer
+        """Raises OSError."""
+        if self.options.state_dir is not None:
+            from egressproxy.loading.writer import Writer
 
-        self._writer = Writer(self.options.config, self.options.bind, folder)
-        try:
+            self._writer = Writer(self.options.config, self.options.bind, self.options.state_dir)
             self._writer.open()
-        except BlockingIOError:
-            raise Refused(f"--state-dir {folder}: another process has it; give each its own") from None
-        except OSError as error:
-            raise Refused(f"--state-dir {folder}: {error.strerror or error}") from None
 
     async def _start_admin(self) -> None:
         """Raises Refused."""

@@ -6,73 +6,73 @@ Source: Kubernetes API concepts (retrieving large results in chunks, resource ve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
+from egressproxy.admin.encoding import encoded, line
 from egressproxy.admin.objects import View, key_of
 from egressproxy.admin.publishing import metadata_only, published
 from egressproxy.admin.questions import Form, Options, Position, Resource
 from egressproxy.admin.state import PublishedObject
 from egressproxy.admin.status import ApiError, not_found
-from egressproxy.admin.tables import table
+from egressproxy.admin.tables import row, table
 
 __all__ = ["everything", "find", "get", "is_wanted", "listing", "matches"]
 
 
-def get(asked: Resource, options: Options, form: Form, view: View) -> dict[str, Any]:
+def get(asked: Resource, options: Options, form: Form, view: View) -> bytes:
     """One object. Raises ApiError(404)."""
     entry = find(asked, view)
     manifest = published(entry, view.version_of(entry), asked.api_version)
-    return _shaped(asked, [manifest], {"resourceVersion": manifest["metadata"]["resourceVersion"]}, options, form)
+    if form is Form.TABLE:
+        metadata = {"resourceVersion": manifest["metadata"]["resourceVersion"]}
+        return encoded(table(asked.kind, (manifest,), metadata, datetime.now(UTC), options.include_object))
+    return encoded(metadata_only(manifest) if form is Form.METADATA else manifest)
 
 
 def find(asked: Resource, view: View) -> PublishedObject:
     """Raises ApiError(404)."""
-    for entry in view.of(asked.kind.group, asked.kind.kind, asked.namespace):
+    for entry in _of(asked, view):
         if entry.name == asked.name:
             return entry
     raise not_found(asked.kind, asked.name)
 
 
-def listing(asked: Resource, options: Options, form: Form, view: View) -> dict[str, Any]:
-    """A list, or a piece of one. Raises ApiError(410) where it went on after a change, 400 for a version to come."""
+def listing(asked: Resource, options: Options, form: Form, view: View) -> bytes:
+    """A list, or a piece of one. Raises ApiError(410) where it goes on after a change, 504 for a version to come."""
     _check_version(options, view, asked)
     entries = sorted(
-        (
-            entry
-            for entry in view.of(asked.kind.group, asked.kind.kind, asked.namespace)
-            if not _is_before(entry, options)
-        ),
+        (entry for entry in _of(asked, view) if not _is_before(entry, options)),
         key=lambda entry: (entry.namespace, entry.name),
     )
-    wanted = (
-        (index, manifest)
-        for index, entry in enumerate(entries, 1)
-        if matches(manifest := published(entry, view.version_of(entry), asked.api_version), options)
-    )
-    found = list(islice(wanted, options.limit or None))
+    shape = _shape(asked, options, form)
+    found: list[bytes] = []
+    seen = 0
+    for entry in entries:
+        seen += 1
+        manifest = published(entry, view.version_of(entry), asked.api_version)
+        if matches(manifest, options):
+            found.append(line(shape(manifest)))
+            if len(found) == options.limit:
+                break
     metadata: dict[str, Any] = {"resourceVersion": str(view.version)}
-    if options.limit and found and found[-1][0] < len(entries):
-        last = entries[found[-1][0] - 1]
+    if seen < len(entries):
+        last = entries[seen - 1]
         metadata["continue"] = Position(view.version, last.namespace, last.name).to_token()
         if not options.select:
-            metadata["remainingItemCount"] = len(entries) - found[-1][0]
-    manifests = [manifest for _, manifest in found]
+            metadata["remainingItemCount"] = len(entries) - seen
     if form is Form.TABLE:
-        return _shaped(asked, manifests, metadata, options, form)
+        return _joined(table(asked.kind, (), metadata, datetime.now(UTC)), "rows", found)
     if form is Form.METADATA:
-        items = [metadata_only(manifest) for manifest in manifests]
-        return _list("PartialObjectMetadata", "meta.k8s.io/v1", metadata, items)
-    return _list(asked.kind.kind, asked.api_version, metadata, manifests)
+        return _joined(_list("PartialObjectMetadata", "meta.k8s.io/v1", metadata), "items", found)
+    return _joined(_list(asked.kind.kind, asked.api_version, metadata), "items", found)
 
 
-def everything(view: View) -> dict[str, Any]:
-    """All objects in one List, redacted: what to attach to a bug report. What was observed is no configuration."""
-    entries = (entry for entry in view.entries() if entry.kind != "Event")
-    items = [published(entry) for entry in sorted(entries, key=key_of)]
-    return _list("", "v1", {"resourceVersion": str(view.version)}, items)
+def everything(view: View) -> bytes:
+    """All objects in one List, redacted: what to attach to a bug report."""
+    found = [line(published(entry)) for entry in sorted(view.entries(), key=key_of)]
+    return _joined(_list("", "v1", {"resourceVersion": str(view.version)}), "items", found)
 
 
 def matches(manifest: dict[str, Any], options: Options) -> bool:
@@ -83,19 +83,35 @@ def matches(manifest: dict[str, Any], options: Options) -> bool:
 def is_wanted(entry: PublishedObject, asked: Resource) -> bool:
     """Whether it belongs to the collection."""
     kind = asked.kind
-    return entry.kind == kind.kind and entry.group == kind.group and asked.namespace in (None, entry.namespace)
+    return (
+        entry.kind == kind.kind
+        and entry.group == kind.group
+        and asked.namespace in (None, entry.namespace)
+        and asked.name in ("", entry.name)
+    )
 
 
-def _shaped(
-    asked: Resource, manifests: Sequence[dict[str, Any]], metadata: dict[str, Any], options: Options, form: Form
-) -> dict[str, Any]:
+def _of(asked: Resource, view: View) -> Iterable[PublishedObject]:
+    return view.of(asked.kind.group, asked.kind.kind, asked.namespace)
+
+
+def _shape(asked: Resource, options: Options, form: Form) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What an object is in a list."""
     if form is Form.TABLE:
-        return table(asked.kind, manifests, metadata, datetime.now(UTC), options.include_object)
-    return manifests[0] if form is Form.PLAIN else metadata_only(manifests[0])
+        now = datetime.now(UTC)
+        return lambda manifest: row(asked.kind, manifest, now, options.include_object)
+    return metadata_only if form is Form.METADATA else lambda manifest: manifest
 
 
-def _list(kind: str, api_version: str, metadata: dict[str, Any], items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": list(items)}
+def _list(kind: str, api_version: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": []}
+
+
+def _joined(head: dict[str, Any], field: str, lines: Sequence[bytes]) -> bytes:
+    """A list of ten thousand objects, of which no more than one was ever decoded."""
+    rest = {name: value for name, value in head.items() if name != field}
+    start = line(rest)[:-1] + f', "{field}": [\n'.encode()
+    return start + b",\n".join(lines) + b"\n]}\n"
 
 
 def _is_before(entry: PublishedObject, options: Options) -> bool:

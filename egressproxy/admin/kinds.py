@@ -35,8 +35,10 @@ class ServedKind:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """`kubectl get gateway-api` lists all of these kinds."""
-        return ("gateway-api",) if self.group.startswith("gateway.networking.") else ()
+        """`kubectl get gateway-api` lists all of these kinds; `get all` the workloads, as with any cluster."""
+        if self.group.startswith("gateway.networking."):
+            return ("gateway-api",)
+        return ("all",) if self.kind in ("Service", "Pod") and not self.group else ()
 
 
 def _kind(

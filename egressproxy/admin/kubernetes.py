@@ -15,9 +15,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from egressproxy.admin import api, discovery, openapi, protobuf
+from egressproxy.admin.encoding import line
 from egressproxy.admin.objects import Objects, View
 from egressproxy.admin.questions import Form, Options, Resource, form, resource
-from egressproxy.admin.responses import HEADERS, encoded, json_response
+from egressproxy.admin.responses import HEADERS, json_response
 from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError, Cause, success
 from egressproxy.admin.watches import Watches
@@ -66,7 +67,7 @@ class KubernetesApi:
             return None
         options = Options.of(request.query, asked.kind)
         shape = form(accept)
-        if options.is_watch and not asked.name:
+        if options.is_watch:
             with self._watches.place():
                 return await self._watch(request, await self._watches.begin(asked, options, shape))
         make = api.get if asked.name else api.listing
@@ -91,7 +92,7 @@ class KubernetesApi:
         # Not this task's: one who goes away meanwhile has written all the same.
         task = asyncio.create_task(self._state.write(write))
         self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        task.add_done_callback(self._written)
         try:
             written = await asyncio.shield(task)
         except WriteRefused as refused:
@@ -108,6 +109,11 @@ class KubernetesApi:
             return json_response(status, {**made, "apiVersion": asked.api_version})
         one = replace(asked, name=written.name)
         return await self._document(api.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status)
+
+    def _written(self, task: asyncio.Task[Written]) -> None:
+        self._writes.discard(task)
+        if not task.cancelled():
+            task.exception()  # who asked was told, or has left
 
     async def config(self, _request: web.BaseRequest) -> web.StreamResponse:
         """/config."""
@@ -153,20 +159,21 @@ class KubernetesApi:
             raise ApiError(503, "ServiceUnavailable", str(error)) from None
         if path != "/openapi/v2":
             name = path.removeprefix("/openapi/v3/")
-            return await self._document(openapi.document_v3, name, schema, version, self._is_writable)
+            return await self._openapi_document(openapi.document_v3, name, schema, version, self._is_writable)
         if not any(each in request.headers.get("Accept", "") for each in protobuf.ACCEPTED):
-            return await self._document(openapi.document_v2, schema, version, self._is_writable)
+            return await self._openapi_document(openapi.document_v2, schema, version, self._is_writable)
 
         def packed() -> bytes:
             return protobuf.encode_document(openapi.document_v2(schema, version, self._is_writable))
 
         return web.Response(body=await self._in_thread(packed), headers={"Content-Type": protobuf.CONTENT_TYPE})
 
-    async def _document(
-        self, make: Callable[..., Mapping[str, Any]], *arguments: Any, status: int = 200
-    ) -> web.Response:
-        body = await self._in_thread(lambda: encoded(make(*arguments)))
+    async def _document(self, make: Callable[..., bytes], *arguments: Any, status: int = 200) -> web.Response:
+        body = await self._in_thread(lambda: make(*arguments))
         return web.Response(status=status, body=body, content_type="application/json")
+
+    async def _openapi_document(self, make: Callable[..., Mapping[str, Any]], *arguments: Any) -> web.Response:
+        return await self._document(lambda: line(make(*arguments)))
 
     async def _in_thread(self, make: Callable[[], bytes]) -> bytes:
         async with self._encoding:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
+from egressproxy.admin.encoding import encoded
 from egressproxy.admin.status import ApiError
 
-__all__ = ["HEADERS", "encoded", "json_response", "refusal"]
+__all__ = ["HEADERS", "json_response", "refusal"]
 
 #: On every answer.
 HEADERS: Final = {
@@ -22,11 +22,6 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
-
-
-def encoded(body: Mapping[str, Any]) -> bytes:
-    # A value that JSON does not know is never shown: it might be one that must not be.
-    return json.dumps(body, indent=1, default=lambda _value: "redacted").encode() + b"\n"
 
 
 def json_response(status: int, body: Mapping[str, Any], content_type: str = "application/json") -> web.Response:

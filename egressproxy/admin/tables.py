@@ -12,7 +12,7 @@ from egressproxy.admin.columns import Column, columns
 from egressproxy.admin.kinds import ServedKind
 from egressproxy.admin.publishing import metadata_only
 
-__all__ = ["age", "table"]
+__all__ = ["age", "row", "table"]
 
 
 def table(
@@ -30,10 +30,18 @@ def table(
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
         "columnDefinitions": [_definition(column) for column in shown] if has_columns else None,
-        "rows": [
-            _row(manifest, [_cell(column, manifest, now) for column in shown], include_object) for manifest in manifests
-        ],
+        "rows": [row(kind, manifest, now, include_object) for manifest in manifests],
     }
+
+
+def row(kind: ServedKind, manifest: Mapping[str, Any], now: datetime, include_object: str) -> dict[str, Any]:
+    """meta.k8s.io/v1 TableRow."""
+    made: dict[str, Any] = {"cells": [_cell(column, manifest, now) for column in columns(kind.group, kind.kind)]}
+    if include_object == "Object":
+        made["object"] = manifest
+    elif include_object == "Metadata":
+        made["object"] = metadata_only(manifest)
+    return made
 
 
 def _definition(column: Column) -> dict[str, Any]:
@@ -44,15 +52,6 @@ def _definition(column: Column) -> dict[str, Any]:
         "description": column.description,
         "priority": int(column.is_wide),
     }
-
-
-def _row(manifest: Mapping[str, Any], cells: list[str | int], include_object: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"cells": cells}
-    if include_object == "Object":
-        row["object"] = manifest
-    elif include_object == "Metadata":
-        row["object"] = metadata_only(manifest)
-    return row
 
 
 def _cell(column: Column, manifest: Mapping[str, Any], now: datetime) -> str | int:

@@ -8,7 +8,6 @@ Source: Kubernetes API concepts, "Efficient detection of changes", watch bookmar
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from egressproxy.admin import api
+from egressproxy.admin.encoding import line
 from egressproxy.admin.objects import Change, ChangeType, Gone, Objects, View
 from egressproxy.admin.publishing import metadata_only, published
 from egressproxy.admin.questions import Form, Options, Resource
@@ -83,7 +83,7 @@ class Watches:
         options = encoder.options
         end = loop.time() + (options.timeout_s or TIMEOUT_S)
         if initial is not None:
-            entries = initial.of(encoder.asked.kind.group, encoder.asked.kind.kind, encoder.asked.namespace)
+            entries = (entry for entry in initial.entries() if api.is_wanted(entry, encoder.asked))
             while (piece := await asyncio.to_thread(encoder.initial, entries, initial)) is not None:
                 yield piece
             if options.send_initial and options.has_bookmarks:
@@ -176,5 +176,4 @@ class _Encoder:
 
 
 def _line(kind: str, made: dict[str, Any]) -> bytes:
-    # A value that JSON does not know is never shown: it might be one that must not be.
-    return json.dumps({"type": kind, "object": made}, default=lambda _value: "redacted").encode() + b"\n"
+    return line({"type": kind, "object": made}) + b"\n"

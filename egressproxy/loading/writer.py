@@ -38,8 +38,13 @@ class Writer:
         self._spare_end: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Take the folder. Raises OSError."""
-        self._lock = staging.lock(self._folder)
+        """Take the folder. Raises OSError with a sentence."""
+        try:
+            self._lock = staging.lock(self._folder)
+        except BlockingIOError:
+            raise OSError(f"--state-dir {self._folder}: another process has it; give each its own") from None
+        except OSError as error:
+            raise OSError(f"--state-dir {self._folder}: {error.strerror or error}") from None
 
     def close(self) -> None:
         self._drop_spare()
