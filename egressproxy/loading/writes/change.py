@@ -196,10 +196,19 @@ def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str
 
 
 def _at_version(current: Manifest | None, write: Write) -> Manifest:
-    """What a patch is applied to says the version that the client sees, so that it can be tested."""
+    """What a patch is applied to is what the client sees: it says the version, so that it can be tested, and nothing of
+    a Secret's values, which a JSON patch could test one by one, or copy to where they are shown.
+    """
     assert current is not None
     metadata = {**(current.get("metadata") or {}), "resourceVersion": write.resource_version}
-    return {**current, "metadata": metadata}
+    if write.kind != "Secret" or write.group:
+        return {**current, "metadata": metadata}
+    if metadata.get("annotations"):
+        metadata["annotations"] = dict.fromkeys(metadata["annotations"], "redacted")
+    shown = {**current, "metadata": metadata}
+    if shown.get("data"):
+        shown["data"] = dict.fromkeys(shown["data"], REDACTED)
+    return shown
 
 
 def _check_identity(made: Manifest, write: Write, name: str) -> None:

@@ -7,10 +7,12 @@ $deleteFromPrimitiveList, $retainKeys; $setElementOrder orders).
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from jsonpatch import JsonPatch, JsonPatchException, JsonPatchTestFailed
-from jsonpointer import JsonPointerException
+from jsonpointer import JsonPointer, JsonPointerException
 
 from egressproxy.loading.writes.shapes import Shape, item_key
 from egressproxy.model.api_write import WriteRefused
@@ -19,6 +21,8 @@ __all__ = ["json_patch", "merge_patch", "strategic_merge_patch"]
 
 #: Operations in one JSON patch; as the API server of Kubernetes.
 MAX_OPERATIONS = 10_000
+#: What its copies may add up to: each could double the object.
+MAX_COPIED = 3 * 1024 * 1024
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -38,8 +42,15 @@ def json_patch(target: Any, patch: Any) -> Any:
     """RFC 6902. Raises WriteRefused."""
     if not isinstance(patch, list) or len(patch) > MAX_OPERATIONS:
         raise WriteRefused(400, "BadRequest", f"a JSON patch is a list of at most {MAX_OPERATIONS} operations")
+    made, copied = copy.deepcopy(target), 0
     try:
-        return JsonPatch(patch).apply(copy.deepcopy(target))
+        for operation in JsonPatch(patch).patch:
+            if isinstance(operation, Mapping) and operation.get("op") == "copy":
+                copied += len(json.dumps(JsonPointer(operation.get("from", "")).resolve(made)))
+                if copied > MAX_COPIED:
+                    raise WriteRefused(413, "RequestEntityTooLarge", f"the patch copies more than {MAX_COPIED} octets")
+            made = JsonPatch([operation]).apply(made, in_place=True)
+        return made
     except JsonPatchTestFailed as error:
         raise WriteRefused(422, "Invalid", f"the patch's test failed: {error}") from None
     except (JsonPatchException, JsonPointerException, TypeError, KeyError, IndexError) as error:

@@ -202,6 +202,29 @@ def test_a_secret_that_comes_back_as_it_was_shown_keeps_its_values(tmp_path: Pat
     assert "stringData" not in kept
 
 
+def test_a_patch_learns_nothing_of_a_secret(tmp_path: Path):
+    store = Store(tmp_path, "Secret")
+    kept = {**SECRET, "metadata": {"name": "g", "annotations": {"tool": "CANARY"}}}
+    store.write(Verb.CREATE, kept)
+    for path, value in (("/data/a", "QQ=="), ("/metadata/annotations/tool", "CANARY")):
+        test = {"op": "test", "path": path, "value": value}  # a guess that is right
+        assert "QQ==" not in str(refused(store, Verb.JSON_PATCH, [{**test, "value": "no"}]))
+        assert refused(store, Verb.JSON_PATCH, [test]).code == 422
+    made = store.write(
+        Verb.JSON_PATCH,
+        [
+            {"op": "add", "path": "/metadata/labels", "value": {}},
+            {"op": "copy", "from": "/data/a", "path": "/metadata/labels/a"},
+            {"op": "copy", "from": "/metadata/annotations/tool", "path": "/metadata/labels/b"},
+            {"op": "replace", "path": "/data/b", "value": "TmV3"},
+        ],
+    )
+    assert made["data"] == {"a": "QQ==", "b": "TmV3"}
+    assert made["metadata"]["annotations"] == {"tool": "CANARY"}
+    assert "QQ==" not in made["metadata"]["labels"].values()
+    assert "CANARY" not in made["metadata"]["labels"].values()
+
+
 def test_a_secret_is_shown_to_nobody(tmp_path: Path):
     store = Store(tmp_path, "Secret")
     change = store.work_out(Verb.CREATE, SECRET)

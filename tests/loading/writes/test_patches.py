@@ -108,3 +108,12 @@ def test_a_default_is_part_of_a_key():
 def test_an_item_without_its_key_is_refused():
     with pytest.raises(WriteRefused, match="has not the key name"):
         strategic_merge_patch(listeners(("a", 1)), {"spec": {"listeners": [{"port": 3}]}}, GATEWAY)
+
+
+def test_copies_of_copies_are_bounded():
+    """Thirty of them make a thousand million of what there was."""
+    patch = [{"op": "copy", "from": "", "path": f"/c{number}"} for number in range(40)]
+    with pytest.raises(WriteRefused, match="copies more than") as refused:
+        json_patch({"a": "b"}, patch)
+    assert refused.value.code == 413
+    assert json_patch({"a": "b"}, patch[:1]) == {"a": "b", "c0": {"a": "b"}}
