@@ -21,6 +21,7 @@ from tests.support.process import GatewayProcess
 __all__ = ["Answer", "Suite"]
 
 WAIT_S = 20.0
+CONTROLLER = "egressproxy.io/gateway-controller"
 SITES = (
     "example.org", "second-example.org", "unknown-example.org", "fourth-example.wildcard.org", "*.wildcard.org",
     "abc.example.com", "other.example.com", "*.example.com", "*.example.org",
@@ -133,7 +134,9 @@ class Suite:
             file.flush()
             context.load_cert_chain(file.name)
         data = {"tls.crt": chain(leaf), "tls.key": leaf.private_key_pem.bytes().decode()}
-        self._certificates = [m.secret("site", data, namespace=ns, kind="kubernetes.io/tls") for ns in (o.INFRA, o.WEB)]
+        self._certificates = [
+            m.secret("site", data, namespace=ns, kind="kubernetes.io/tls") for ns in (o.INFRA, o.APP, o.WEB)
+        ]
         self._certificates += [
             m.config_map("backend-ca", {"ca.crt": self.backend_pki.ca_pem}, namespace=o.INFRA),
             m.config_map("wrong-ca", {"ca.crt": self.other_pki.ca_pem}, namespace=o.INFRA),
@@ -205,7 +208,7 @@ class Suite:
         found = self.get(kind, name, ns)
         parents = found["status"]["parents"]
         assert [each["parentRef"]["name"] for each in parents] == [each["name"] for each in found["spec"]["parentRefs"]]
-        assert all(each["controllerName"] == "egressproxy.io/gateway-controller" for each in parents)
+        assert all(each["controllerName"] == CONTROLLER for each in parents)
         check(parents[parent]["conditions"], expected, found, name)
 
     def policy(self, name: str, *expected: str, gateway: str = "same-namespace") -> None:
@@ -214,6 +217,7 @@ class Suite:
         ancestors = found.get("status", {}).get("ancestors", [])
         (one,) = (each for each in ancestors if each["ancestorRef"]["name"] == gateway)
         assert one["ancestorRef"]["namespace"] == o.INFRA
+        assert one["controllerName"] == CONTROLLER
         check(one["conditions"], expected, found, name)
 
     # --- what it does ---------------------------------------------------------------------------------------------

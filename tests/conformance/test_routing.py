@@ -183,7 +183,9 @@ class TestHostnames:
             gateway("ports", http("p80", 80), http("p81", 81), http("p82", 82)),
             route("by-port", {"name": "ports", "port": 81}, rule(to=v1)),
             route("by-both", {"name": "ports", "port": 82, "sectionName": "p82"}, rule(to=v2)),
-            gateway("precedence", http(hostname="a.b.example.com")),
+            gateway("precedence", http(hostname="a.b.example.com")), gateway("exact", http(hostname="*.b.example.com")),
+            route("exact-1", "exact", rule(to=v1), hosts="*.b.example.com", creationTimestamp="2024-01-01T00:00:00Z"),
+            route("exact-2", "exact", rule(to=v2), hosts="a.b.example.com", creationTimestamp="2024-01-02T00:00:00Z"),
             route("older", "precedence", rule(to=v1), hosts="*.example.com", creationTimestamp="2024-01-01T00:00:00Z"),
             route("longer", "precedence", rule(to=v2), hosts="*.b.example.com",
                   creationTimestamp="2024-01-02T00:00:00Z"),
@@ -206,7 +208,8 @@ class TestHostnames:
             ("isolated", "bar.example.com", "/wild", 1), ("isolated", "bar.example.com", "/empty", 404),
             ("isolated", "bar.foo.example.com", "/wilder", 1), ("isolated", "bar.foo.example.com", "/wild", 404),
             ("isolated", "abc.foo.example.com", "/exact", 1), ("isolated", "abc.foo.example.com", "/wilder", 404),
-            ("precedence", "a.b.example.com", "/", 2),
+            ("precedence", "a.b.example.com", "/", 2), ("exact", "a.b.example.com", "/", 2),
+            ("exact", "b.b.example.com", "/", 1),
         ],
     )  # fmt: skip
     def test_who_answers(self, suite: Suite, where: str, host: str, path: str, who: int):

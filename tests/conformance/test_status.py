@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.objects import (
+    APP,
     INFRA,
     WEB,
     gateway,
@@ -27,6 +28,7 @@ GOOD = ("Accepted=True/Accepted", "Programmed=True/Programmed")
 SERVED = ("Accepted=True/Accepted", "Programmed=True/Programmed", "ResolvedRefs=True/ResolvedRefs")
 BAD_CERTIFICATE = ("ResolvedRefs=False/InvalidCertificateRef", "Programmed=False")
 NOT_PERMITTED = ("ResolvedRefs=False/RefNotPermitted", "Programmed=False")
+CONFLICT = ("Accepted=False/Invalid", "Programmed=False", "Conflicted=True/ProtocolConflict")
 BOTH = {"HTTPRoute", "GRPCRoute"}
 NAME_OF_253 = "-".join(["gateway"] * 31) + "-long"
 
@@ -98,8 +100,8 @@ class TestGateways:
             ("overlaps", "apex", (*SERVED, "-OverlappingTLSConfig"), None),
             ("overlaps", "elsewhere", (*SERVED, "-OverlappingTLSConfig"), None),
             ("conflicts", "tls", SERVED, {"TLSRoute"}),
-            ("conflicts", "https", ("Accepted=False", "Programmed=False", "Conflicted=True/ProtocolConflict"), None),
-            ("conflicts", "passes", ("Accepted=False", "Programmed=False", "Conflicted=True/ProtocolConflict"), None),
+            ("conflicts", "https", CONFLICT, None),
+            ("conflicts", "passes", CONFLICT, None),
         ],
     )
     def test_listener(self, suite: Suite, name: str, section: str, expected: tuple[str, ...], kinds: Any):
@@ -119,16 +121,22 @@ class TestGateways:
         assert answer.echo["tls"]["sni"] == "abc.example.com"
 
 
-@pytest.mark.parametrize(
-    ("only", "expected"),
-    [("", SERVED), ("site", SERVED), ("other", NOT_PERMITTED)],
-)
-def test_secrets_of_other_namespaces_need_a_grant(suite: Suite, only: str, expected: tuple[str, ...]):
+def test_secrets_of_other_namespaces_need_a_grant(suite: Suite):
+    refs = [
+        ("all", APP, "site"),
+        ("specific", WEB, "site"),
+        ("no-name", WEB, "other"),
+        ("no-grant", INFRA + "-2", "site"),
+    ]
     suite.apply(
-        gateway("far-secret", https(cert=[secret_ref("site", namespace=WEB)])),
-        grant("secrets", WEB, "Gateway", INFRA, "Secret", only=only),
+        *(gateway(name, https(cert=[secret_ref(secret, namespace=ns)])) for name, ns, secret in refs),
+        grant("all", APP, "Gateway", INFRA, "Secret"),
+        grant("specific", WEB, "Gateway", INFRA, "Secret", only="site"),
+        grant("wrong-source", INFRA + "-2", "Gateway", APP, "Secret"),
+        grant("wrong-kind", INFRA + "-2", "HTTPRoute", INFRA, "Secret"),
     )
-    suite.listener("far-secret", "https", *expected, kinds=BOTH)
+    for name, _, _ in refs:
+        suite.listener(name, "https", *(NOT_PERMITTED if name.startswith("no-") else SERVED), kinds=BOTH)
 
 
 class TestChanges:
@@ -155,6 +163,17 @@ class TestChanges:
         assert suite.get("HTTPRoute", "r")["metadata"]["generation"] == 2
         assert suite.ask("changing", host="b.example.com", sni="b.example.com").who == "infra-backend-v2"
         assert suite.is_refused("changing", host="b.example.com")
+
+    def test_many_listeners_at_once(self, suite: Suite):
+        plain, secured = range(7001, 7011), range(7101, 7106)
+        listeners = [http(f"http-{port}", port) for port in plain] + [https(f"https-{port}", port) for port in secured]
+        suite.apply(gateway("many", http(), infrastructure={"labels": {"a": "b"}}), route("r", "many", rule()))
+        suite.change(gateway("many", http(), *listeners))
+        suite.gateway("many", *GOOD)
+        for made in listeners:
+            suite.listener("many", made["name"], *SERVED, attached=1)
+            sni = "example.org" if made["protocol"] == "HTTPS" else ""
+            assert suite.ask("many", port=made["port"], sni=sni).who == "infra-backend-v1"
 
     def test_static_addresses(self, suite: Suite):
         usable = suite.address("all-namespaces").rpartition(".")[0] + ".251"

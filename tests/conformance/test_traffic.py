@@ -134,6 +134,11 @@ def tcp(name: str, port: int, **more: Any) -> Manifest:
     return {"name": name, "port": port, "protocol": "TCP", **more}
 
 
+def dated(made: Manifest, day: int) -> Manifest:
+    made["metadata"]["creationTimestamp"] = f"2024-01-0{day}T00:00:00Z"
+    return made
+
+
 class TestStreams:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -164,6 +169,11 @@ class TestStreams:
             streams("no-service", "tcp-2/a", "missing"), streams("far-tcp", "tcp-2/b", far),
             streams("granted", "tcp-2/c", {"name": "app-backend-v1", "namespace": APP, "port": 8080}),
             grant("g", APP, "TCPRoute", INFRA, "Service"),
+            gateway("tcp-all", tcp("a", 9001), tcp("b", 9002)), streams("everywhere", "tcp-all", "infra-backend-v3"),
+            gateway("tls-names", tls("tls", 443, "a.b.example.com"), tls("wide", 444)),
+            dated(passes("n-1", "tls-names", "*.example.com", "missing:443"), 1),
+            dated(passes("n-2", "tls-names", "*.b.example.com", "missing:443"), 2),
+            dated(passes("n-3", "tls-names", "a.b.example.com"), 3),
         )  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -214,11 +224,18 @@ class TestStreams:
             "bad", host="a.example.com", sni="a.example.com", context=suite.client(suite.backend_pki)
         )
 
+    @pytest.mark.parametrize("port", [443, 444])
+    def test_the_most_specific_name_wins_over_the_oldest(self, suite: Suite, port: int):
+        name = "a.b.example.com"
+        context = suite.client(suite.backend_pki)
+        assert suite.ask("tls-names", host=name, sni=name, port=port, context=context).who == "tls-backend"
+
     def test_tcp_route(self, suite: Suite):
         found = [suite.ask("tcp", port=9000 + number).who for number in (1, 2, 3)]
         assert found == ["infra-backend-v1", "infra-backend-v2", "infra-backend-v3"]
         assert suite.ask("tcp-2", port=9003).who == "app-backend-v1"
         assert suite.is_refused("tcp-2", port=9001)
+        assert [suite.ask("tcp-all", port=port).who for port in (9001, 9002)] == ["infra-backend-v3"] * 2
         counted = collections.Counter(suite.ask("tcp", port=9004).who for _ in range(100))
         assert abs(counted["infra-backend-v1"] - 70) <= 2, counted
 
