@@ -52,13 +52,15 @@ class WriteAccess:
         if self._token_file is None:
             if not _is_local(request):
                 raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
+            if "Via" in request.headers:  # through a proxy of this machine, such as this gateway, everybody is local
+                raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         try:
             wanted = await asyncio.to_thread(read_token, self._token_file)
         except ValueError as error:
             raise ApiError(403, "Forbidden", str(error)) from None
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), wanted):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(_octets(given.strip()), wanted):
             raise ApiError(401, "Unauthorized", "writes need the token: Authorization: Bearer …")
 
 
@@ -135,6 +137,11 @@ def _manager(query: Mapping[str, str], user_agent: str) -> str:
     if len(name) > 128 or not name.isprintable():
         raise ApiError(400, "BadRequest", "fieldManager has to be at most 128 printable characters")
     return name
+
+
+def _octets(field: str) -> bytes:
+    """A field's value as it was sent, UTF-8 or not."""
+    return field.encode("utf-8", "surrogateescape")
 
 
 def _is_local(request: web.BaseRequest) -> bool:
