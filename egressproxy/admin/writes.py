@@ -52,7 +52,7 @@ class WriteAccess:
         if self._token_file is None:
             if not _is_local(request):
                 raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
-            if "Via" in request.headers:  # through a proxy of this machine, such as this gateway, everybody is local
+            if "Via" in request.headers:  # through a proxy of this machine everybody is local
                 raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
