@@ -174,7 +174,7 @@ class App:
             raise Unanswerable(str(error)) from None
 
     async def model(self) -> bytes:
-        return await asyncio.to_thread(_model, self._packed)
+        return await asyncio.to_thread(_model, self._packed, self.options.bind)
 
     async def reload(self, acknowledged: str) -> str:
         if self._is_draining:
@@ -431,12 +431,12 @@ def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:
     return {where: ", ".join(listeners) for where, listeners in shared.items()}
 
 
-def _model(packed: bytes) -> bytes:
-    """The outline of a configuration; holds no secret."""
+def _model(packed: bytes, bind: Sequence[str]) -> bytes:
+    """The outline of a configuration, and where its Gateways listen that give no address; holds no secret."""
     from egressproxy.spec.outline import outline
 
     spec = finished(unpacking(zlib.decompress(packed)))
-    return json.dumps({"model": outline(spec)}).encode()
+    return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()
 
 
 def _place(address: str, port: int) -> str:

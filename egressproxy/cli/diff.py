@@ -40,8 +40,8 @@ MAX_DECISIONS = 100_000
     help="Make the decisions of this access log again, rather than those that a process remembers.",
 )  # fmt: skip
 @click.option(
-    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
-    help="As in `run`.",
+    "--bind", "bind", multiple=True, type=address_or_network, metavar="ADDR",
+    help="As in `run`. The default: that of the running process; with OLD, 127.0.0.1.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 def command(
@@ -65,11 +65,16 @@ def command(
     if len(paths) == 1 and admin is None:
         admin = ADMIN
     *old_path, new_path = paths
-    new = _compiled(new_path, bind)
-    old = _compiled(old_path[0], bind) if old_path else None
     from egressproxy.spec.outline import outline
 
-    before = outline(old) if old is not None else ask(admin or ADMIN, "/model")["model"]
+    if old_path:
+        bind = bind or ("127.0.0.1",)
+        old = _compiled(old_path[0], bind)
+        before = outline(old)
+    else:
+        running = ask(admin or ADMIN, "/model")
+        old, before, bind = None, running["model"], bind or tuple(running["bind"])
+    new = _compiled(new_path, bind)
     found: dict[str, Any] = compare(before, outline(new))
     if access_log is not None or admin is not None:
         found |= _flips(old, new, admin, access_log)

@@ -114,4 +114,5 @@ def test_a_new_configuration_is_compared_with_the_running_gateway_and_its_decisi
         status, text = command(gateway, "diff", str(tmp_path / "new.yaml"))
         assert status == 1
         assert "~ Listener agents/gw/forward\n" in text
+        assert fetch(gateway, "/model")["bind"] == ["127.0.0.1"]
         assert f"! GET b.test:{origin.port}/ on agents/gw/forward: deny (destination_not_allowed) -> allow" in text
