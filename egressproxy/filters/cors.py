@@ -18,7 +18,7 @@ from egressproxy.filters.settings import Checked, FieldName, FilterConfig, Withi
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import TOKEN, Fields, cutter
 
-__all__ = ["CORS", "Cors", "CorsConfig"]
+__all__ = ["CORS", "Cors", "CorsConfig", "is_preflight"]
 
 #: What `*` in an origin stands for: any number of labels, and as few as let the rest follow.
 _ANY = "[a-z0-9._-]+?"
@@ -87,7 +87,7 @@ class Cors(Filter):
 
     def request_headers(self, x: Exchange) -> Answer | None:
         """Answers a preflight request; every other passes."""
-        if not _is_preflight(x):
+        if not is_preflight(x):
             return None
         fields = x.request.fields
         origin = self._origins.allowed(fields)
@@ -107,7 +107,7 @@ class Cors(Filter):
         return self.request_headers(x)
 
     def response_headers(self, x: Exchange) -> None:
-        if _is_preflight(x):
+        if is_preflight(x):
             return  # it is our own answer
         fields = x.response.fields
         fields.cut(_FIELDS)
@@ -171,8 +171,8 @@ def _normal(origin: bytes) -> bytes:
     return origin
 
 
-def _is_preflight(x: Exchange) -> bool:
-    """Fetch, CORS-preflight request: OPTIONS with these two fields."""
+def is_preflight(x: Exchange) -> bool:
+    """CORS-preflight request of the Fetch standard: OPTIONS with these two fields."""
     request = x.request
     if request.method != b"OPTIONS":
         return False

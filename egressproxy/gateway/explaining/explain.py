@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.connector import DEFAULT_TLS, Connector, Place
 from egressproxy.gateway.explaining.decision import Decision, decide
@@ -28,6 +29,7 @@ from egressproxy.gateway.explaining.description import (
     listener_values,
     match_values,
     secret_values,
+    steps_of,
     timeout_values,
     tls_values,
 )
@@ -158,6 +160,10 @@ def _notes(decided: Decision, question: Question) -> list[str]:
         notes += decided.route.attempts.notes()
     if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
         notes.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
+    if decided.error is None and decided.route is not None and not x.is_tunnel and is_preflight(x):
+        steps = steps_of(decided.route.chain, "request_headers")
+        if any(step.spec.type == CORS.name for step in steps):
+            notes.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
     if question.namespace != "-":
         notes.append("identities are not told apart yet: what is said holds for every client")
     if x.is_tunnel and decided.error is None and decided.route is None:

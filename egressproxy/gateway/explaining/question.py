@@ -117,7 +117,7 @@ class Question:
             raise QuestionError(f"no listener takes {self.method} {self.url}; the listeners are {known or 'none'}")
         best = ranked[min(ranked)]
         if len(best) > 1:
-            names = ", ".join(name for each in best for name in each)
+            names = ", ".join(name for each in best.values() for name in self._takers(each))
             raise QuestionError(f"several listeners take this: {names}; choose with --listener or --gateway")
         return next(iter(best.values()))
 
@@ -140,13 +140,18 @@ class Question:
             return None
         host, number = self.host, self._number()
         if not self.scheme or (host and number == port.number):
-            return 0
+            return -1 if host == port.address else 0
         return 0 if self._is_hosted(port) else 2
 
     def _is_chosen(self, listener: Listener) -> bool:
         return self.gateway in ("", listener.gateway) and self.listener in (
             "", listener.name, f"{listener.gateway}/{listener.name}",
         )  # fmt: skip
+
+    def _takers(self, port: Port) -> list[str]:
+        """The listeners of a port that may be meant: that which has the host, if it is known, or all."""
+        found = port.by_host.match(self.host) if self.host else None
+        return list(_names(port)) if found is None else [f"{found.gateway}/{found.name}"]
 
     def _is_hosted(self, port: Port) -> bool:
         """Whether a listener of this port names this host."""

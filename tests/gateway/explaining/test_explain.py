@@ -274,6 +274,14 @@ def test_a_stream_whose_tls_ends_here_goes_on_in_tls_where_the_backend_has_it(pk
     assert found["listener"]["tls"] == {"mode": "Terminate", "certificates": ["agents/front"]}
 
 
+def test_a_preflight_request_is_answered_by_cors_and_goes_nowhere():
+    cors = {"type": "CORS", "cors": {"allowOrigins": ["*"]}}
+    objects = reverse(m.prefix_rule("/v1", "a", filters=[cors]))
+    asked = ("http://any.example:8080/v1", "Origin: https://a.example", "Access-Control-Request-Method: PUT")
+    assert "CORS answers it with 200" in ask(objects, "OPTIONS", *asked, dns="0")["notes"][0]
+    assert ask(objects, "GET", *asked, dns="0")["notes"] == []
+
+
 def test_no_route_says_which_rules_the_host_has_or_what_to_attach():
     objects = reverse(m.prefix_rule("/v1", "a"))
     found = ask(objects, "GET", "http://any.example:8080/v2")
@@ -306,6 +314,15 @@ def test_the_port_of_the_url_chooses_a_reverse_listener_and_the_option_any():
     assert ask(objects, "GET", "http://127.0.0.1:8080/", dns="0")["listener"]["name"] == "http"
     assert ask(objects, "GET", "http://a.example/", dns="0")["listener"]["name"] == "forward"
     assert ask(objects, "GET", "http://a.example/", dns="0", listener="http")["listener"]["name"] == "http"
+
+
+def test_the_address_of_the_url_chooses_among_gateways_with_one_port():
+    first = m.gateway(m.http_listener(8080), name="one", address="127.0.0.2")
+    second = m.gateway(m.http_listener(8080), name="two", address="127.0.0.3")
+    objects = [first, second, _policy(), m.backend("a", "a.example", 80)]
+    with pytest.raises(QuestionError, match="agents/one/http, agents/two/http; choose"):
+        ask(objects, "GET", "http://a.example:8080/", dns="0")
+    assert ask(objects, "GET", "http://127.0.0.3:8080/", dns="0")["listener"]["gateway"] == "agents/two"
 
 
 def test_several_listeners_have_to_be_told_apart():
