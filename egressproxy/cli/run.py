@@ -196,7 +196,7 @@ def _check_writes(
     if api_token_file is None:
         if not ip_address(admin[0]).is_loopback:
             raise click.UsageError(
-                f"--api-writes on {admin[0]} would let the network write: give --api-token-file, or --admin 127.0.0.1:0"
+                f"--api-writes on {admin[0]} would let the network write: give --api-token-file, or --admin on loopback"
             )
         return
     from egressproxy.admin.tokens import read_token
