@@ -61,6 +61,7 @@ class Suite:
         self.pki, self.other_pki, self.backend_pki = Pki(), Pki(), Pki()
         chosen = random.SystemRandom()
         self._net = f"127.{chosen.randrange(2, 250)}.{chosen.randrange(250)}"
+        self._spare_net = f"127.{chosen.randrange(2, 250)}.{chosen.randrange(250)}"
         self._pods_net = f"127.{chosen.randrange(2, 250)}.{chosen.randrange(250)}"
         self.pods: list[Pod] = []
         self.log: list[dict[str, Any]] = []  # what all pods saw, in order
@@ -101,6 +102,11 @@ class Suite:
         key = lambda each: (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])  # noqa: E731
         new = {key(each) for each in objects}
         self.apply(*(each for each in self._objects if key(each) not in new), *objects)
+
+    @property
+    def spare_address(self) -> str:
+        """An address that no Gateway has."""
+        return f"{self._spare_net}.1"
 
     def pods_of(self, service: str) -> list[Pod]:
         return [pod for pod in self.pods if pod.service == service]

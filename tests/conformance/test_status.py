@@ -175,8 +175,44 @@ class TestChanges:
             sni = "example.org" if made["protocol"] == "HTTPS" else ""
             assert suite.ask("many", port=made["port"], sni=sni).who == "infra-backend-v1"
 
+    def test_a_listener_set_gets_another_hostname_and_goes(self, suite: Suite):
+        admits = {"allowedListeners": {"namespaces": {"from": "Same"}}}
+        made = route("r", self_parent("set"), rule(), hosts="b.example.com")
+        suite.apply(
+            gateway("owner", http(port=81), **admits),
+            listener_set("set", "owner", http("a", 80, "a.example.com")),
+            made,
+        )
+        suite.route("r", "Accepted=False/NoMatchingListenerHostname")
+        suite.change(listener_set("set", "owner", http("a", 80, "b.example.com")))
+        suite.gateway("set", *GOOD, kind="ListenerSet")
+        suite.listener("set", "a", *SERVED, attached=1, kinds=BOTH, kind="ListenerSet")
+        suite.route("r", "Accepted=True/Accepted")
+        assert suite.ask("owner", host="b.example.com").who == "infra-backend-v1"
+        suite.apply(gateway("owner", http(port=81), **admits), made)
+        assert suite.gateway("owner", *GOOD).get("attachedListenerSets", 0) == 0
+        assert suite.is_refused("owner", host="b.example.com")
+
+    def test_what_belongs_to_others_gets_no_status(self, suite: Suite):
+        mine = {"metadata": {"name": "mine"}, "spec": {"controllerName": "egressproxy.io/gateway-controller"}}
+        other = {"metadata": {"name": "other"}, "spec": {"controllerName": "example.com/controller"}}
+        kind = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass"}
+        suite.apply(
+            kind | mine,
+            kind | other,
+            gateway("ours", http(), gatewayClassName="mine"),
+            gateway("foreign", http(), gatewayClassName="other"),
+            route("r", ["ours"], rule()),
+            route("at-foreign", ["foreign"], rule()),
+        )
+        suite.gateway("ours", *GOOD)
+        suite.route("r", "Accepted=True/Accepted")
+        assert suite.ask("ours").who == "infra-backend-v1"
+        for kind_name, name in (("Gateway", "foreign"), ("HTTPRoute", "at-foreign")):
+            assert not suite.get(kind_name, name).get("status")
+
     def test_static_addresses(self, suite: Suite):
-        usable = suite.address("all-namespaces").rpartition(".")[0] + ".251"
+        usable = suite.spare_address
         addresses = [
             {"type": "test/odd", "value": "odd"},
             {"type": "IPAddress", "value": "192.0.2.77"},
