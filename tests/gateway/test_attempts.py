@@ -605,6 +605,16 @@ def test_retries_beyond_the_budget_are_not_made(converse: Start):
     talk.no_dial()
 
 
+def test_a_rules_own_retry_keeps_to_the_budget_of_the_policy(converse: Start):
+    budget = {"percent": 0, "interval": "10s", "minPerSecond": 0}
+    rule = m.prefix_rule("/", "a", retry={"attempts": 5, "backoff": "0s"})
+    talk = converse(reverse(rule, traffic={"retries": {"attempts": 0, "budget": budget}}))
+    talk.client >> GET
+    refuse(talk)
+    assert talk.client.answer()[0] == 503
+    talk.no_dial()
+
+
 def test_a_budget_is_a_share_of_the_requests_of_an_interval():
     now = [0.0]
     budget = Budget(RetryBudgetSpec(20, 10, 0.1), lambda: now[0])

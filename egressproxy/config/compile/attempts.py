@@ -35,11 +35,12 @@ _TAKEN = frozenset((
 _LITERAL = re.compile(r"(?:[^\\.^$*+?{}\[\]|()](?![*?{]))*")
 
 
-def rule_retry(retry: Retry) -> RetrySpec:
-    """What a rule's `retry` asks for."""
+def rule_retry(retry: Retry, policy: RetrySpec | None) -> RetrySpec:
+    """What a rule's `retry` asks for, within the budget of the policy that holds for it: a budget is a restriction."""
     backoff_s = retry.backoff.seconds if retry.backoff is not None else DEFAULT_BACKOFF_S
     attempts = retry.attempts if retry.attempts is not None else DEFAULT_ATTEMPTS
-    return RetrySpec(min(attempts, MAX_ATTEMPTS), tuple(sorted(set(retry.codes))), backoff_s, backoff_s * MAX_BACKOFFS)
+    codes, budget = tuple(sorted(set(retry.codes))), policy.budget if policy is not None else None
+    return RetrySpec(min(attempts, MAX_ATTEMPTS), codes, backoff_s, backoff_s * MAX_BACKOFFS, budget)
 
 
 def retry_problem(retry: Retry) -> str:

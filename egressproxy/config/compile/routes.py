@@ -308,7 +308,7 @@ class RouteCompiler:
             index=index,
             mirrors=copies,
             auth=None if error else self._external_auth(route, rule, layers, where),
-            retry=rule_retry(rule.retry) if rule.retry is not None else merged.policy.retries,
+            retry=rule_retry(rule.retry, merged.policy.retries) if rule.retry is not None else merged.policy.retries,
             session=session,
         )
 
