@@ -266,6 +266,12 @@ class TestListenerSets:
                               http("won", 80, "one.example.com")), 1),
             time(listener_set("hosts-2", "hosts", http("lost", 80, "one.example.com"), http("wild", 80, "*.wild.com"),
                               ns=WEB), 2),
+            gateway("crossing", http(port=81), **allow({"from": "All"})),
+            listener_set("cross-2", "crossing", http("lost", 80, "x.example.com"),
+                         http("own", 80, "b.example.com"), ns=WEB),
+            listener_set("cross-1", "crossing", http("won", 80, "x.example.com"), ns=APP),
+            route("cross-2", self_parent("cross-2", "own") | {"namespace": WEB}, rule(to="web-backend"), ns=WEB),
+            route("cross-1", self_parent("cross-1") | {"namespace": APP}, rule(to="app-backend-v1"), ns=APP),
             gateway("protocols", https("gw", 8443), **allow({"from": "All"})),
             listener_set("protocols-1", "protocols", tls("lost", 8443), tls("won", 9443)),
             listener_set("protocols-2", "protocols", http("odd", 8080, kinds=["TLSRoute"])),
@@ -314,6 +320,9 @@ class TestListenerSets:
             ("hosts-1", INFRA, "lost", "HostnameConflict"),
             ("hosts-2", WEB, "lost", "HostnameConflict"),
             ("hosts-2", WEB, "wild", "HostnameConflict"),
+            ("cross-1", APP, "won", SERVED),
+            ("cross-2", WEB, "lost", "HostnameConflict"),
+            ("cross-2", WEB, "own", SERVED),
             ("protocols-1", INFRA, "lost", "ProtocolConflict"),
             ("protocols-1", INFRA, "won", SERVED),
             ("protocols-2", INFRA, "odd", ("ResolvedRefs=False/InvalidRouteKinds",)),
@@ -327,7 +336,15 @@ class TestListenerSets:
         suite.listener(name, section, *expected, kind="ListenerSet", ns=ns)
 
     def test_counts(self, suite: Suite):
-        for name, count in (("default", 0), ("same", 1), ("chosen", 1), ("bad", 0), ("hosts", 1), ("grants", 1)):
+        for name, count in (
+            ("default", 0),
+            ("same", 1),
+            ("chosen", 1),
+            ("bad", 0),
+            ("hosts", 1),
+            ("grants", 1),
+            ("crossing", 2),
+        ):
             assert suite.get("Gateway", name)["status"].get("attachedListenerSets", 0) == count, name
         suite.listener("hosts", "gw", *SERVED)
         suite.listener("protocols", "gw", *SERVED)
@@ -348,6 +365,12 @@ class TestListenerSets:
     )  # fmt: skip
     def test_who_answers(self, suite: Suite, host: str, path: str, who: str | int):
         assert suite.ask("routes", path, host).who == who
+
+    def test_sets_of_several_namespaces_serve_what_they_won(self, suite: Suite):
+        for host, who in (("x.example.com", "app-backend-v1"), ("b.example.com", "web-backend")):
+            assert suite.ask("crossing", host=host).who == who
+        suite.route("cross-1", "Accepted=True/Accepted", ns=APP)
+        suite.route("cross-2", "Accepted=True/Accepted", ns=WEB)
 
 
 def self_parent(name: str, section: str = "") -> dict[str, str]:
