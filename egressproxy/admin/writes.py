@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
+from egressproxy.admin import wire
 from egressproxy.admin.kinds import CONFIGURED
 from egressproxy.admin.questions import Resource, truth
 from egressproxy.admin.status import ApiError
@@ -94,6 +95,8 @@ def asked_write(request: web.BaseRequest, asked: Resource, body: bytes, resource
         raise ApiError(422, "Invalid", "force is for server-side apply alone")
     if verb is Verb.APPLY and not query.get("fieldManager"):
         raise ApiError(400, "BadRequest", "server-side apply needs fieldManager")
+    if verb is Verb.CREATE and request.content_type == wire.CONTENT_TYPE:
+        body = wire.as_json(asked.kind.kind, body)
     return Write(
         verb=verb,
         group=asked.kind.group,
@@ -115,7 +118,8 @@ def _verb(request: web.BaseRequest, asked: Resource) -> Verb:
         raise ApiError(405, "MethodNotAllowed", f"{asked.kind.resource} are made by the gateway: they are read-only")
     if asked.subresource:
         raise ApiError(405, "MethodNotAllowed", "status is the gateway's to write")
-    content_type = request.content_type
+    # Without one it is JSON, as kubectl 1.20 sends it: a page that does so has an Origin.
+    content_type = request.content_type if "Content-Type" in request.headers else "application/json"
     if request.method == "DELETE" and asked.name:
         return Verb.DELETE
     if request.method == "PATCH" and asked.name:
@@ -126,7 +130,8 @@ def _verb(request: web.BaseRequest, asked: Resource) -> Verb:
     verb = {"POST": Verb.CREATE, "PUT": Verb.REPLACE}.get(request.method)
     if verb is None or bool(asked.name) is (verb is Verb.CREATE) or not is_whole:
         raise ApiError(405, "MethodNotAllowed", f"{request.method} is not possible at {request.path}")
-    if content_type not in _BODIES:  # a page of another site can send some content types without being allowed to
+    bodies = (*_BODIES, wire.CONTENT_TYPE) if verb is Verb.CREATE else _BODIES
+    if content_type not in bodies:  # a page of another site can send some content types without being allowed to
         raise ApiError(415, "UnsupportedMediaType", f"{content_type} is not read; send application/json")
     return verb
 

@@ -249,3 +249,13 @@ def test_a_state_dir_has_one_process(cluster: Cluster, tmp_path: Path):
         GatewayProcess(
             tmp_path / "second", [m.config_map("a", {})], arguments=["--state-dir", str(cluster.folder)]
         ).start()
+
+
+def test_core_objects_are_created_by_arguments(cluster: Cluster):
+    cluster.kubectl("create", "namespace", "team-a")
+    cluster.kubectl("create", "configmap", "values", "-n", "team-a", "--from-literal", "a=b")
+    cluster.kubectl("create", "secret", "generic", "key", "-n", "team-a", "--from-literal", "token=CANARY")
+    cluster.kubectl("create", "serviceaccount", "robot", "-n", "team-a")
+    assert cluster.get("cm", "values", "-n", "team-a")["data"] == {"a": "b"}
+    assert list(cluster.get("secret", "key", "-n", "team-a")["data"]) == ["token"]
+    assert yaml.safe_load((cluster.folder / "secret_team-a_key.yaml").read_text())["data"] == {"token": "Q0FOQVJZ"}
