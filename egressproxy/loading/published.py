@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -34,7 +35,9 @@ class PublishedConfiguration:
         """`packed` is `Loaded.shown`; `rejection` is why the latest one is not in service, "" where it is; `reason` is
         the same in one word.
         """
-        fresh = _Packed(packed, rejection, reason)
+        was = self._packed
+        since = was.since if was.rejection and rejection else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        fresh = _Packed(packed, rejection, reason, since)
         if fresh != self._packed:
             self._packed = fresh
             self._version += 1
@@ -53,6 +56,7 @@ class _Packed:
     packed: bytes
     rejection: str
     reason: str = "Invalid"
+    since: str = field(default="", compare=False)
 
     def __iter__(self) -> Iterator[Shown]:
         for each in shown(self.packed):
@@ -70,6 +74,7 @@ def _with_rejection(status: bytes, said: _Packed, generation: int) -> bytes:
         "reason": said.reason,
         "message": said.rejection[:MAX_MESSAGE],
         "observedGeneration": generation,
+        "lastTransitionTime": said.since,
     }
     made["conditions"] = [*made.get("conditions", ()), condition]
     return json.dumps(made).encode()

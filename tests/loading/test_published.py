@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import pack_shown
@@ -40,6 +42,12 @@ def test_after_a_rejection_the_gateways_say_so_and_nothing_else_does():
     condition = json.loads(gateway.status)["conditions"][-1]
     assert (condition["type"], condition["message"]) == ("egressproxy.io/ReloadRejected", "line 3 is wrong")
     assert condition["observedGeneration"] == 2
+    since = condition["lastTransitionTime"]
+    assert datetime.fromisoformat(since) <= datetime.now(UTC)
+    source._packed = replace(source._packed, since="2026-01-01T00:00:00Z")
+    source.publish(PACKED, "line 4 is wrong")
+    gateway, _ = source.objects()
+    assert json.loads(gateway.status or b"")["conditions"][-1]["lastTransitionTime"] == "2026-01-01T00:00:00Z"
     assert route.status == b"{}"
 
 
