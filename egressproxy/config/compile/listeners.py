@@ -177,14 +177,17 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
         if other is listener:
             continue
         if not _may_share(listener, other):
-            message = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
+            another = "another hostname or port" if _are_told_apart_by_name(listener, other) else "another port"
+            message = (
+                f"listener {other.name} has protocol {other.listener.protocol} on the same port: give one {another}"
+            )
             listener.refuse("Conflicted", "ProtocolConflict", message)
             # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
             reason = "Invalid" if listener.owner is listener.gateway else "ProtocolConflict"
             listener.conditions.set("Accepted", False, reason, message)
             return True
         if other.hostname == listener.hostname:
-            message = f"listener {other.name} has the same port and hostname"
+            message = f"listener {other.name} has the same port and hostname: give one another"
             listener.refuse("Conflicted", "HostnameConflict", message)
             listener.conditions.set("Accepted", False, "HostnameConflict", message)
             return True
@@ -195,10 +198,14 @@ def _may_share(one: ListenerPlan, other: ListenerPlan) -> bool:
     """Whether what two listeners speak can share a port: the same, told apart by hostname; or HTTP and streams inside
     TLS, told apart by the name in the ClientHello (a forward proxy has the names that are nobody else's).
     """
-    kinds = {_family(one), _family(other)}
-    if len(kinds) == 1:
+    if _family(one) == _family(other):
         return True
-    return "TLS" in kinds and kinds <= {"TLS", "HTTPS", _PROXY_OVER_TLS} and one.hostname != other.hostname
+    return _are_told_apart_by_name(one, other) and one.hostname != other.hostname
+
+
+def _are_told_apart_by_name(one: ListenerPlan, other: ListenerPlan) -> bool:
+    kinds = {_family(one), _family(other)}
+    return "TLS" in kinds and kinds <= {"TLS", "HTTPS", _PROXY_OVER_TLS}
 
 
 def _family(plan: ListenerPlan) -> str:

@@ -290,6 +290,17 @@ def test_terminated_and_passed_tls_share_a_port_by_hostname(pki: Pki):
     assert {of_listener(made, "Conflicted", name)[0] for name in "ab"} == {"False"}
 
 
+def test_a_conflict_says_what_would_tell_listeners_apart():
+    tls = "{name: b, port: 8443, protocol: TLS, tls: {mode: Passthrough}}"
+    for first, second, remedy in (
+        ("{name: a, port: 8443, protocol: HTTPS}", tls, "give one another hostname or port"),
+        ("{name: a, port: 8443, protocol: TCP}", tls, "give one another port"),
+        ("{name: a, port: 8443, protocol: HTTP}", "{name: b, port: 8443, protocol: HTTP}", "give one another"),
+    ):
+        made = compiled(gateway(f"{first}, {second}"))
+        assert of_listener(made, "Conflicted", "a")[2].endswith(f": {remedy}")
+
+
 def test_listeners_of_a_gateway_that_exclude_each_other_are_invalid():
     made = compiled(gateway("{name: a, port: 80, protocol: HTTP}, {name: b, port: 80, protocol: TCP}"))
     for name in "ab":
