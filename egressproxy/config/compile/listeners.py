@@ -177,17 +177,16 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
         if other is listener:
             continue
         if not _may_share(listener, other):
-            another = "another hostname or port" if _are_told_apart_by_name(listener, other) else "another port"
-            message = (
-                f"listener {other.name} has protocol {other.listener.protocol} on the same port: give one {another}"
-            )
+            remedy = "another hostname or port" if _are_told_apart_by_name(listener, other) else "another port"
+            said = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
+            message = f"{said}: give one of them {remedy}"
             listener.refuse("Conflicted", "ProtocolConflict", message)
             # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
             reason = "Invalid" if listener.owner is listener.gateway else "ProtocolConflict"
             listener.conditions.set("Accepted", False, reason, message)
             return True
         if other.hostname == listener.hostname:
-            message = f"listener {other.name} has the same port and hostname: give one another"
+            message = f"listener {other.name} has the same port and hostname: give one of them another"
             listener.refuse("Conflicted", "HostnameConflict", message)
             listener.conditions.set("Accepted", False, "HostnameConflict", message)
             return True
