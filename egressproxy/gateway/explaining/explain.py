@@ -13,8 +13,10 @@ from itertools import islice
 from typing import Any
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.connector import DEFAULT_TLS, Connector, Place
 from egressproxy.gateway.explaining.decision import Decision, decide
 from egressproxy.gateway.explaining.description import (
@@ -79,7 +81,7 @@ async def explain(snapshot: Snapshot, question: Question) -> dict[str, Any]:
         choices = route.choices[:MAX_BACKENDS]
         found = [_backend(decided, route, choice, snapshot.filters, asks_dns=question.asks_dns) for choice in choices]
         made["backends"] = await asyncio.gather(*found)
-        error = _outcome(route, made)
+        error = _outcome(route, made) if not _has(route, REQUEST_REDIRECT) else None
         if route.auth is not None and not route.auth.is_usable:
             error = error_values(route.auth.unusable())
     if error is not None:
@@ -160,10 +162,11 @@ def _notes(decided: Decision, question: Question) -> list[str]:
         notes += decided.route.attempts.notes()
     if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
         notes.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
-    if decided.error is None and decided.route is not None and not x.is_tunnel and is_preflight(x):
-        steps = steps_of(decided.route.chain, "request_headers")
-        if any(step.spec.type == CORS.name for step in steps):
+    if decided.error is None and decided.route is not None and not x.is_tunnel:
+        if is_preflight(x) and _has(decided.route, CORS):
             notes.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
+        elif _has(decided.route, REQUEST_REDIRECT):
+            notes.append("RequestRedirect answers every request of this rule, and no backend is asked")
     if question.namespace != "-":
         notes.append("identities are not told apart yet: what is said holds for every client")
     if x.is_tunnel and decided.error is None and decided.route is None:
@@ -178,6 +181,11 @@ def _notes(decided: Decision, question: Question) -> list[str]:
             f"this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT {x.authority}"
         )
     return notes
+
+
+def _has(route: Route, kind: FilterType) -> bool:
+    """Whether a filter of this kind may answer the requests of the route."""
+    return any(step.spec.type == kind.name for step in steps_of(route.chain, "request_headers"))
 
 
 def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:

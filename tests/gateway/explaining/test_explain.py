@@ -282,6 +282,14 @@ def test_a_preflight_request_is_answered_by_cors_and_goes_nowhere():
     assert ask(objects, "GET", *asked, dns="0")["notes"] == []
 
 
+def test_a_rule_that_redirects_needs_no_backend():
+    redirect = {"type": "RequestRedirect", "requestRedirect": {"scheme": "https"}}
+    objects = reverse({**m.prefix_rule("/v1", "a", filters=[redirect]), "backendRefs": []})
+    found = ask(objects, "GET", "http://any.example:8080/v1", dns="0")
+    assert (found["verdict"], found["error"]) == ("allowed", None)
+    assert "RequestRedirect answers every request" in found["notes"][0]
+
+
 def test_no_route_says_which_rules_the_host_has_or_what_to_attach():
     objects = reverse(m.prefix_rule("/v1", "a"))
     found = ask(objects, "GET", "http://any.example:8080/v2")
