@@ -98,10 +98,20 @@ def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any]
         if _part_name(name) not in made:
             made[_part_name(name)] = {}  # it may refer to itself
             made[_part_name(name)] = _converted(parts[name], base, wanted)
-    for part in made.values():
-        for field in part.get("properties", {}).values():
-            _describe(field, made, base)
+    fields = [field for part in made.values() for field in part.get("properties", {}).values()]
+    described = {_referred(field, base) for field in fields if "description" in field}
+    for field in fields:
+        _describe(field, made, base)
+    for name in {_referred(field, base) for field in fields} - described - {""}:
+        made[name].pop("description", None)  # kubectl explain prints both, that of the field and this
     return made
+
+
+def _referred(field: Mapping[str, Any], base: str) -> str:
+    """The part that a field, or each of its items, refers to; "" for none."""
+    place = field.get("items", field)
+    reference = place.get("$ref") or next((each["$ref"] for each in place.get("allOf", ()) if "$ref" in each), "")
+    return str(reference).removeprefix(base)
 
 
 def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> None:
@@ -109,9 +119,8 @@ def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> N
     if "description" in field:
         return
     place = field.get("items", field)
-    reference = place.get("$ref") or next((each["$ref"] for each in place.get("allOf", ()) if "$ref" in each), "")
-    if reference:
-        words = schemas[reference.removeprefix(base)].get("description", "")
+    if referred := _referred(field, base):
+        words = schemas[referred].get("description", "")
         if words and "$ref" in field and base == _V3:
             field["allOf"] = [{"$ref": field.pop("$ref")}]
     else:

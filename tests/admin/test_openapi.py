@@ -49,6 +49,14 @@ def test_a_kind_can_be_explained(schema: bytes):
     assert not any("null" in str(part.get("type")) for part in schemas.values())
 
 
+def test_what_a_field_says_is_not_said_again_by_its_type(schema: bytes):
+    schemas = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, "1", False)["components"]["schemas"]
+    (policy,) = (part for name, part in schemas.items() if name.endswith(".EgressPolicy"))
+    spec = policy["properties"]["spec"]
+    assert "Every section is optional" in spec["description"]
+    assert "description" not in schemas[spec["allOf"][0]["$ref"].removeprefix("#/components/schemas/")]
+
+
 def test_a_document_that_is_not_there_is_404(schema: bytes):
     with pytest.raises(ApiError) as caught:
         openapi.document_v3("apis/nope/v1", schema, "1", False)
