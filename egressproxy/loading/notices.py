@@ -54,5 +54,5 @@ def _gateway(listener: str) -> Subject:
 def _in_short(error: Exception) -> str:
     problems: Sequence[object] = error.problems if isinstance(error, ConfigError) else ()
     if len(problems) < 2:
-        return str(error).replace("\n", "; ")
+        return str(error).replace(":\n", ": ").replace("\n", "; ")
     return f"{problems[0]} (and {len(problems) - 1} more; the log has them all)"

@@ -30,6 +30,11 @@ def test_a_rejected_configuration_is_told_once_at_every_gateway_in_service():
     )
 
 
+def test_the_lines_of_a_refusal_are_one_sentence():
+    found = rejected(ValueError("it would allow this:\nGET a\nif that is meant: reload"), PLACES, 7)
+    assert found[0].message.endswith("stays in service: it would allow this: GET a; if that is meant: reload")
+
+
 def test_a_listener_that_cannot_be_bound_is_told_at_its_gateway():
     found = rejected(OSError("cannot bind"), PLACES, 7, unbound="agents/gw/forward, agents/gw/web")
     assert [(each.reason, each.regarding) for each in found] == [
