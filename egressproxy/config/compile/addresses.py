@@ -32,14 +32,24 @@ class AddressBook:
         self._networks = tuple(ip_network(entry) for entry in entries if "/" in entry)
         self._asked = frozenset(asked)
         self._given: set[str] = set()
-        self._taken: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        #: By port: who took an address first; "any 4" is the first at any address of IPv4, "all 4" at 0.0.0.0.
+        self._taken: dict[int, dict[str, str]] = defaultdict(dict)
 
     def holder(self, port: int, address: str) -> str | None:
         """Who has this port at this address, or at one that overlaps with it."""
-        return next((name for other, name in self._taken[port] if _overlap(address, other)), None)
+        taken = self._taken[port]
+        if not taken:
+            return None
+        parsed = ip_address(address)
+        every = f"any {parsed.version}" if parsed.is_unspecified else f"all {parsed.version}"
+        return taken.get(str(parsed)) or taken.get(every)
 
     def take(self, port: int, address: str, name: str) -> None:
-        self._taken[port].append((address, name))
+        taken, parsed = self._taken[port], ip_address(address)
+        taken.setdefault(str(parsed), name)
+        taken.setdefault(f"any {parsed.version}", name)
+        if parsed.is_unspecified:
+            taken.setdefault(f"all {parsed.version}", name)
 
     def choose(self, name: str, ports: Collection[int]) -> tuple[str, ...]:
         """What a Gateway (`namespace/name`) binds that leaves it to the process; empty where every address is taken.
@@ -81,8 +91,3 @@ def _addresses(name: str, networks: Iterable[IPv4Network | IPv6Network]) -> Iter
         count = last - first + 1
         for step in range(min(count, PROBES)):
             yield str(network.network_address + (first - int(network.network_address) + (start + step) % count))
-
-
-def _overlap(first: str, second: str) -> bool:
-    a, b = ip_address(first), ip_address(second)
-    return a == b or (a.version == b.version and (a.is_unspecified or b.is_unspecified))

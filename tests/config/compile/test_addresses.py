@@ -80,3 +80,18 @@ def test_every_address_overlaps_a_wildcard_of_its_version():
     assert taken.holder(80, "127.0.0.9") == "default/a"
     assert taken.holder(80, "::1") is None
     assert taken.holder(81, "127.0.0.9") is None
+
+
+def test_a_wildcard_overlaps_every_address_of_its_version():
+    taken = book("127.0.0.1")
+    taken.take(80, "127.0.0.9", "default/a")
+    assert taken.holder(80, "0.0.0.0") == "default/a"
+    assert taken.holder(80, "::") is None
+    assert taken.holder(80, "127.0.0.8") is None
+
+
+def test_an_address_is_the_same_however_it_is_written():
+    taken = book("127.0.0.1")
+    taken.take(80, "fd00:0:0::1", "default/a")
+    assert taken.holder(80, "fd00::1") == "default/a"
+    assert taken.holder(80, "fd00::2") is None
