@@ -10,7 +10,8 @@ import base64
 import binascii
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from typing import Protocol
 
 from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair
@@ -22,6 +23,10 @@ from egressproxy.model.secret import Secret as SecretValue
 from egressproxy.spec.gateway import CertificateSpec
 
 __all__ = ["Names", "Namespaces", "Reference", "References", "Unresolved"]
+
+
+#: Names that are compared in one compilation to find what was meant: some 30 us each.
+MAX_COMPARISONS = 50_000
 
 
 class Unresolved(Exception):
@@ -68,9 +73,10 @@ class Namespaces:
 class Names:
     """What else an author may have meant by a name that leads nowhere."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_comparisons", "_found")
 
     def __init__(self, resources: ResourceSet) -> None:
+        self._comparisons = MAX_COMPARISONS
         #: (group, kind) -> (namespace, name)
         self._found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
         for group, kind, namespace, name in resources.by_key:
@@ -84,15 +90,22 @@ class Names:
         found = self._found.get((group, kind), [])
         here = [other for home, other in found if home == namespace]
         homes = [home for home, other in found if other == name]
-        near = difflib.get_close_matches(name, here, 1, 0.6)
+        near = self._near(name, here) if not homes else ""
         groups = [other for other, known in self._found if known == kind and other != group]
         if homes:
             return f"{homes[0]}/{name} is in another namespace: {elsewhere}"
         if near:
-            return f"did you mean {near[0]}?"
+            return f"did you mean {near}?"
         if groups and not found:
             return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
-        return f"in this namespace there is {', '.join(sorted(here)[:5])}" if here else ""
+        return f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
+
+    def _near(self, name: str, names: Sequence[str]) -> str:
+        """The nearest of these names; "" where none is, or after too many comparisons."""
+        if len(names) > self._comparisons:
+            return ""
+        self._comparisons -= len(names)
+        return next(iter(difflib.get_close_matches(name, names, 1, 0.6)), "")
 
 
 class References:
