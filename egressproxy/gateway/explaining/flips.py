@@ -193,9 +193,9 @@ def _may_have_changed(
 
 def _elsewhere(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     """Where its listener is gone: whether any other would allow it. A listener by another name may be the same port."""
-    listeners = {(live.gateway, live.name) for port in snapshot.ports.values() for live in port.listeners}
-    for gateway, listener in sorted(listeners):
-        found = outcome(snapshot, decision._replace(gateway=gateway, listener=listener))
+    for place, port in snapshot.ports.items():  # the name that is asked for chooses among the listeners of a port
+        alone = Snapshot(snapshot.generation, {place: port}, snapshot.connectors, snapshot.filters)
+        found = outcome(alone, decision._replace(gateway=port.first.gateway, listener=port.first.name))
         if found.is_allowed:
             return replace(found, is_sure=False)
     return Outcome(False, NO_LISTENER)

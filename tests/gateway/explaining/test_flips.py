@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from egressproxy.gateway.explaining import flips as module
 from egressproxy.gateway.explaining.flips import Flip, flips
 from egressproxy.gateway.explaining.trial import offline
 from egressproxy.gateway.recent import PATH, RecentDecision
@@ -125,3 +128,19 @@ def test_a_tunnel_may_hold_what_it_must_not_where_the_sni_need_not_agree_any_mor
 def test_a_limit_that_is_raised_opens_nothing():
     limited = opened("a.example", limits={"requests": [{"per": "Gateway", "limit": 1, "window": "1s"}]})
     assert ask(limited, opened("a.example"), decision("GET", "a.example:80", "request_rate")) == []
+
+
+def test_where_the_listener_is_gone_each_port_is_asked_once_for_all_of_its_listeners(monkeypatch: pytest.MonkeyPatch):
+    hosts = [m.http_listener(8080, hostname=f"h{number}.example") for number in range(3)]
+    for number, listener in enumerate(hosts):
+        listener["name"] = f"web-{number}"
+    asked = []
+    judge = module.outcome
+
+    def counted(*args: Any) -> Any:
+        asked.append(args)
+        return judge(*args)
+
+    monkeypatch.setattr(module, "outcome", counted)
+    ask(None, [m.gateway(*hosts)], decision("GET", "h1.example", "destination_not_allowed"))
+    assert len(asked) == 2  # for its own listener, and for the port
