@@ -67,7 +67,7 @@ class Writer:
             staging.discard(file)
             raise
         try:
-            staging.commit(file, write.verb is Verb.DELETE)
+            await asyncio.to_thread(staging.commit, file, write.verb is Verb.DELETE)  # waits for the disk
         except OSError as error:
             log.error("%s cannot be kept: %s; what is in service will not be after a restart", file, error)
             raise WriteRefused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from egressproxy.loading import apart
 from egressproxy.loading.apart import LoadingFailed
 from egressproxy.loading.result import Loaded, shown
 from egressproxy.loading.writer import Writer
+from egressproxy.loading.writes import staging
 from egressproxy.model.api_write import Verb, Write, WriteRefused
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "1"}}
@@ -116,3 +118,11 @@ async def test_the_next_process_waits_for_a_while_and_is_used(made: Writer):
 def test_a_folder_that_another_process_has_is_told(made: Writer, tmp_path: Path):
     with pytest.raises(OSError, match="another process has it"):
         Writer((), (), tmp_path / "state").open()
+
+
+async def test_the_disk_is_not_waited_for_on_the_event_loop(made: Writer, monkeypatch: pytest.MonkeyPatch):
+    threads = []
+    monkeypatch.setattr(staging, "commit", lambda *_args: threads.append(threading.get_ident()))
+    await made.write(write(), b"", Service())
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()]
