@@ -153,10 +153,10 @@ class Objects:
     def _remember(self, changes: Iterable[Change]) -> None:
         for change in changes:
             self._changes.append(change)
-            self._octets += len(change.entry.manifest)
+            self._octets += _octets(change)
             while len(self._changes) > MAX_CHANGES or self._octets > MAX_OCTETS:
                 forgotten = self._changes.popleft()
-                self._octets -= len(forgotten.entry.manifest)
+                self._octets -= _octets(forgotten)
                 self._oldest = forgotten.version
 
     def __repr__(self) -> str:
@@ -166,6 +166,11 @@ class Objects:
 
 def key_of(entry: PublishedObject) -> Key:
     return entry.group, entry.kind, entry.namespace, entry.name
+
+
+def _octets(change: Change) -> int:
+    entries = (change.entry, change.before) if change.before is not None else (change.entry,)
+    return sum(len(entry.manifest) + len(entry.status or b"") for entry in entries)
 
 
 def _advanced(before: View, moved: Mapping[int, Iterable[PublishedObject]]) -> tuple[View, list[Change]]:

@@ -113,3 +113,17 @@ async def test_a_change_wakes_who_waits():
     objects.changed()
     assert signal.is_set()
     assert not objects.signal.is_set()
+
+
+async def test_what_changes_take_up_counts_the_status_and_what_was_before(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_OCTETS", 4 * len(A.manifest))
+    source = Holder([A])
+    objects = Objects([source], 100)
+    start = (await objects.view()).version
+    source.put([dataclasses.replace(A, status=b"1" * len(A.manifest))])
+    await objects.view()
+    assert len(objects.since(start)) == 1
+    source.put([dataclasses.replace(A, status=b"2" * len(A.manifest))])
+    await objects.view()
+    with pytest.raises(Gone):
+        objects.since(start)
