@@ -105,6 +105,8 @@ class Events:
                 event.log_at = event.notice.count * 2
             elif event.notice.count >= event.log_at:
                 self._log(event)
+            if len(self._events) > MAX_EVENTS:  # now: behind many that are gone the oldest is slow to find
+                self._forget_old()
         self._forget_old()
         self._on_change()
 
