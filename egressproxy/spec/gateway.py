@@ -45,13 +45,15 @@ class CertificateSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificatesSpec:
-    """Clients are asked for a certificate; it has to be signed by one of these authorities (PEM).
+    """Clients are asked for a certificate; it has to be signed by one of these authorities (PEM), and must not be
+    revoked by one of these lists (PEM), of which each authority in its chain needs one then.
 
     `takes_any`: everybody is let in, also without a certificate or with one of somebody else.
     """
 
     ca_pem: str
     takes_any: bool = False
+    crl_pem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

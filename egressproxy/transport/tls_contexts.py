@@ -177,6 +177,10 @@ def _certificate_context(
     if clients is not None:
         context.load_verify_locations(cadata=clients.ca_pem)
         context.verify_mode = ssl.CERT_REQUIRED
+        if clients.crl_pem:
+            with _as_file(clients.crl_pem.encode()) as path:
+                context.load_verify_locations(cafile=path)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
         if clients.takes_any:
             from egressproxy.transport.any_certificate import take_any_certificate  # here: hardly anybody needs it
 

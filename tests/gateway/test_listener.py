@@ -14,8 +14,8 @@ from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, exchange, forward, https
 from tests.support import manifests as m
-from tests.support.conversation import Conversation, conversation
-from tests.support.pki import Pki
+from tests.support.conversation import Conversation, compiled_spec, conversation
+from tests.support.pki import Pki, chain
 
 
 def test_one_connection_too_many_is_told_and_closed(converse_on: Start):
@@ -245,6 +245,46 @@ def test_a_client_with_the_right_certificate_is_served(converse_on: Start, is_fo
     talk.origin >> OK
     talk.until(lambda: bool(talk.records))
     assert tls.reads().startswith(b"HTTP/1.1 200")
+
+
+def revoking(pki: Pki, authority: Pki, lists: str) -> list[m.Manifest]:
+    """A forward proxy over TLS whose policy has these revocation lists for its clients."""
+    refs = [{"group": "", "kind": "ConfigMap", "name": "revoked"}]
+    gateway, _, key = proxy_over_tls(pki)
+    policy = m.policy(["a.example"], identity={"certificate": {"crlRefs": refs}})
+    return [*demanding([gateway, policy, key], authority), m.config_map("revoked", {"crl.pem": lists})]
+
+
+def test_a_client_whose_certificate_is_not_revoked_is_served(converse_on: Start):
+    pki, authority = Pki(), Pki()
+    talk = converse_on(revoking(pki, authority, authority.crl()))
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "a.example", authority).shakes_hands()
+    tls >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.until(lambda: bool(talk.records))
+    assert tls.reads().startswith(b"HTTP/1.1 200")
+
+
+def test_a_listener_stays_closed_whose_revocation_lists_cannot_be_read():
+    pki, authority = Pki(), Pki()
+    assert len(compiled_spec(revoking(pki, authority, authority.crl())).listeners) == 1
+    assert compiled_spec(revoking(pki, authority, "no list")).listeners == ()
+
+
+def test_a_client_whose_certificate_is_revoked_gets_an_alert(converse_on: Start, monkeypatch: pytest.MonkeyPatch):
+    pki, authority = Pki(), Pki()
+    revoked = authority.issue("client.example")
+    monkeypatch.setattr(authority, "issue", lambda *_: revoked)
+    talk = converse_on(revoking(pki, authority, authority.crl(chain(revoked))))
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "a.example", authority).shakes_hands()
+    talk.until(lambda: talk.client.has_eof or talk.client.is_gone)
+    with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
+        tls.reads()
+    assert talk.metrics.connections_rejected == {"client_certificate": 1}
 
 
 @pytest.mark.parametrize("is_forward", [False, True])

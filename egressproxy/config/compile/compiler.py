@@ -8,7 +8,7 @@ before anything is given out; everything else that is wrong is a condition in st
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -19,7 +19,7 @@ from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.filters import ExtensionCompiler
 from egressproxy.config.compile.findings import Findings
-from egressproxy.config.compile.gateway_tls import ClientCertificates
+from egressproxy.config.compile.gateway_tls import ClientCertificates, add_revocations
 from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, plan_gateways, set_statuses
 from egressproxy.config.compile.hosts_taken import HostsTaken
 from egressproxy.config.compile.listeners import ListenerPlan
@@ -36,7 +36,7 @@ from egressproxy.config.problems import Problem
 from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackend, XBackendDestination
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.policy import PayloadProcessingPipeline
+from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
 from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
@@ -124,6 +124,8 @@ class _Run:
         for plan in self._plans:
             self._certificates.state(plan.gateway, plan.conditions)
         self._find_layers()
+        for plan in self._plans:
+            add_revocations(plan.listeners, self._policies_of, self._references)
         for policy in self._policies.objects:
             self._placement.check(policy)
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
@@ -158,6 +160,9 @@ class _Run:
     def _all_routes(self) -> list[AnyRoute]:
         of = self._resources.of
         return [*of(HttpRoute), *of(GrpcRoute), *of(TlsRoute), *of(TcpRoute)]
+
+    def _policies_of(self, listener: ListenerPlan) -> Iterable[EgressPolicy]:
+        return (policy for layer in self._layers[listener] for policy in layer.policies)
 
     def _find_layers(self) -> None:
         """The policies of every listener; and which targets exist, for the status of the policies."""

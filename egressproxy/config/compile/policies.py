@@ -136,7 +136,7 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
     if spec.intercept is not None:
         notes.append("intercept is not supported yet: the names that it lists are denied.")
     if spec.identity is not None:
-        notes.append("identity is not supported yet: every client is unknown.")
+        notes.append("identity is not supported yet, but for certificate.crlRefs: every client is unknown.")
     if spec.dns is not None:
         notes += dns_notes(spec.dns, "dns")
     if spec.limits is not None:
