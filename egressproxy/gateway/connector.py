@@ -113,6 +113,8 @@ class Network:
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
         self.own_listeners: frozenset[tuple[IPAddress, int]] = frozenset()
+        self.copies = 0  # for mirrors, under way
+        self.copied_octets = 0  # of those, what waits for a mirror
 
     def resolver(self, spec: ConnectionSpec) -> Resolver:
         """The resolver for this DNS spec: one cache for all who have the same."""

@@ -36,11 +36,13 @@ __all__ = ["Copies", "Mirror", "copies_of"]
 
 log = logging.getLogger(__name__)
 
-#: Copies to one mirror at once, in one process; further ones are dropped.
+#: Copies at once, of one filter and of all in one process; further ones are dropped.
 MAX_AT_ONCE: Final = 256
-#: Octets of bodies that wait for a mirror: of one copy, and of all.
+MAX_IN_PROCESS: Final = 1024
+#: Octets of bodies that wait for a mirror: of one copy, of one filter's, and of all in one process.
 MAX_HELD: Final = 1024 * 1024
 MAX_HELD_TOGETHER: Final = 16 * MAX_HELD
+MAX_HELD_IN_PROCESS: Final = 64 * MAX_HELD
 #: How long a copy may rest, where its backend's timeouts do not say it: while it is sent, and until its answer is over.
 REST_S: Final = 60.0
 #: What is read of an answer before its connection is closed.
@@ -204,13 +206,15 @@ class Copy:
         self._x.request.body = head.body
         if head.body == 0:
             self._trailers = b""
-        if mirror.in_progress >= MAX_AT_ONCE:
+        network = mirror.connector.network
+        if mirror.in_progress >= MAX_AT_ONCE or network.copies >= MAX_IN_PROCESS:
             self._is_over = True
             mirror.series.mirror(DROPPED)
             return
         mirror.in_progress += 1
+        network.copies += 1
         self._driver = Driver()
-        self._deadline = Deadline(mirror.connector.network.wheel, self._rested)
+        self._deadline = Deadline(network.wheel, self._rested)
         self._deadline.after(mirror.rest_s)
         self._driver.start(self._live())
 
@@ -229,7 +233,12 @@ class Copy:
             return
         self._held.append(data)
         self._count(len(data))
-        if self._held_octets > MAX_HELD or self._mirror.held > MAX_HELD_TOGETHER:
+        mirror = self._mirror
+        if (
+            self._held_octets > MAX_HELD
+            or mirror.held > MAX_HELD_TOGETHER
+            or mirror.connector.network.copied_octets > MAX_HELD_IN_PROCESS
+        ):
             self._driver.throw(_Dropped())
 
     def end_body(self, trailers: bytes) -> None:
@@ -282,6 +291,7 @@ class Copy:
             self._held.clear()
             self._count(-self._held_octets)
             self._mirror.in_progress -= 1
+            self._mirror.connector.network.copies -= 1
             self._mirror.series.mirror(result)
             if self._mirror.chain.complete is not None:
                 finish(self._mirror.chain.complete, self._x)
@@ -348,6 +358,7 @@ class Copy:
     def _count(self, octets: int) -> None:
         self._held_octets += octets
         self._mirror.held += octets
+        self._mirror.connector.network.copied_octets += octets
 
     def __repr__(self) -> str:
         return f"Copy({self._mirror.backend}, {'over' if self._is_over else 'under way'}, {self._held_octets} held)"

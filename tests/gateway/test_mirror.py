@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters import Exchange, Filter, Rejected
-from egressproxy.gateway.mirror import MAX_ANSWER, MAX_AT_ONCE, MAX_HELD, Mirror
+from egressproxy.gateway.mirror import MAX_ANSWER, MAX_AT_ONCE, MAX_HELD, MAX_IN_PROCESS, Mirror
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, VIA, reverse
 from tests.support import manifests as m
@@ -457,6 +457,25 @@ def test_copies_at_once_are_bounded(converse: Start):
     talk.no_dial()
     assert results(talk) == {"dropped": 1}
     mirror_of_b.in_progress = 0
+
+
+def test_copies_of_all_mirrors_together_are_bounded(converse: Start):
+    talk = converse(mirrored())
+    network = live(talk).connector.network
+    network.copies = MAX_IN_PROCESS
+    talk.client >> GET
+    talk.dialled("a.example", 80) >> OK
+    talk.client << OK_PASSED
+    talk.no_dial()
+    assert results(talk) == {"dropped": 1}
+    network.copies = 0
+    talk.client >> GET
+    talk.origin.received.clear()
+    b = talk.dialled("b.example", 80)
+    assert network.copies == 1
+    b >> OK
+    talk.until(lambda: network.copies == 0)
+    assert network.copied_octets == 0
 
 
 def test_a_mirror_that_does_not_exist_is_left_out(converse: Start):
