@@ -49,11 +49,13 @@ def _outcome(
         message = f"the configuration cannot be read, with or without this: {error}"
         raise WriteRefused(503, "ServiceUnavailable", message) from None
     change = changed(resources, write, state)
+    if change.is_same:
+        return Outcome(_written(change, ""), None)
     try:
         made = compiled(change.resources, bind, previous, why_unusable)
     except ConfigError as error:
         raise refusal_of(error, write, change.resource.name, change.file) from None
-    if change.is_same or write.is_dry_run:
+    if write.is_dry_run:
         return Outcome(_written(change, ""), None)
     if write.verb is not Verb.DELETE:
         try:
