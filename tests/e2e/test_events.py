@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -14,6 +13,7 @@ import pytest
 
 from tests.e2e.world import ask, client, get
 from tests.support import manifests as m
+from tests.support.kubectl import find_kubectl
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
@@ -114,8 +114,8 @@ def test_each_thing_that_goes_wrong_is_an_event(tmp_path: Path, workers: str):
         assert json.loads(gateway.admin("/config")[1])["items"][0]["kind"] != "Event"
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
 def test_kubectl_gets_them_and_describes_an_object_with_its_own(tmp_path: Path):
+    program = find_kubectl()
     forward, http = free_port(), free_port()
     with GatewayProcess(tmp_path / "gw", objects(forward, http)[:3]) as gateway:
         with client(forward) as sock:
@@ -123,7 +123,7 @@ def test_kubectl_gets_them_and_describes_an_object_with_its_own(tmp_path: Path):
         wait_for(gateway, "DestinationNotAllowed")
 
         def kubectl(*arguments: str) -> str:
-            server = ["kubectl", "--server", f"http://127.0.0.1:{gateway.admin_port}", "-n", "agents"]
+            server = [program, "--server", f"http://127.0.0.1:{gateway.admin_port}", "-n", "agents"]
             environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin:/usr/local/bin"}
             done = subprocess.run([*server, *arguments], capture_output=True, text=True, timeout=30, env=environment)
             assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests.support import manifests as m
+from tests.support.kubectl import find_kubectl
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
@@ -28,13 +28,6 @@ def objects(port: int, *hostnames: str) -> list[m.Manifest]:
         spec={"parentRefs": [{"name": "egress"}], "hostnames": list(hostnames)},
     )  # fmt: skip
     return [labelled, route, m.policy(["a.example"], name="outbound"), m.secret("key", {"token": "CANARY"})]
-
-
-def find_kubectl() -> str:
-    found = shutil.which("kubectl")
-    if found is None:
-        pytest.fail("kubectl is missing: apt-get install --no-install-recommends kubernetes-client")
-    return found
 
 
 def command(gateway: GatewayProcess, home: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
