@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
-from egressproxy.gateway.explaining.question import Question
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Identity
 
@@ -52,19 +51,6 @@ class RecentDecision(NamedTuple):
     @property
     def is_cut(self) -> bool:
         return len(self.path) >= PATH.stop
-
-    def question(self) -> Question | None:
-        """The request again, without its headers; None where it never named a destination."""
-        if self.authority == "-":
-            return None
-        method, url = self.method, f"{self.scheme}://{self.authority}{self.path}"
-        if method in ("-", "CONNECT"):
-            method, url = "CONNECT", self.authority
-        elif not self.path.startswith("/"):
-            return None
-        return Question(
-            method, url, (), self.namespace, self.service_account, self.gateway, self.listener, asks_dns=False
-        )
 
 
 def decisions(remembered: Iterable[_Entry]) -> Iterator[RecentDecision]:

@@ -15,7 +15,7 @@ from egressproxy.gateway.answers import DENIALS
 from egressproxy.gateway.connector import Connector
 from egressproxy.gateway.explaining.decision import Decision, decide
 from egressproxy.gateway.explaining.description import BACKEND_PHASES, REQUEST_PHASES, steps_of
-from egressproxy.gateway.explaining.question import QuestionError
+from egressproxy.gateway.explaining.question import Question, QuestionError
 from egressproxy.gateway.live import Snapshot
 from egressproxy.gateway.recent import RecentDecision
 from egressproxy.model.exchange import Exchange
@@ -104,7 +104,7 @@ def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecis
     found = []
     for decision in recent:
         key = decision[:-2]  # whatever came of it, and when
-        if key in seen or decision.question() is None:
+        if key in seen or question_of(decision) is None:
             continue
         seen.add(key)
         flip = _flip(before, after, decision)
@@ -140,7 +140,7 @@ def recorded(decision: RecentDecision) -> Outcome:
 
 def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     """The decision made again."""
-    question = decision.question()
+    question = question_of(decision)
     assert question is not None
     try:
         decided = decide(snapshot, question)
@@ -226,8 +226,23 @@ def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
 
 
 def _decided(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
-    question = decision.question()
+    question = question_of(decision)
     try:
         return decide(snapshot, question) if question is not None else None
     except QuestionError:
         return None
+
+
+def question_of(decision: RecentDecision) -> Question | None:
+    """The request again, without its headers; None where it never named a destination."""
+    if decision.authority == "-":
+        return None
+    method, url = decision.method, f"{decision.scheme}://{decision.authority}{decision.path}"
+    if method in ("-", "CONNECT"):
+        method, url = "CONNECT", decision.authority
+    elif not decision.path.startswith("/"):
+        return None
+    return Question(
+        method, url, (), decision.namespace, decision.service_account, decision.gateway, decision.listener,
+        asks_dns=False,
+    )  # fmt: skip
