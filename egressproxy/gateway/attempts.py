@@ -9,8 +9,11 @@ What goes again (GEP-1731; RFC 9110 section 9.2.2):
 * always, where nothing of the request was sent: no connection came about;
 * where a backend may have seen it (its connection broke, its time was over): an idempotent method;
 * where a backend has answered with one of the rule's codes: every method, since the rule says so;
+* toward a parent only what it has not seen: it has retries of its own, and each of its attempts would be one of each
+  of ours;
 
-and never without the whole body, nor when the client has the head of an answer.
+and never without the whole body, nor when the client has the head of an answer. The replacement of an idle connection
+that had died is one of the rule's attempts.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ __all__ = ["NO_RETRIES", "Attempts", "Budget"]
 NO_RETRIES = RetrySpec(0)
 #: RFC 9110 section 9.2.2, without those that are never forwarded.
 IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
+#: Why statuses of a parent are believed.
+PARENT_RETRIES = "the parent retries for itself"
 #: What asking the same place again will not change.
 SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPOINT, Reason.TLS_CERTIFICATE))
 
@@ -60,13 +65,23 @@ class Attempts:
         self._sessions = sessions
         self._budget = Budget(retry.budget, now) if retry.budget is not None else None
 
-    def notes(self) -> list[str]:
-        """What it does, in sentences for people."""
+    @property
+    def counts_stale(self) -> bool:
+        """Whether the replacement of a stale connection is one of its attempts; else the conductor's own affair."""
+        return self._retry is not NO_RETRIES
+
+    def notes(self, choices: Sequence[Choice] = ()) -> list[str]:
+        """What it does for these backends, in sentences for people."""
         notes, retry = [], self._retry
         if retry.attempts:
             codes = f", and after {', '.join(map(str, retry.codes))}" if retry.codes else ""
             times = "once more" if retry.attempts == 1 else f"up to {retry.attempts} times more"
             notes.append(f"a request goes again {times} where its backend cannot be reached or is too slow{codes}")
+            behind = sorted({choice.backend for choice in choices if has_parent(choice)})
+            if behind:
+                notes.append(
+                    f"toward the parent of {', '.join(behind)} only connections are tried again: {PARENT_RETRIES}"
+                )
         if self._sessions is not None:
             notes.append(f"a client that shows {self._sessions.shown_as} goes back to the backend that it had")
         return notes
@@ -120,23 +135,27 @@ class Attempts:
                 if upstream is None:
                     return None
                 status = x.response.status
-                if status not in self._codes or not self._has_another(retries, body):
+                if status not in self._codes or has_parent(choice) or not self._has_another(retries, body):
                     break
                 failures.append(f"status {status}")
                 discard(client, upstream)
+                is_stale = False
             except UpstreamFault as error:
-                if session is not None and error.retry is Retry.SAFE and (body is None or body.is_kept):
-                    retries -= 1  # its endpoint is gone: the session moves, whether or not the rule has retries
-                elif not may_go_again(x, error, route, choice) or not self._has_another(retries, body):
+                # The endpoint of a session is gone: it moves, whether or not the rule has retries.
+                moves = session is not None and error.retry is Retry.SAFE and (body is None or body.is_kept)
+                if moves and not self._retry.attempts:
+                    retries -= 1
+                elif not (moves or may_go_again(x, error, route, choice)) or not self._has_another(retries, body):
                     raise
                 failures.append(error.reason.value)
+                is_stale = error.retry is Retry.IF_REUSED
                 if error.retry is Retry.SAFE:
                     down.add(target)
             session = None
             retries += 1
             if body is not None:
                 body.detach()
-            await pause(client, self._pause_s(retries))
+            await pause(client, 0.0 if is_stale else self._pause_s(retries))
             head.fields.block, head.path, x.upstream_host, head.body = block, path, host, length
             if expects_continue and body is not None and body.has_begun:
                 head.expect_continue = False
@@ -268,7 +287,14 @@ def may_go_again(x: Exchange, error: UpstreamFault, route: Route, choice: Choice
         return has_others or len(route.choices) > 1
     if error.retry is Retry.SAFE:
         return True
+    if has_parent(choice):
+        return x.method in IDEMPOTENT and error.retry is Retry.IF_REUSED
     return x.method in IDEMPOTENT and (error.retry is not Retry.NEVER or error.reason is Reason.UPSTREAM_INCOMPLETE)
+
+
+def has_parent(choice: Choice) -> bool:
+    """Whether this backend is reached through another gateway."""
+    return choice.connector is not None and choice.connector.parent is not None
 
 
 def discard(client: ClientConnection, upstream: UpstreamConnection) -> None:

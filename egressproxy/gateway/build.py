@@ -194,7 +194,7 @@ class _Builder:
         series = self.metrics.series(listener.gateway, name, "-")
         attempts = None
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(c.backend_request_s for c in choices)))
-        if session is not None or (retry is not None and retry.attempts) or is_short:
+        if session is not None or retry is not None or is_short:
             sessions = Sessions(session, self.network.session_key, choices) if session is not None else None
             attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
         return Route(

@@ -168,7 +168,10 @@ class Conductor:
     async def reach_backend(
         self, x: Exchange, client: ClientConnection, choice: Choice, target: Target, body: bytes | ReplayedBody | None
     ) -> UpstreamConnection | None:
-        """The attempts at one place, until `x.response` is there. None: a filter has answered."""
+        """The attempts at one place, until `x.response` is there. None: a filter has answered.
+
+        Raises GatewayError; one with Retry.IF_REUSED says that an idle connection had died.
+        """
         connector: Connector = choice.connector  # type: ignore[assignment]  # the target is of it
         chain, head, life = choice.chain, x.request, client.life
         block, path, host = head.fields.block, head.path, x.upstream_host
@@ -204,7 +207,9 @@ class Conductor:
                 choice.series.attempt(error.reason.value)
                 held = life.upstream
                 life.release(reusable=False)
-                if held is None or not may_retry(x, held, error):
+                if held is not None and not held.was_reused and error.retry is Retry.IF_REUSED:
+                    error.retry = Retry.IF_IDEMPOTENT
+                if held is None or not may_retry(x, life, error):
                     raise
                 # Each attempt starts from the client's request: it gets its own credential and no other.
                 head.fields.block, head.path, x.upstream_host = block, path, host
@@ -460,11 +465,15 @@ class Conductor:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
 
 
-def may_retry(x: Exchange, upstream: UpstreamConnection, error: GatewayError) -> bool:
-    """An idle connection that died under the request: an idempotent request without a body goes again."""
+def may_retry(x: Exchange, life: Life, error: GatewayError) -> bool:
+    """An idle connection that died under the request: an idempotent request without a body goes again, unless the
+    rule's own attempts count it.
+    """
+    attempts = life.route.attempts if life.route is not None else None
     return (
-        error.retry is Retry.IF_REUSED and upstream.was_reused and x.attempts < MAX_ATTEMPTS
+        error.retry is Retry.IF_REUSED and x.attempts < MAX_ATTEMPTS
         and x.request.method in IDEMPOTENT and x.request.body == 0
+        and (attempts is None or not attempts.counts_stale)
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from egressproxy.spec.policy import RetryBudgetSpec
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, forward, reverse
 from tests.support import manifests as m
-from tests.support.conversation import Conversation, scripted_filter
+from tests.support.conversation import Conversation, Peer, scripted_filter
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 SENT = b"GET / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
@@ -553,6 +553,148 @@ async def _moment() -> None:
     await asyncio.sleep(0.002)
 
 
+# --- parents ---------------------------------------------------------------------------------------------------------
+FAR_SENT = b"GET http://far.example/ HTTP/1.1\r\nHost: far.example\r\nVia: 1.1 gw\r\n\r\n"
+
+
+def through_parent(attempts: int, codes: tuple[int, ...] = (503,)) -> list[m.Manifest]:
+    """One route to a backend behind a parent gateway, with this `retry`."""
+    parent = m.backend("proxy", "proxy.example", 3128)
+    rule = m.prefix_rule("/", "far", retry={"attempts": attempts, "codes": list(codes), "backoff": "0s"})
+    far = m.backend("far", "far.example", 80, parent={"name": "proxy"})
+    return [m.gateway(m.http_listener(8080)), parent, far, m.http_route("route", rule)]
+
+
+def test_what_a_parent_has_answered_is_not_asked_for_again(converse: Start):
+    talk = converse(through_parent(3))
+    talk.client >> GET
+    talk.dialled("proxy.example", 3128) << FAR_SENT
+    talk.origin >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 503 Failed\r\n")
+    talk.origin.hears_nothing()
+    talk.no_dial()
+
+
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 200 O"])
+def test_a_request_that_a_parent_may_have_seen_is_not_sent_again(converse: Start, begun: bytes):
+    talk = converse(through_parent(3))
+    talk.client >> GET
+    talk.dialled("proxy.example", 3128) << FAR_SENT
+    talk.origin >> begun
+    talk.origin.resets()
+    talk.client.take(rb"(?:HTTP/1.1 103 .*?\r\n\r\n)?HTTP/1.1 502 ")
+    talk.no_dial()
+
+
+def test_an_attempt_that_a_parent_did_not_answer_in_time_is_the_last(converse: Start):
+    objects = through_parent(3)
+    objects[-1]["spec"]["rules"][0]["timeouts"] = {"backendRequest": "2s"}
+    talk = converse(objects)
+    talk.client >> GET
+    talk.dialled("proxy.example", 3128) << FAR_SENT
+    talk.after(2.2)
+    assert talk.client.answer()[0] == 504
+    talk.no_dial()
+
+
+def test_a_parent_that_cannot_be_reached_is_tried_again(converse: Start):
+    talk = converse(through_parent(2))
+    talk.client >> GET
+    refuse(talk, "proxy.example", 3128)
+    refuse(talk, "proxy.example", 3128)
+    talk.dialled("proxy.example", 3128) << FAR_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_stale_connection_to_a_parent_is_replaced_and_the_request_goes_again_as_it_was(converse: Start):
+    talk = converse(through_parent(1))
+    talk.client >> GET
+    talk.dialled("proxy.example", 3128) << FAR_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.client >> GET
+    talk.origin << FAR_SENT
+    talk.origin.resets()
+    talk.dialled("proxy.example", 3128) << FAR_SENT
+    talk.origin.resets()
+    assert talk.client.answer()[0] == 502
+    talk.no_dial()
+
+
+# --- stale connections -----------------------------------------------------------------------------------------------
+def warm(talk: Conversation, connections: int = 1) -> list[Peer]:
+    """So many idle connections to a.example; the one that is used next stands last."""
+    clients = [talk.client, *(talk.connect() for _ in range(connections - 1))]
+    origins = []
+    for client in clients:
+        client >> GET
+        origins.append(talk.dialled("a.example", 80))
+    for client, origin in zip(clients, origins, strict=True):
+        origin << SENT
+        origin >> OK
+        client << OK_PASSED
+    return origins
+
+
+def test_the_replacement_of_a_stale_connection_is_one_of_the_attempts(converse: Start):
+    talk = converse(retrying(1, (503,)))
+    warm(talk)
+    talk.client >> GET
+    talk.origin << SENT
+    talk.origin.resets()
+    talk.dialled("a.example", 80)
+    answers(talk, 503)
+    talk.client.take(rb"HTTP/1.1 503 Failed\r\n")
+    talk.no_dial()
+    assert talk.record()["attempts"] == 2
+
+
+def test_connections_that_break_have_no_more_tries_where_the_first_was_stale(converse: Start):
+    talk = converse(retrying(2))
+    warm(talk)
+    talk.client >> GET
+    for is_new in (False, True, True):
+        if is_new:
+            talk.dialled("a.example", 80)
+        talk.origin << SENT
+        talk.origin.resets()
+    assert talk.client.answer()[0] == 502
+    talk.no_dial()
+
+
+def test_the_replacement_of_a_stale_connection_does_not_wait(converse: Start):
+    talk = converse(retrying(1, backoff="30s"))
+    warm(talk)
+    talk.client >> GET
+    talk.origin << SENT
+    talk.origin.resets()
+    talk.dialled("a.example", 80) << SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_with_attempts_0_nothing_is_sent_twice(converse: Start):
+    talk = converse(retrying(0))
+    warm(talk)
+    talk.client >> GET
+    talk.origin << SENT
+    talk.origin.resets()
+    assert talk.client.answer()[0] == 502
+    talk.no_dial()
+
+
+def test_a_rule_that_says_nothing_of_retries_has_its_stale_connections_replaced(converse: Start):
+    talk = converse(reverse(m.prefix_rule("/", "a", timeouts={"backendRequest": "90ms"})))
+    warm(talk)
+    talk.client >> GET
+    talk.origin << SENT
+    talk.origin.resets()
+    talk.dialled("a.example", 80) << SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 # --- policies --------------------------------------------------------------------------------------------------------
 def test_a_policy_gives_retries_to_rules_that_say_nothing(converse: Start):
     talk = converse(reverse(traffic={"retries": {"attempts": 1, "codes": [503], "backoff": "0s"}}))
@@ -569,20 +711,6 @@ def test_a_policy_gives_retries_to_destinations_without_a_route(converse: Start)
     talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
     refuse(talk)
     talk.dialled("a.example", 80) << SENT
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_a_request_through_a_parent_goes_again_as_it_was(converse: Start):
-    parent = m.backend("proxy", "proxy.example", 3128)
-    rule = m.prefix_rule("/", "far", retry={"attempts": 1, "codes": [503], "backoff": "0s"})
-    far = m.backend("far", "far.example", 80, parent={"name": "proxy"})
-    talk = converse([m.gateway(m.http_listener(8080)), parent, far, m.http_route("route", rule)])
-    sent = b"GET http://far.example/ HTTP/1.1\r\nHost: far.example\r\nVia: 1.1 gw\r\n\r\n"
-    talk.client >> GET
-    talk.dialled("proxy.example", 3128) << sent
-    talk.origin >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
-    talk.origin << sent
     talk.origin >> OK
     talk.client << OK_PASSED
 

@@ -9,6 +9,7 @@ whose regular expression is refused cannot keep its matches; it is left out, and
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import overload
 
@@ -181,6 +182,8 @@ class RouteCompiler:
             self._examine_rule(route, index, rule, findings)
             if rule.retry is not None and (problem := retry_problem(rule.retry)):
                 findings.notes.append(f"rules[{index}].retry: {problem}.")
+            if rule.retry is not None and rule.retry.codes and (behind := self._behind_parents(route, rule)):
+                findings.notes.append(f"rules[{index}].retry.codes are not applied to {behind}: it has a parent.")
             if rule.session_persistence is not None and (problem := session_problem(rule.session_persistence)):
                 findings.notes.append(f"rules[{index}].sessionPersistence: {problem}.")
         if route.spec.use_default_gateways != "None":
@@ -241,6 +244,16 @@ class RouteCompiler:
                 if entry not in findings.unresolved:
                     findings.unresolved.append(entry)
         return problem
+
+    def _behind_parents(self, route: HttpRoute, rule: HttpRule) -> str:
+        """The backends of a rule that are reached through a parent, which has retries of its own."""
+        behind: dict[str, None] = {}
+        for ref in rule.backend_refs:
+            with suppress(Unresolved):
+                spec = self._backends.resolve(route, ref).spec
+                if spec.parent is not None:
+                    behind[spec.name] = None
+        return ", ".join(behind)
 
     def _filters(
         self,

@@ -159,7 +159,7 @@ def _policy(decided: Decision) -> dict[str, Any]:
 def _notes(decided: Decision, question: Question) -> list[str]:
     x, listener, notes = decided.x, decided.listener, list[str]()
     if decided.error is None and decided.route is not None and decided.route.attempts is not None:
-        notes += decided.route.attempts.notes()
+        notes += decided.route.attempts.notes(decided.route.choices)
     if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
         notes.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
     if decided.error is None and decided.route is not None and not x.is_tunnel:

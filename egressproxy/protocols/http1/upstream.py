@@ -247,7 +247,7 @@ class UpstreamConnection(Flow):
         """The upstream sends no more."""
         if self.is_idle or self.has_ended or self.error is not None:
             return
-        if reset and self.head is None:
+        if reset and not self.octets_in:
             self._fail(UpstreamFault(Reason.UPSTREAM_RESET, "the upstream reset its connection", retry=Retry.IF_REUSED))
             return
         self.reader.feed_eof(clean)

@@ -40,6 +40,18 @@ def test_a_retry_has_a_bounded_number_of_attempts_and_status_says_so():
     assert listener(compiled(FORWARD, PLAIN, ROUTE, wide)).policy.retries == RetrySpec(100, (), 0.025, 0.25)
 
 
+def test_codes_of_a_rule_whose_backend_has_a_parent_are_told_as_not_applied():
+    parent = PLAIN.replace("plain", "proxy").replace("a.example", "proxy.example")
+    behind = PLAIN.replace("destination:", "parent: {name: proxy}\n  destination:")
+    note = "rules[0].retry.codes are not applied to default/plain: it has a parent."
+    made = compiled(FORWARD, parent, behind, with_rule("retry: {codes: [503]}"))
+    assert note in of_route(made, "Accepted")[2]
+    made = compiled(FORWARD, parent, behind, with_rule("retry: {attempts: 3}"))
+    assert "not applied" not in of_route(made, "Accepted")[2]
+    made = compiled(FORWARD, PLAIN, with_rule("retry: {codes: [503]}"))
+    assert "not applied" not in of_route(made, "Accepted")[2]
+
+
 def test_a_rule_without_retry_has_that_of_the_most_specific_policy():
     gateway = policy("traffic: {retries: {attempts: 3}}", policy_name="wide")
     route = policy(

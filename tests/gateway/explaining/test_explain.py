@@ -425,3 +425,11 @@ def test_what_goes_again_and_who_comes_back_is_noted():
     assert "up to 2 times more" in notes[0]
     assert "after 502, 503" in notes[0]
     assert "the cookie sid" in notes[1]
+
+
+def test_codes_that_are_not_applied_to_what_a_parent_answers_are_noted():
+    objects = routed(m.prefix_rule("/v1", "api", retry={"codes": [503]}))
+    objects.append(m.backend("proxy", "proxy.example", 3128))
+    next(each for each in objects if each["metadata"]["name"] == "api")["spec"]["parent"] = {"name": "proxy"}
+    notes = ask(objects, "GET", "http://api.example/v1")["notes"]
+    assert "toward the parent of agents/api only connections are tried again" in notes[1]

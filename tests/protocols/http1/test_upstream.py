@@ -94,6 +94,7 @@ def test_a_closing_connection_may_not_be_used_again():
         (b"", None, Reason.UPSTREAM_CLOSED, Retry.IF_REUSED),
         (b"", ConnectionResetError(), Reason.UPSTREAM_RESET, Retry.IF_REUSED),
         (b"HTTP/1.1 20", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
+        (b"HTTP/1.1 20", ConnectionResetError(), Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
         (b"HTTP/1.1 103 Early Hints\r\n\r\n", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
         (b"HTTP/1.1 200 OK\r\n\r\nhi", TlsTruncated("cut"), Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
