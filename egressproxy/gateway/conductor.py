@@ -230,7 +230,7 @@ class Conductor:
             if plan is not None and not plan.keeps_length:
                 head.body = CHUNKED
         has_body = head.body != 0
-        upstream.begin(client.driver, head.method, is_chunked=head.body == CHUNKED, has_body=has_body)
+        upstream.begin(client.driver, head)
         upstream.send(request_bytes(head, x.upstream_host, self.pseudonym))
         sink: BodySink = upstream
         if life.copies is not None:

@@ -22,7 +22,7 @@ from egressproxy.gateway.admission import enforce
 from egressproxy.gateway.connector import Connector, Target
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import request_bytes
 from egressproxy.routing.destinations import DestinationPolicy
@@ -186,6 +186,7 @@ class Copy:
         own.request = copy(x.request)
         own.request.fields = Fields(x.request.fields.block)
         own.request.fields.remove(b"expect")  # we do not wait for a 100
+        own.request.expect_continue = False
         own.backend = mirror.backend
         own.series = mirror.series
         own.notes = None
@@ -330,7 +331,7 @@ class Copy:
         """Send it and read the answer. Raises UpstreamFault where none comes; how its body ends is nobody's concern."""
         head = self._x.request
         has_body = head.body != 0
-        upstream.begin(self._driver, head.method, is_chunked=head.body == CHUNKED, has_body=has_body)
+        upstream.begin(self._driver, head)
         upstream.send(request_bytes(head, self._x.upstream_host, self._mirror.connector.network.pseudonym))
         if has_body:
             self._upstream = upstream

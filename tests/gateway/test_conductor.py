@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -513,6 +514,86 @@ def test_a_connection_with_octets_behind_the_answer_is_not_used_again(converse_o
     talk.until(lambda: talk.open == 0)
     assert talk.open == 0
     exchange(talk)
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_reused"),
+    [
+        *((b"%b|Content-Length: 2\r\n\r\nhi" % method, True) for method in (b"POST", b"PUT", b"PATCH")),
+        *(
+            (b"%b|Content-Length: 2\r\n\r\nhi" % method, False)
+            for method in (b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"PROPFIND", b"NEW")
+        ),
+        (b"GET|Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", False),
+        (b"POST|Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", True),
+        (b"DELETE|Content-Length: 0\r\n\r\n", True),
+        (b"GET|Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", False),
+    ],
+)
+def test_a_connection_with_a_body_that_its_server_may_not_have_read_is_not_used_again(
+    converse_on: Start, request_: bytes, is_reused: bool
+):
+    """What an origin takes for no body it reads as the next request, which would be somebody else's."""
+    talk = converse_on(forward())
+    method, _, rest = request_.partition(b"|")
+    talk.client >> method + b" http://a.example/ HTTP/1.1\r\nHost: a.example\r\n" + rest
+    talk.dialled("a.example", 80)
+    body = rest.partition(b"\r\n\r\n")[2]
+    talk.origin.take(re.escape(method) + rb" / .*?\r\n\r\n" + re.escape(body))
+    talk.origin >> b"HTTP/1.1 204 No Content\r\n\r\n"
+    talk.client << b"HTTP/1.1 204 No Content\r\nVia: 1.1 gw\r\n\r\n"
+    talk.until(lambda: talk.open == is_reused)
+    assert (talk.open, talk.idle) == (is_reused, is_reused)
+    exchange(talk, is_new=not is_reused)
+
+
+@pytest.mark.parametrize("is_invited", [True, False])
+def test_after_a_final_answer_without_a_100_the_connection_is_not_used_again(converse_on: Start, is_invited: bool):
+    """Who has not asked for the body may not have read the one that came all the same."""
+    talk = converse_on(forward())
+    talk.client >> POST + b"Content-Length: 4\r\nExpect: 100-continue\r\n\r\nbody"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST / .*?\r\n\r\nbody")
+    if is_invited:
+        talk.origin >> b"HTTP/1.1 100 Continue\r\n\r\n"
+        talk.client << b"HTTP/1.1 100 Continue\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.until(lambda: talk.open == is_invited)
+    assert (talk.open, talk.idle) == (is_invited, is_invited)
+    exchange(talk, is_new=not is_invited)
+
+
+def test_after_an_answer_that_began_before_the_request_was_whole_the_connection_is_not_used_again(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> POST + b"Content-Length: 4\r\n\r\nbo"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST / .*?\r\n\r\nbo")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nh"
+    talk.client << b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nContent-Length: 2\r\n\r\nh"
+    talk.client >> b"dy"
+    talk.origin << b"dy"
+    talk.origin >> b"i"
+    talk.client << b"i"
+    talk.until(lambda: talk.open == 0)
+    assert talk.open == 0
+    exchange(talk)
+
+
+def test_after_an_answer_to_a_request_that_the_upstream_had_not_taken_the_connection_is_not_used_again(
+    converse: Start,
+):
+    talk = converse(forward())
+    talk.client >> POST + b"Content-Length: 4\r\n\r\n"
+    talk.dialled("a.example", 80).take(rb"POST / .*?\r\n\r\n")
+    talk.origin.stalls()
+    talk.client >> b"body"
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nh"
+    talk.origin.reads_on()
+    talk.origin >> b"i"
+    talk.client << OK_PASSED
+    talk.until(lambda: talk.open == 0)
+    assert talk.open == 0
 
 
 def test_an_answer_before_the_question_is_never_an_answer(converse_on: Start):

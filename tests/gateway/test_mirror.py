@@ -419,6 +419,23 @@ def test_an_idle_connection_that_died_is_replaced(converse: Start):
     assert results(talk) == {"ok": 2}
 
 
+@pytest.mark.parametrize(("method", "is_reused"), [(b"POST", True), (b"DELETE", False)])
+def test_a_copy_with_a_body_that_means_nothing_is_the_last_on_its_connection(
+    converse: Start, method: bytes, is_reused: bool
+):
+    talk = converse(mirrored())
+    talk.client >> POST.replace(b"POST", method).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n") % 2 + b"hi"
+    a, b = both(talk)
+    b.take(method + rb" / .*?\r\n\r\nhi")
+    b >> OK
+    a.take(method + rb" / .*?\r\n\r\nhi")
+    a >> OK
+    talk.client << OK_PASSED
+    talk.until(lambda: bool(results(talk)))
+    assert b.is_gone is not is_reused
+    assert a.is_gone
+
+
 def test_an_answer_without_end_is_read_up_to_a_bound(converse: Start):
     talk = converse(mirrored())
     talk.client >> GET

@@ -458,7 +458,7 @@ def test_a_refused_upgrade_is_an_ordinary_response(converse_on: Start):
     talk.origin << UPGRADE_SENT
     talk.origin >> OK
     talk.client << OK_PASSED
-    exchange(talk, is_new=False)
+    exchange(talk)  # on another upstream connection: who is behind this one may believe in the upgrade
 
 
 def test_upgraded_connections_count_against_the_limit_of_tunnels(converse_on: Start):

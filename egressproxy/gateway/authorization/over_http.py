@@ -121,7 +121,7 @@ class HttpAsker:
         self, driver: Driver, upstream: UpstreamConnection, inner: Exchange, host: bytes, body: bytes
     ) -> tuple[ResponseHead, bytes]:
         head = inner.request
-        upstream.begin(driver, head.method, is_chunked=False, has_body=bool(body))
+        upstream.begin(driver, head)
         upstream.send(request_bytes(head, host, self._connector.network.pseudonym))
         if body:
             upstream.send_body(body)

@@ -1,8 +1,8 @@
 """UpstreamConnection: an HTTP/1.1 connection to a backend, one exchange at a time.
 
 Anything that comes while no answer is awaited, and anything behind an answer, ends its use (RFC 9112 sections 6.3 and
-9.2:
-never a second response). An end without the end of the message is passed on as an error, never as a clean end.
+9.2: never a second response). So does a request of which the upstream may not have read all: what it has left, it would
+take for the next one. An end without the end of the message is passed on as an error, never as a clean end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
-from egressproxy.model.message import ResponseHead
+from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow
@@ -21,11 +21,18 @@ from egressproxy.transport.tls import TlsStream, tls_fault
 
 __all__ = ["UpstreamConnection"]
 
+#: Methods whose content has a meaning. Of the others some servers read none, GET and DELETE included (RFC 9110 sections
+#: 9.3.1, 9.3.2, 9.3.5 and 9.3.7), or do not know them.
+_WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
+
 
 class UpstreamConnection(Flow):
     """States: idle (in a pool); awaiting an answer; relaying its body; ended; lost."""
 
     __slots__ = (
+        "_awaits_continue",
+        "_has_body",
+        "_is_last",
         "address",
         "deadline",
         "driver",
@@ -58,6 +65,9 @@ class UpstreamConnection(Flow):
         self.is_lost = False
         self.has_ended = False  # the current answer is whole
         self.has_sent_all = False  # the current request is whole
+        self._has_body = False  # the current request has one
+        self._awaits_continue = False  # and the upstream has not said that it wants it
+        self._is_last = False  # no other exchange may follow the current one
         self.last_read = 0.0
         self.served = 0
 
@@ -116,7 +126,7 @@ class UpstreamConnection(Flow):
         head = self.head
         return (
             self.has_ended
-            and self.has_sent_all
+            and not self._is_last
             and self.error is None
             and head is not None
             and not head.connection_close
@@ -126,8 +136,11 @@ class UpstreamConnection(Flow):
             and not self._unflushed  # an answer that came before the request was sent answers something else
         )
 
-    def begin(self, driver: Driver, method: bytes, *, is_chunked: bool, has_body: bool) -> None:
-        """Start an exchange. The caller then sends the head, and the body through `send_body` and `end_body`."""
+    def begin(self, driver: Driver, request: RequestHead) -> None:
+        """Start an exchange. The caller then sends the head, and the body through `send_body` and `end_body`.
+
+        A server that refused an upgrade may be behind one that believes in it: no other exchange follows.
+        """
         self.is_idle = False
         self.deadline.at = NEVER
         self.driver = driver
@@ -135,13 +148,22 @@ class UpstreamConnection(Flow):
         self.head = None
         self.error = None
         self.has_ended = False
-        self.has_sent_all = not has_body
-        self.sends_chunked = is_chunked
+        self._is_last = request.upgrade != b""
+        if request.body:
+            self._has_body = True
+            self.has_sent_all = False
+            self.sends_chunked = request.body == CHUNKED
+            self._awaits_continue = request.expect_continue
+            if request.method not in _WITH_CONTENT:
+                self._is_last = True
+        else:
+            self._has_body = False
+            self.has_sent_all = True
         self.octets_in = 0
         self.octets_out = 0
         self.served += 1
         self.last_read = self.wheel.now
-        self.reader.expect(method)
+        self.reader.expect(request.method)
 
     def end_body(self, trailers: bytes) -> None:
         super().end_body(trailers)
@@ -158,6 +180,8 @@ class UpstreamConnection(Flow):
             return None
         assert type(head) is ResponseHead
         self.head = head
+        if self._has_body:
+            self._look_whether_all_is_read(head)
         if head.body == 0 and (head.status >= 200 or head.status == 101):
             self.has_ended = True
         return head
@@ -255,6 +279,18 @@ class UpstreamConnection(Flow):
             self._pump()
         elif self.driver is not None:
             self.driver.resume()
+
+    def _look_whether_all_is_read(self, head: ResponseHead) -> None:
+        """Who answers before the body is there, or without having asked for one that was offered, may leave it unread.
+
+        Source: RFC 9110 section 10.1.1, RFC 9112 section 9.3.
+        """
+        if head.status == 100:
+            self._awaits_continue = False
+        elif head.status >= 200 and (
+            self._awaits_continue or not self.has_sent_all or self._unflushed or self.transport.get_write_buffer_size()
+        ):
+            self._is_last = True
 
     def _look_for_late_refusal(self, error: Exception) -> None:
         """With TLS 1.3 the server judges our certificate after our Finished: its alert comes this late, or is lost

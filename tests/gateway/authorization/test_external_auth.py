@@ -82,6 +82,22 @@ def test_the_connection_to_the_server_is_used_again_and_replaced_when_it_died(co
     talk.client << OK_PASSED
 
 
+@pytest.mark.parametrize(("method", "is_reused"), [(b"POST", True), (b"DELETE", False)])
+def test_a_question_with_a_body_that_means_nothing_is_the_last_on_its_connection(
+    converse: Start, method: bytes, is_reused: bool
+):
+    talk = converse(guarded(auth(forward=10)))
+    talk.client >> method + b" / HTTP/1.1\r\nHost: app.example\r\nContent-Length: 2\r\n\r\nhi"
+    asked(talk)
+    server = talk.origin.take(method + rb" / .*?\r\n\r\nhi") and talk.origin
+    server >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin.take(method + rb" / .*?\r\n\r\nhi")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert server.is_gone is not is_reused
+
+
 def test_the_server_sees_authorization_and_the_allowed_fields_alone(converse: Start):
     talk = converse(guarded(auth(allowedHeaders=["X-Team", "Cookie"], path="/check/")))
     talk.client >> (

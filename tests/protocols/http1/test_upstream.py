@@ -9,6 +9,8 @@ from typing import Any, cast
 import pytest
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.transport.driver import Driver, pause
@@ -48,7 +50,7 @@ class Exchange:
         self.ask()
 
     def ask(self) -> None:
-        self.upstream.begin(self.driver, self.method, is_chunked=False, has_body=False)
+        self.upstream.begin(self.driver, RequestHead(self.method, b"/", Fields()))
         self.driver.start(self._life())
 
     async def _life(self) -> None:
