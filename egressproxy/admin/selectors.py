@@ -20,8 +20,9 @@ _EQUALS: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})", re.ASCII)
 _ORDER: Final = re.compile(rf"({_KEY})\s*([<>])\s*(-?\d{{1,18}})", re.ASCII)
 _SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)", re.ASCII)
 _FIELD: Final = re.compile(r"([A-Za-z][\w.]*)(==|=|!=)(.*)", re.ASCII | re.DOTALL)
-#: A requirement, up to a comma outside of parentheses; an open one ends nothing. Possessive: each octet is read once.
-_PART: Final = re.compile(r"(?:[^,(]++|\([^()]*+\)?+)++")
+#: A requirement, up to a comma outside of parentheses; an open one ends nothing. Nothing stands behind it that could
+#: fail: each octet is read once.
+_PART: Final = re.compile(r"(?:[^,(]++|\([^()]*+\)?+)+")
 #: Each object of a list is held against each.
 MAX_REQUIREMENTS: Final = 100
 

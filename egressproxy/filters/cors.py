@@ -20,8 +20,8 @@ from egressproxy.model.fields import TOKEN, Fields, cutter
 
 __all__ = ["CORS", "Cors", "CorsConfig", "is_preflight"]
 
-#: What `*` in an origin stands for: any number of labels, and as few as let the rest follow.
-_ANY = "[a-z0-9._-]+?"
+#: What `*` in an origin stands for: any number of labels.
+_LABELS = re.compile(rb"[a-z0-9._-]+")
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 #: RFC 6454 section 6.2: what browsers send. Longer ones than a name of DNS can make are nobody's.
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(?::[0-9]{{1,5}})?".encode())
@@ -127,16 +127,15 @@ class Cors(Filter):
 
 
 class _Origins:
-    """The origins that are allowed: exact ones by their normal form, others by one expression."""
+    """The origins that are allowed: exact ones by their normal form, others by what stands around each `*`."""
 
-    __slots__ = ("_all", "_exact", "_pattern")
+    __slots__ = ("_all", "_exact", "_globs")
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._all = "*" in origins
         normal = [_normal(origin.encode()) for origin in origins if origin != "*"]
         self._exact = frozenset(origin for origin in normal if b"*" not in origin)
-        patterns = [_glob(origin.decode()) for origin in normal if origin not in self._exact]
-        self._pattern = re.compile("|".join(patterns).encode()) if patterns else None
+        self._globs = tuple(origin.split(b"*") for origin in normal if origin not in self._exact)
 
     def allowed(self, fields: Fields) -> bytes:
         """The request's Origin as it came, b"" where it has none (or several), or one that is not allowed."""
@@ -149,17 +148,27 @@ class _Origins:
         if self._all:
             return origin
         normal = _normal(origin)
-        if normal in self._exact or (self._pattern is not None and self._pattern.fullmatch(normal)):
+        if normal in self._exact or (self._globs and any(_fits(glob, normal) for glob in self._globs)):
             return origin
         return b""
 
 
-def _glob(origin: str) -> str:
-    """An expression for an origin with `*`. What follows a `*` is looked for once, at the first place where it is (a
-    later one would only leave less for the next): several `*` cost no more than the length of what clients send.
+def _fits(glob: list[bytes], origin: bytes) -> bool:
+    """Whether it is an origin with `*`, given as what stands around each of them. What follows a `*` is looked for
+    once, at the first place where it is (a later one would only leave less for the next): several `*` cost no more than
+    the length of what clients send.
     """
-    first, *rest = (re.escape(part) for part in origin.split("*"))
-    return first + "".join(f"(?>{_ANY}{part})" for part in rest[:-1]) + _ANY + rest[-1]
+    first, *inner, last = glob
+    end = len(origin) - len(last)
+    if not (origin.startswith(first) and origin.endswith(last)):
+        return False
+    at = len(first)
+    for part in inner:
+        found = origin.find(part, at + 1, end)
+        if found < 0 or not _LABELS.fullmatch(origin, at, found):
+            return False
+        at = found + len(part)
+    return _LABELS.fullmatch(origin, at, end) is not None
 
 
 def _normal(origin: bytes) -> bytes:

@@ -32,10 +32,11 @@ MAX_EXTENSIONS = 16384
 MAX_TINY_CHUNKS = 4096
 MIN_TINY_OCTETS = 4
 
-#: Size, extensions. Blanks may stand around ";" and "=" only.
+#: Size, extensions. Blanks may stand around ";" and "=" only. What it remembers to come back to grows with the line:
+#: it is given MAX_CHUNK_LINE octets to look at.
 _CHUNK_LINE = re.compile(
     rb"([0-9A-Fa-f]{1,16}+)"
-    rb'((?:[\t ]*+;[\t ]*+%b++(?:[\t ]*+=[\t ]*+(?:%b++|"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"))?)*)\r\n'
+    rb'((?:[\t ]*+;[\t ]*+%b++(?:[\t ]*+=[\t ]*+(?:%b++|"(?:[\t !#-\[\]-~\x80-\xff]++|\\[\t -~\x80-\xff])*"))?)*)\r\n'
     % (TCHAR, TCHAR)
 )
 
@@ -43,7 +44,7 @@ _CHUNK_LINE = re.compile(
 _LINE_START = re.compile(rb"[0-9A-Fa-f]{1,16}+(?:\r?\Z|[\t ]*+(?:;|\Z))")
 
 #: A field section, and the empty line behind it.
-_TRAILERS = re.compile(rb"((?:" + FIELD_LINE + rb")*+)\r\n\r\n")
+_TRAILERS = re.compile(rb"((?:" + FIELD_LINE + rb")*)\r\n\r\n")
 
 #: Fields that must not come late: framing, routing, authentication, request control, content format (RFC 9110 6.5.1),
 #: and those of identity, which are nobody's to send.
@@ -107,8 +108,8 @@ class ChunkedDecoder:
         """
         size = len(buffer)
         if self._part is _SIZE and type(buffer) is bytes:
-            line = _CHUNK_LINE.match(buffer, at)
-            if line is not None and line.end() - at <= MAX_CHUNK_LINE:
+            line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
+            if line is not None:
                 start = line.end()
                 length = int(line.group(1), 16)
                 end = start + length
@@ -136,8 +137,8 @@ class ChunkedDecoder:
                 else:
                     raise Malformed(Reason.BAD_FRAMING, "a chunk's data does not end where its size says")
             elif part is _SIZE:
-                line = _CHUNK_LINE.match(buffer, at)
-                if line is None or line.end() - at > MAX_CHUNK_LINE:
+                line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
+                if line is None:
                     if not pieces:
                         self._check_unfinished_line(buffer, at)
                     break
@@ -211,10 +212,12 @@ class ChunkedDecoder:
                 raise Malformed(Reason.BAD_FIELD, "a trailer's line ends in a bare CR or LF, or holds one")
             self._scanned = len(buffer) - at
             return None
-        section = _TRAILERS.match(buffer, at)
-        if section is None or buffer.count(b"\r\n", at, end) > limits.max_fields:
-            raise field_section_fault(bytes(buffer[at:end]), limits.max_fields)
-        return section
+        # counted first: so many lines at most are there to be given back
+        if buffer.count(b"\r\n", at, end) <= limits.max_fields:
+            section = _TRAILERS.match(buffer, at)
+            if section is not None:
+                return section
+        raise field_section_fault(bytes(buffer[at:end]), limits.max_fields)
 
     def _end(self, block: bytes) -> EndOfMessage:
         """The end, with the trailers that may be passed on (RFC 9110 section 6.5.1)."""

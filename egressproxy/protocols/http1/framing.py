@@ -41,7 +41,9 @@ TCHAR = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 #: What is behind a field's name: the colon at once, then no control octet but HTAB (source text).
 FIELD_VALUE = rb":[\t\x20-\x7e\x80-\xff]*+"
 
-#: One field line *preceded* by its CRLF (source text). Possessive, so a mismatch costs one pass and never backtracks.
+#: One field line *preceded* by its CRLF (source text). Its parts are possessive and share no octets: a line can be
+#: read in one way, so a run of lines that turns out to be wrong is given back line by line, at once. The run itself is
+#: never possessive: CPython before 3.11.5 matches possessive and atomic groups wrongly (gh-106052).
 FIELD_LINE = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
 
 #: A CR that is not followed by LF, or the reverse; a CR at the very end may still get its LF.
@@ -84,11 +86,21 @@ class Malformed(Exception):
 def any_case(names: str) -> bytes:
     """Source text of a pattern: one of these lower-case names, in any case.
 
-    Explicit sets, because under IGNORECASE no alternative can be ruled out by its first octet.
+    Explicit sets, because under IGNORECASE no alternative can be ruled out by its first octet; and what names have in
+    common stands there once, so that no octet is looked at twice.
     """
-    return "|".join(
-        "".join(f"[{c}{c.upper()}]" if c.isalpha() else re.escape(c) for c in name) for name in names.split()
-    ).encode()
+    return _any_of(names.split()).encode()
+
+
+def _any_of(ends: list[str]) -> str:
+    ways = []
+    for first in dict.fromkeys(end[0] for end in ends if end):
+        letter = f"[{first}{first.upper()}]" if first.isalpha() else re.escape(first)
+        ways.append(letter + _any_of([end[1:] for end in ends if end.startswith(first)]))
+    if not ways:
+        return ""
+    source = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+    return f"(?:{source})?" if "" in ends else source
 
 
 def head_pattern(line: bytes, hop_names: bytes, name: bytes, max_fields: int) -> re.Pattern[bytes]:
@@ -99,9 +111,11 @@ def head_pattern(line: bytes, hop_names: bytes, name: bytes, max_fields: int) ->
     to three times name, value, and the lines behind (None where there are fewer). The number of fields is bounded for
     each run alone: see `is_over`.
     """
-    run = rb"((?:\r\n(?!(?:%b):)%b%b){0,%d}+)" % (hop_names, name, FIELD_VALUE, max_fields)
-    hop = rb"(?:\r\n(%b):([\t\x20-\x7e\x80-\xff]*+)%b)?+" % (hop_names, run)
-    return re.compile(line + run + hop * 3 + rb"\r\n\r\n")
+    run = rb"((?:\r\n(?!(?:%b):)%b%b){0,%d})" % (hop_names, name, FIELD_VALUE, max_fields)
+    rest = rb"\r\n\r\n"
+    for _ in range(3):  # one in the other: a hop field is the first, the second or the third, and nothing else
+        rest = rb"\r\n(?:\r\n|(%b):([\t\x20-\x7e\x80-\xff]*+)%b%b)" % (hop_names, run, rest)
+    return re.compile(line + run + rest)
 
 
 def connection_options(value: bytes) -> set[bytes]:

@@ -48,13 +48,9 @@ STATUS_LINE = re.compile(_LINE + rb"\r\n")
 
 
 #: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us.
-_HOP_NAMES = (
-    rb"(?=[ckptuvCKPTUV])(?:"
-    + any_case(
-        "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
-        "proxy-authentication-info"
-    )
-    + rb")"
+_HOP_NAMES = rb"(?=[ckptuvCKPTUV])" + any_case(
+    "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
+    "proxy-authentication-info"
 )
 _HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
@@ -64,7 +60,7 @@ _KNOWN_OPTIONS = frozenset(b"close keep-alive upgrade te content-length transfer
 @lru_cache(maxsize=16)
 def response_pattern(max_fields: int) -> re.Pattern[bytes]:
     """The whole grammar of a head: minor version, status, phrase, field block (groups 1 to 4), and its end."""
-    return re.compile(_LINE + rb"((?:" + FIELD_LINE + rb"){0,%d}+)\r\n\r\n" % max_fields)
+    return re.compile(_LINE + rb"((?:" + FIELD_LINE + rb"){0,%d})\r\n\r\n" % max_fields)
 
 
 @lru_cache(maxsize=16)

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import re
 import time
+import tracemalloc
 
 import httptools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressproxy.errors import BadRequest, GatewayError, Reason, Retry, UpstreamFault
+from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.codec import NO_TRAILERS, EndOfMessage, HeadLimits, RequestReader, ResponseReader
 from tests.support.http1_reading import read_requests, read_responses
@@ -142,6 +143,53 @@ def test_trailers_and_chunk_lines_in_single_octets_cost_linear_time() -> None:
     (message,) = read_requests(head + body, range(len(head + body))).messages
     assert time.process_time() - started < 2
     assert message.is_whole
+
+
+LONG = 65_000
+BAD_HEADS = {
+    "many lines": b"\r\na:b" * (LONG // 5),
+    "many lines, the last bad": b"\r\na:b" * (LONG // 5) + b"\r\nx",
+    "many fields of this hop": b"\r\nHost: a" * (LONG // 9) + b"\r\nx",
+    "runs between fields of this hop": (b"\r\na:b" * 900 + b"\r\nVia:h") * (LONG // 4508) + b"\r\nx",
+    "nearly a field of this hop": b"\r\nconnectio:b" * (LONG // 13) + b"\r\nx",
+    "a long name": b"\r\n" + b"a" * LONG,
+    "a long value": b"\r\na:" + b"b" * LONG + b"\0",
+    "many underscores": b"\r\nx" + b"_" * LONG + b" :",
+    "many twins": b"\r\nx_forwarded_for:b" * (LONG // 19) + b"\r\nx",
+}
+
+
+@pytest.mark.parametrize("max_fields", [128, 10_000])
+@pytest.mark.parametrize("fields", BAD_HEADS.values(), ids=BAD_HEADS)
+def test_a_malformed_head_costs_its_length_in_time_and_little_memory(fields: bytes, max_fields: int) -> None:
+    """Runs of lines are given back line by line where something behind them fails: 2 to 6 ms here."""
+    limits = HeadLimits(max_fields=max_fields)
+    RequestReader(limits)  # compiled
+    for data, reader in ((b"GET / HTTP/1.1", RequestReader(limits)), (b"HTTP/1.1 200 OK", ResponseReader(limits))):
+        if isinstance(reader, ResponseReader):
+            reader.expect(b"GET")
+        reader.feed(data + fields + b"\r\n\r\n")
+        tracemalloc.start()
+        started = time.process_time()
+        with pytest.raises((BadRequest, LimitExceeded, UpstreamFault)):
+            reader.next()
+        took_s = time.process_time() - started
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert took_s < 0.5
+        assert most < 8 * 1024 * 1024
+
+
+@pytest.mark.parametrize("extension", [b';a="' + b"\\a" * 100_000, b";a" * 100_000, b';a="b"' * 40_000 + b"\0"])
+def test_extensions_without_an_end_cost_no_more_than_a_line(extension: bytes) -> None:
+    reader = requests(CHUNKED[: CHUNKED.index(b"3;")] + b"3" + extension + b"\r\nabc\r\n0\r\n\r\n")
+    assert isinstance(reader.next(), RequestHead)
+    tracemalloc.start()
+    with pytest.raises(BadRequest):
+        reader.next()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1024 * 1024
 
 
 def test_thousands_of_pipelined_requests_cost_linear_time() -> None:
