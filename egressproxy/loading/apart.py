@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 import selectors
 import signal
 import subprocess
@@ -17,9 +16,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from egressproxy.loading.request import write_request
 from egressproxy.loading.result import Loaded, read_answer
+from egressproxy.model.api_write import Write
 
 __all__ = ["Loading", "LoadingFailed", "schema"]
 
@@ -50,7 +50,7 @@ class Loading:
         self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
     ) -> None:
         """Raises OSError if no process can be started."""
-        self._request = memoryview(pickle.dumps((tuple(paths), bind, memory, state, None), protocol=5))
+        self._request = memoryview(write_request(paths, bind, memory, state, None))
         self._process = subprocess.Popen(  # noqa: S603 (this program)
             _command("child"),
             stdin=subprocess.PIPE,
@@ -72,9 +72,11 @@ class Loading:
         except ValueError:
             raise LoadingFailed("the process that reads the configuration gave no whole answer") from None
 
-    async def answer(self, request: Sequence[Any]) -> bytes:
+    async def answer(
+        self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes, state: Path, write: Write
+    ) -> bytes:
         """The answer to another request than that of the start, unread (`loading.answer`). Raises LoadingFailed."""
-        self._request = memoryview(pickle.dumps(tuple(request), protocol=5))
+        self._request = memoryview(write_request(paths, bind, memory, state, write))
         return await self._answered()
 
     async def _answered(self) -> bytes:

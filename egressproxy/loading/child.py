@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import resource
 import select
 import signal
@@ -30,9 +29,9 @@ def main() -> None:
     gc.disable()  # it ends before there is anything worth collecting
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes longer than using none
     from egressproxy.loading.answer import answer  # the long part of the start: the request comes meanwhile
+    from egressproxy.loading.request import read_request
 
-    request = pickle.load(sys.stdin.buffer)  # noqa: S301 (from our parent)
-    data = answer(*request)
+    data = answer(*read_request(sys.stdin.buffer.read()))
     with open(answers, "wb") as file:
         file.write(data)
     os._exit(0)  # to free ten thousand objects one by one would take a while

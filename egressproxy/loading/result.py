@@ -33,6 +33,7 @@ __all__ = [
     "read_answer",
     "read_plain",
     "read_plain_answer",
+    "read_plain_value",
     "shown",
     "write_answer",
 ]
@@ -115,7 +116,7 @@ def shown(packed: bytes) -> Iterator[Shown]:
     data = zlib.decompress(packed)
     file = io.BytesIO(data)
     while file.tell() < len(data):
-        for (group, kind, namespace, name), manifest, generation, status in _Plain(file).load():
+        for (group, kind, namespace, name), manifest, generation, status in read_plain_value(file):
             yield Shown(group, kind, namespace, name, manifest, generation, status)
 
 
@@ -125,7 +126,7 @@ def pack_plain(value: object) -> bytes:
 
 
 def read_plain(packed: bytes) -> Any:
-    return _Plain(io.BytesIO(zlib.decompress(packed))).load()
+    return read_plain_value(io.BytesIO(zlib.decompress(packed)))
 
 
 def write_answer(outcome: Loaded | ConfigError) -> bytes:
@@ -162,10 +163,15 @@ def loaded_of(values: Sequence[Any]) -> Loaded:
 def read_plain_answer(data: bytes) -> tuple[str, Any]:
     """What it is and what it says. Raises nearly everything if this is no (whole) answer."""
     file = io.BytesIO(data)
-    outcome, value = _Plain(file).load()
+    outcome, value = read_plain_value(file)
     if file.tell() != len(data):
         raise ValueError
     return outcome, value
+
+
+def read_plain_value(file: io.BytesIO) -> Any:
+    """The next pickle, which makes no objects. Raises nearly everything where there is none, or one that would."""
+    return _Plain(file).load()
 
 
 def _fields(problem: Problem) -> Sequence[str | int]:

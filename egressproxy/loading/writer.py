@@ -80,7 +80,7 @@ class Writer:
         self._spare = None
         self._drop_spare()
         try:
-            data = await loading.answer((self._config, self._bind, memory, self._folder, write))
+            data = await loading.answer(self._config, self._bind, memory, self._folder, write)
             return read_outcome(data)
         except ValueError:
             raise LoadingFailed("the process that works out writes gave no whole answer") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from dataclasses import fields, is_dataclass, replace
+from enum import Enum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from itertools import islice
 from typing import Any, Final
@@ -24,12 +25,13 @@ __all__ = ["PackingError", "pack", "unpacking"]
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
 _FILTERS: Final = "egressproxy.filters."
+_ADDRESSES: Final = (IPv4Address, IPv4Network, IPv6Address, IPv6Network)
 #: The classes that are made. Not whatever a module has imported: `dataclass`, for one, executes what it is given.
 _KNOWN: Final = {
     (known.__module__, known.__qualname__): known
     for known in (
         *(each for module in (backend, gateway, policy, route) for each in vars(module).values()),
-        Secret, IPv4Address, IPv4Network, IPv6Address, IPv6Network,
+        Secret, *_ADDRESSES,
     )
     if isinstance(known, type) and known.__module__.startswith(("egressproxy.", "ipaddress"))
 }  # fmt: skip
@@ -78,10 +80,16 @@ def unpacking(packed: bytes) -> Steps[ConfigSpec]:
 
 
 class _Pickler(pickle.Pickler):
-    """Specs by their fields (a frozen class would be written with their names, and read slowly); secrets revealed."""
+    """Specs by their fields (a frozen class would be written with their names, and read slowly); enums by their values
+    and addresses by their text (what Python writes of an enum differs between 3.11.2 and 3.11.7); secrets revealed.
+    """
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
+        if isinstance(value, Enum):
+            return kind, (value.value,)
+        if kind in _ADDRESSES:
+            return kind, (str(value),)
         if kind is Secret:
             return Secret, (value.reveal(),)
         if is_dataclass(kind):

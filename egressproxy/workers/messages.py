@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from typing import Any, Final, get_args
 
 from egressproxy.telemetry import metrics
@@ -204,7 +205,7 @@ _KNOWN: Final = {
 
 def encode(message: Message) -> bytes:
     written = io.BytesIO()
-    _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(message)
+    _Pickler(written, protocol=5).dump(message)
     return written.getvalue()
 
 
@@ -215,8 +216,12 @@ def decode(octets: bytes | bytearray | memoryview) -> Any:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Frozen classes by their fields: the default form goes through slow Python code when it is read."""
+        """Frozen classes by their fields: the default form goes through slow Python code when it is read. Enums by
+        their values: what Python writes of them differs between its versions, 3.11.2 and 3.11.7 among them.
+        """
         kind = type(value)
+        if isinstance(value, Enum):
+            return kind, (value.value,)
         if is_dataclass(kind):
             return kind, tuple([getattr(value, field.name) for field in fields(kind)])
         return NotImplemented

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
+import sys
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -107,11 +111,33 @@ def test_the_settings_of_a_filter_come_along():
     assert first is second
 
 
+def by_name(member: Any, _protocol: int) -> tuple[Any, ...]:
+    """What an enum is pickled as by CPython 3.11.2: a call of `getattr`."""
+    return getattr, (type(member), member.name)
+
+
+def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.MonkeyPatch):
+    for kind in (ListenerProtocol, Mode, AuthProtocol, Destination):
+        monkeypatch.setattr(kind, "__reduce_ex__", by_name)
+    assert finished(unpacking(pack(CONFIG))) == CONFIG
+
+
+def test_only_specs_and_addresses_are_named_in_it():
+    """What is read would be refused otherwise; so no version of Python may write more."""
+    file = io.BytesIO(pack(CONFIG))
+    texts: set[Any] = set()
+    while file.tell() < len(file.getvalue()):  # pickles in a row
+        texts |= {argument for _, argument, _ in pickletools.genops(file) if isinstance(argument, str)}
+    modules = {text for text in texts if text.split(".")[0] in sys.stdlib_module_names | {"egressproxy"}}
+    assert modules >= {"egressproxy.spec.gateway", "ipaddress"}
+    assert not {module for module in modules if not module.startswith("egressproxy.")} - {"ipaddress"}
+
+
 def test_nothing_but_specs_is_made():
     class Other:
         pass
 
-    for what in (print, Other, PolicySpec.__init__, pickle.Unpickler, HeaderPolicy, Fields.of):
+    for what in (print, getattr, Other, PolicySpec.__init__, pickle.Unpickler, HeaderPolicy, Fields.of):
         with pytest.raises((PackingError, pickle.PicklingError, AttributeError)):
             finished(unpacking(pickle.dumps(what)))
 

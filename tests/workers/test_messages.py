@@ -57,6 +57,15 @@ def test_counts_come_back():
     assert found.part.histograms["lags"] == Histogram("Lag.", (0.1, 1.0), (3, 2, 1), 4.5)
 
 
+def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.MonkeyPatch):
+    """CPython 3.11.2 writes a call of `getattr`, which nobody may make here."""
+    monkeypatch.setattr(Kind, "__reduce_ex__", lambda kind, _protocol: (getattr, (Kind, kind.name)))
+    metrics = Metrics("1")
+    metrics.add_peak("lag", "Lag.", lambda: 0.25)
+    found = decode(encode(Counted(3, metrics.gather(), True)))
+    assert found.part.readings["lag"].kind is Kind.PEAK
+
+
 @pytest.mark.parametrize("name", ["dataclass", "_Unpickler", "decode", "pickle", "__builtins__"])
 def test_what_the_module_of_messages_has_imported_is_not_called(name: str):
     octets = b"\x80\x04\x8c\x1cegressproxy.workers.messages\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
@@ -64,7 +73,7 @@ def test_what_the_module_of_messages_has_imported_is_not_called(name: str):
         decode(octets)
 
 
-@pytest.mark.parametrize("value", [Path("/"), print, subclass := type("Own", (), {})])
+@pytest.mark.parametrize("value", [Path("/"), print, getattr, subclass := type("Own", (), {})])
 def test_what_is_no_message_is_not_made(value: object):
     octets = b"cos\nsystem\n(S'true'\ntR." if value is subclass else pickle.dumps(value)
     with pytest.raises(pickle.UnpicklingError, match="no part of a message"):
