@@ -310,9 +310,7 @@ async def test_what_is_still_to_be_sent_is_waited_for_as_long_as_it_moves():
 
 async def test_one_that_takes_nothing_of_the_rest_is_cut():
     world = World()
-    sender = asyncio.get_running_loop().run_in_executor(None, _fills, world.origin.sock)
-    await sender
-    await asyncio.sleep(0.05)
+    await _filled(world.origin.sock)
     world.client.sock.shutdown(socket.SHUT_WR)
     world.origin.sock.shutdown(socket.SHUT_WR)
     await asyncio.sleep(0.05)
@@ -325,11 +323,16 @@ async def test_one_that_takes_nothing_of_the_rest_is_cut():
     world.close()
 
 
-def _fills(sock: socket.socket) -> None:
+async def _filled(sock: socket.socket) -> None:
+    """Until everything on the way is full, so that the rest cannot arrive: no more is taken in twenty turns."""
     sock.setblocking(False)
-    with suppress(BlockingIOError):
-        for _ in range(1000):
-            sock.send(b"x" * 65536)
+    turns = 0
+    while turns < 20:
+        turns += 1
+        with suppress(BlockingIOError):
+            while sock.send(b"x" * 65536):
+                turns = 0
+        await asyncio.sleep(0.001)
 
 
 async def test_silence_ends_it_after_its_idle_time_and_octets_put_that_off():
@@ -420,7 +423,7 @@ async def test_nothing_is_left_of_a_tunnel_that_has_ended():
 async def test_what_a_cut_leaves_behind_does_not_look_whole():
     world = World(idle_s=5.0)
     world.tunnel.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    await asyncio.get_running_loop().run_in_executor(None, _fills, world.origin.sock)
+    await _filled(world.origin.sock)
     async with asyncio.timeout(10):
         while not world.tunnel.client.pending:  # noqa: ASYNC110   the kernel has to be full first
             await asyncio.sleep(0.001)
