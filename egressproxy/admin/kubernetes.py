@@ -23,7 +23,7 @@ from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError, Cause, success
 from egressproxy.admin.watches import Watches
 from egressproxy.admin.writes import METHODS, WriteAccess, asked_write, read_body
-from egressproxy.model.api_write import Verb, WriteRefused, Written
+from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
 
 __all__ = ["KubernetesApi"]
 
@@ -101,6 +101,13 @@ class KubernetesApi:
         if write.verb is Verb.DELETE:
             details = {"name": written.name, "group": asked.kind.group, "kind": asked.kind.plural, "uid": written.uid}
             return json_response(200, success(details))
+        response = await self._shown(asked, write, written)
+        for warning in written.warnings:
+            response.headers.add("Warning", f"299 - {json.dumps(warning)}")  # ASCII in one line, whatever a field is
+        return response
+
+    async def _shown(self, asked: Resource, write: Write, written: Written) -> web.Response:
+        """The object after a write, or after one that was tried."""
         status = 201 if written.is_new else 200
         if write.is_dry_run:
             made = json.loads(written.manifest)

@@ -19,7 +19,7 @@ from egressproxy.admin.kinds import CONFIGURED
 from egressproxy.admin.questions import Resource, truth
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.tokens import read_token
-from egressproxy.model.api_write import Verb, Write
+from egressproxy.model.api_write import FieldValidation, Verb, Write
 
 __all__ = ["METHODS", "WriteAccess", "asked_write", "read_body"]
 
@@ -110,7 +110,18 @@ def asked_write(request: web.BaseRequest, asked: Resource, body: bytes, resource
         resource_version=resource_version,
         is_forced=is_forced,
         is_dry_run="dryRun" in query,
+        field_validation=_field_validation(query),
     )
+
+
+def _field_validation(query: Mapping[str, str]) -> FieldValidation:
+    try:
+        return FieldValidation(query.get("fieldValidation") or "Warn")
+    except ValueError:
+        known = ", ".join(each.value for each in FieldValidation)
+        raise ApiError(
+            400, "BadRequest", f"fieldValidation={query['fieldValidation']} is not possible; known are {known}"
+        ) from None
 
 
 def _verb(request: web.BaseRequest, asked: Resource) -> Verb:

@@ -141,6 +141,7 @@ def command(
     """
     from egressproxy.loading.apart import Loading
 
+    _check_state(config, state_dir)
     _check_writes(admin, state_dir, api_writes, api_token_file)
     if not config and state_dir is None and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
         raise click.UsageError(
@@ -179,6 +180,18 @@ def command(
         if first is not None:
             first.end()
     sys.exit(status)
+
+
+def _check_state(config: tuple[Path, ...], state_dir: Path | None) -> None:
+    """What is written through the API is kept apart from what the operator writes. Raises click.UsageError."""
+    if state_dir is None:
+        return
+    state = state_dir.resolve()
+    for path in config:
+        if path.resolve().is_relative_to(state):
+            raise click.UsageError(
+                f"--config {path} lies in --state-dir {state_dir}, which is for what the API writes: take another"
+            )
 
 
 def _check_writes(

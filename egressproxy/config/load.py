@@ -26,6 +26,7 @@ from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import Key, Origin, Resource, Spot, without_nulls
 from egressproxy.config.resources.others import why_left_out
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
+from egressproxy.model import state_folder
 
 __all__ = ["ResourceSet", "load", "load_text"]
 
@@ -91,14 +92,14 @@ def load(paths: Sequence[Path], state: Path | None = None) -> ResourceSet:
             reader.require_objects(", ".join(map(str, paths)))
         if state is not None:
             for file in reader.files(state):
-                reader.read_file(file)
+                reader.read_file(file, is_from_api=True)
     return reader.finish()
 
 
-def load_text(text: str, file: str = "<text>") -> ResourceSet:
+def load_text(text: str, file: str = "<text>", *, is_from_api: bool = False) -> ResourceSet:
     """Read manifests from text. Raises ConfigError."""
     reader = _Reader()
-    reader.read(text.encode(), file)
+    reader.read(text.encode(), file, is_from_api=is_from_api)
     reader.require_objects(file)
     return reader.finish()
 
@@ -126,6 +127,7 @@ class _Reader:
         self.objects: dict[Key, Resource] = {}
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
+        self._is_from_api = False  # what is being read
 
     def require_objects(self, where: str) -> None:
         """None at all is what a file looks like that was cut off."""
@@ -153,16 +155,19 @@ class _Reader:
                 self.problems.append(Problem(str(file), 0, 0, "", "", "this is a pipe, a socket or a device", remedy))
         return [file for file in found if file.is_file() or not file.exists()]
 
-    def read_file(self, path: Path) -> None:
+    def read_file(self, path: Path, *, is_from_api: bool = False) -> None:
+        """A file that is given by hand and lies in a state folder is from the API all the same."""
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
+            is_from_api = is_from_api or state_folder.holds(path)
         except OSError as error:
             self._add_unreadable(path, error)
             return
-        self.read(data, str(path))
+        self.read(data, str(path), is_from_api=is_from_api)
 
-    def read(self, data: bytes, file: str) -> None:
+    def read(self, data: bytes, file: str, *, is_from_api: bool = False) -> None:
+        self._is_from_api = is_from_api
         before = len(self.problems)
         for part in read_documents(data):
             if isinstance(part, Document):
@@ -202,7 +207,7 @@ class _Reader:
         except ValidationError as error:
             self._add_problems(error, kind, document, file)
             return
-        made.written(value, Origin(file, document.place.line, _places(document)))
+        made.written(value, Origin(file, document.place.line, _places(document), self._is_from_api))
         first = self.objects.setdefault(made.key, made)
         if first is not made:
             place = document.place_of(("metadata", "name"))

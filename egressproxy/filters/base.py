@@ -134,7 +134,8 @@ class FilterType:
     `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a
     config refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
     `blocks`: to build one reads files or runs code of others, which is nothing for the event loop. `is_shared`: what it
-    counts is counted over all workers.
+    counts is counted over all workers. `inspect`: to build one runs code of the operator's; this says what is wrong as
+    far as it can be said without running any (raises ValueError or OSError).
     """
 
     name: str
@@ -147,3 +148,9 @@ class FilterType:
     revision: Callable[[FilterContext], str] = lambda _context: ""
     blocks: bool = False
     is_shared: bool = False
+    inspect: Callable[[FilterContext], None] | None = None
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether a config of this type names a program of the operator's."""
+        return self.inspect is not None

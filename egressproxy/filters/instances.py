@@ -32,7 +32,7 @@ class FilterInstances:
     `notices` hear of filters that fail.
     """
 
-    __slots__ = ("_catalog", "_made", "_notices", "_previous")
+    __slots__ = ("_catalog", "_is_held", "_made", "_notices", "_previous", "_waiting")
 
     def __init__(
         self, catalog: Catalog, previous: FilterInstances | None = None, notices: Notices | None = None
@@ -41,13 +41,31 @@ class FilterInstances:
         self._notices = notices
         self._made: dict[tuple[ExtensionSpec, str], PlacedFilter] = {}
         self._previous = {} if previous is None else previous._made
+        self._is_held = False
+        self._waiting: dict[ExtensionSpec, PlacedFilter] = {}
+
+    def hold_code(self) -> None:
+        """From here on `place` runs no code of others: it inspects it, and gives a filter that does nothing."""
+        self._is_held = True
+
+    def release_code(self) -> tuple[ExtensionSpec, ...]:
+        """The specs whose code was held, in the order of their places; from here on `place` runs it."""
+        self._is_held = False
+        waiting, self._waiting = tuple(self._waiting), {}
+        return waiting
 
     def place(self, spec: ExtensionSpec) -> PlacedFilter:
         """The filter of this spec, built at its first use. Raises FilterBuildError."""
+        if self._is_held and spec in self._waiting:
+            return self._waiting[spec]
         kind, context = self._context(spec)
         try:
             key = (spec, kind.revision(context))
-            placed = self._made.get(key) or self._previous.get(key) or self._build(spec, kind, context)
+            found = self._made.get(key) or self._previous.get(key)
+            if found is None and self._is_held and kind.inspect is not None:
+                kind.inspect(context)
+                return self._waiting.setdefault(spec, PlacedFilter(spec, kind, _Nothing()))
+            placed = found or self._build(spec, kind, context)
         except (ValueError, OSError) as error:
             raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
         self._made[key] = placed
@@ -109,3 +127,9 @@ class FilterInstances:
         completes = type(made).complete is not Filter.complete
         mark = f"filter {next(_marks)}" if completes else ""
         return PlacedFilter(spec, kind, made, mark=mark, notices=self._notices)
+
+
+class _Nothing(Filter):
+    """Holds the place of a filter whose code must not run yet."""
+
+    runs_in = frozenset()

@@ -1,7 +1,8 @@
 """Python: a filter of the user's own, in one file beside the manifest that names it.
 
 The file is imported under a private name, so that it neither shadows a module nor is shadowed. It is trusted like the
-configuration itself: it runs in the gateway's process. What fails while it is loaded is told with file and line; what
+configuration itself: it runs in the gateway's process. So it is never one that came in through the admin API, and no
+object that did can name one (`config.compile.filters`). What fails while it is loaded is told with file and line; what
 fails while requests are served is told by the type of the exception alone, since it may hold anything.
 """
 
@@ -12,13 +13,16 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, Final
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig, SecretRef
+from egressproxy.model import state_folder
 
 __all__ = ["PYTHON", "PythonConfig", "load_filter"]
+
+SUFFIX: Final = ".py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +74,45 @@ def _locate(folder: str, relative: str) -> Path:
     path = (root / relative).resolve()
     if Path(relative).is_absolute() or not path.is_relative_to(root):
         raise ValueError(f"{relative}: the path has to stay inside the folder of the manifest")
+    if not relative.endswith(SUFFIX) or path.suffix != SUFFIX:
+        raise ValueError(f"{relative}: the file of a filter has a name that ends in {SUFFIX}; a link to it, too")
+    if state_folder.holds(path):
+        raise ValueError(
+            f"{relative}: it leads into a folder of what was written through the API (--state-dir), and nothing there"
+            " is run; put the file beside the manifest, in a folder of --config"
+        )
     if not path.is_file():
         raise ValueError(f"{relative}: there is no such file in {root}")
     return path
 
 
+def _inspect(context: FilterContext) -> None:
+    """Raise ValueError for a file that is not there or is no Python; runs nothing."""
+    config = context.config
+    assert isinstance(config, PythonConfig)
+    _compiled(_locate(context.folder, config.path))
+
+
+def _compiled(path: Path) -> CodeType:
+    """Raises ValueError with the line."""
+    try:
+        code: CodeType = compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else "?"
+        raise ValueError(f"{path}:{line}: {type(error).__name__}: {error}") from None
+    return code
+
+
 def _import(path: Path) -> ModuleType:
     """Run the file as a module of its own. A version that fails leaves the one before registered."""
+    code = _compiled(path)
     name = "_egressproxy_filter_" + hashlib.sha256(str(path).encode()).hexdigest()[:16]
     module = ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)
     sys.modules[name] = module  # pydantic and dataclasses look their module up while classes are made
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)  # noqa: S102 - the user's own filter
+        exec(code, module.__dict__)  # noqa: S102 - the user's own filter
     except BaseException as error:
         if before is None:
             del sys.modules[name]
@@ -91,8 +120,7 @@ def _import(path: Path) -> ModuleType:
             sys.modules[name] = before
         if not isinstance(error, Exception | SystemExit):
             raise
-        line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, path)
-        raise ValueError(f"{path}:{line}: {type(error).__name__}: {error}") from None
+        raise ValueError(f"{path}:{_line_in(error, path)}: {type(error).__name__}: {error}") from None
     return module
 
 
@@ -162,5 +190,6 @@ PYTHON = FilterType(
     secret_refs=_secret_refs,
     revision=_revision,
     blocks=True,
+    inspect=_inspect,
     summary="A filter of your own: one Python file beside the manifest.",
 )

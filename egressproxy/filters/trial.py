@@ -14,9 +14,21 @@ __all__ = ["failures"]
 
 
 def failures(config: ConfigSpec, catalog: Catalog) -> Iterator[tuple[ExtensionSpec, FilterBuildError]]:
-    """The specs that cannot be built, with the reason; a Python filter's file is run for it, as at a start."""
+    """The specs that cannot be built, with the reason.
+
+    A Python filter's file is run for it, as at a start, once nothing else is wrong: neither with the other filters, nor
+    with the text of any file.
+    """
     instances = FilterInstances(catalog)
+    instances.hold_code()
+    is_good = True
     for spec in dict.fromkeys(_specs(config)):
+        try:
+            instances.place(spec)
+        except FilterBuildError as error:
+            is_good = False
+            yield spec, error
+    for spec in instances.release_code() if is_good else ():
         try:
             instances.place(spec)
         except FilterBuildError as error:

@@ -85,6 +85,19 @@ class _Builder:
         self.destinations: dict[tuple[DestinationsSpec, tuple[str, ...]], DestinationPolicy] = {}
 
     def snapshot(self, config: ConfigSpec) -> Steps[Snapshot]:
+        """Twice where a file of an operator's filter is to be run: not before all the rest is known to be good."""
+        self.filters.hold_code()
+        made = yield from self.whole(config)
+        waiting = self.filters.release_code()
+        if not waiting:
+            return made
+        for spec in waiting:
+            yield partial(self.filters.place, spec)
+        self.chains.clear()
+        self.asking.clear()
+        return (yield from self.whole(config))
+
+    def whole(self, config: ConfigSpec) -> Steps[Snapshot]:
         shared: dict[tuple[str, int], list[Listener]] = {}
         for spec in config.listeners:
             listener = yield from self.listener(spec)

@@ -84,7 +84,12 @@ class Gateway:
 
         Raises FilterBuildError, ssl.SSLError or ValueError.
         """
-        return await in_slices(building(config, self.catalog, self.network, self.metrics, self.snapshot))
+        try:
+            return await in_slices(building(config, self.catalog, self.network, self.metrics, self.snapshot))
+        except BaseException:
+            known = self.snapshot.connectors.values() if self.snapshot is not None else ()
+            self.network.keep_resolvers({connector.spec.dns for connector in known})
+            raise
 
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
         """Bind what is new, and swap. Raises BindError, and has changed nothing then."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Verb", "Write", "WriteRefused", "Written"]
+__all__ = ["FieldValidation", "Verb", "Write", "WriteRefused", "Written"]
 
 
 class Verb(Enum):
@@ -17,6 +17,14 @@ class Verb(Enum):
     STRATEGIC_PATCH = "strategic-merge-patch"
     APPLY = "apply"
     DELETE = "delete"
+
+
+class FieldValidation(Enum):
+    """What becomes of fields that a kind of Kubernetes' own does not have. None of them is ever kept."""
+
+    IGNORE = "Ignore"
+    WARN = "Warn"
+    STRICT = "Strict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,7 @@ class Write:
     resource_version: str = ""
     is_forced: bool = False
     is_dry_run: bool = False
+    field_validation: FieldValidation = FieldValidation.WARN
 
 
 class WriteRefused(Exception):
@@ -53,10 +62,14 @@ class WriteRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of it. `manifest` is JSON without a Secret's values; `file` is where it is kept, "" for a dry run."""
+    """What became of it. `manifest` is JSON without a Secret's values; `file` is where it is kept, "" for a dry run.
+
+    `warnings` are for the person who asked.
+    """
 
     name: str
     uid: str
     manifest: bytes
     is_new: bool
     file: str = ""
+    warnings: tuple[str, ...] = ()

@@ -162,10 +162,15 @@ def test_a_session_key_that_is_none_is_wrong_usage(asked: list[RunOptions], tmp_
     assert not asked
 
 
+HERE = os.path.dirname(__file__)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--api-writes"], "give --state-dir"),
+        (["--config", HERE, "--state-dir", HERE], "lies in --state-dir"),
+        (["--config", __file__, "--state-dir", f"{HERE}/../{os.path.basename(HERE)}"], "lies in --state-dir"),
         (["--api-writes", "--state-dir", "state", "--admin", "off"], "not --admin off"),
         (["--api-writes", "--state-dir", "state", "--admin", "0.0.0.0:0"], "give --api-token-file"),
         (["--api-token-file", __file__], "give --api-writes, too"),

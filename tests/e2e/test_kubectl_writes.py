@@ -44,7 +44,7 @@ class Cluster:
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def kept(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.folder) if name != ".lock")
+        return sorted(name for name in os.listdir(self.folder) if not name.startswith("."))
 
 
 @pytest.fixture

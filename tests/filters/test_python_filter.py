@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.filters.validation import validated
+from egressproxy.loading.writes import staging
 from egressproxy.model.secret import Secret
 from egressproxy.spec.policy import ExtensionSpec
 
@@ -93,6 +95,75 @@ def test_a_path_outside_of_the_manifests_folder_is_refused(tmp_path, path):
     (inside / "link.py").symlink_to(tmp_path / "f.py")
     with pytest.raises(FilterBuildError, match="stay inside the folder"):
         FilterInstances(Catalog()).place(spec(inside, path))
+
+
+@pytest.mark.parametrize("path", ["f.txt", "link.py", "f.PY", "f", "f.py/", "configmap_agents_evil.yaml"])
+def test_a_filter_has_a_name_that_ends_in_py_wherever_a_link_leads(tmp_path, path):
+    (tmp_path / path.strip("/")).write_text(SIMPLE.format(value=1))
+    (tmp_path / "link.py").unlink(missing_ok=True)
+    (tmp_path / "f.txt").write_text(SIMPLE.format(value=1))
+    (tmp_path / "link.py").symlink_to(tmp_path / "f.txt")
+    with pytest.raises(FilterBuildError, match=r"ends in \.py"):
+        FilterInstances(Catalog()).place(spec(tmp_path, path))
+
+
+@pytest.mark.parametrize(
+    "path", ["state/f.py", "./state/../state/f.py", "state/below/f.py", "link.py", "linked/f.py", "loaded.py"]
+)
+def test_nothing_is_run_of_what_was_written_through_the_api(tmp_path, path):
+    """A state folder inside of the manifest's own, and every way into it."""
+    state = tmp_path / "state"
+    (state / "below").mkdir(parents=True)
+    os.close(staging.lock(state))
+    for file in (state / "f.py", state / "below" / "f.py"):
+        file.write_text(SIMPLE.format(value=1))
+    (tmp_path / "link.py").symlink_to(state / "f.py")
+    (tmp_path / "linked").symlink_to(state)
+    (tmp_path / "loaded.py").symlink_to(f"/proc/self/cwd/{os.path.relpath(state / 'f.py')}")
+    with pytest.raises(FilterBuildError, match="written through the API"):
+        FilterInstances(Catalog()).place(spec(tmp_path, path))
+
+
+def test_a_manifest_in_a_state_folder_has_no_filters_whoever_names_the_folder(tmp_path):
+    os.close(staging.lock(tmp_path))
+    (tmp_path / "f.py").write_text(SIMPLE.format(value=1))
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for folder in (
+            tmp_path,
+            f"/proc/self/fd/{descriptor}",
+            os.path.relpath(tmp_path),
+            tmp_path / ".." / tmp_path.name,
+        ):
+            with pytest.raises(FilterBuildError, match="written through the API"):
+                FilterInstances(Catalog()).place(spec(folder))
+    finally:
+        os.close(descriptor)
+
+
+def test_a_hard_link_to_an_object_of_the_api_is_no_program(tmp_path):
+    state = tmp_path / "state"
+    os.close(staging.lock(state))
+    staging.stage(state / "a.yaml", staging.FIRST_LINE + "x: 1; raise SystemExit\n")
+    staging.commit(state / "a.yaml", is_deleted=False)
+    os.link(state / "a.yaml", tmp_path / "f.py")
+    with pytest.raises(FilterBuildError, match=r"f\.py:1: SyntaxError"):
+        FilterInstances(Catalog()).place(spec(tmp_path))
+
+
+def test_while_code_is_held_it_is_read_and_not_run(tmp_path):
+    (tmp_path / "f.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n" + SIMPLE.format(value=1))
+    (tmp_path / "g.py").write_text("def f(:\n")
+    instances = FilterInstances(Catalog())
+    instances.hold_code()
+    chain = compile_chain([spec(tmp_path)], instances.place)
+    assert chain.request_headers is None
+    with pytest.raises(FilterBuildError, match=r"g\.py:1: SyntaxError"):
+        instances.place(spec(tmp_path, "g.py"))
+    assert not (tmp_path / "ran").exists()
+    assert instances.release_code() == (spec(tmp_path),)
+    assert ran(instances, spec(tmp_path)) == 1
+    assert (tmp_path / "ran").exists()
 
 
 def test_a_manifest_without_a_folder_cannot_have_python_filters():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from egressproxy.filters.catalog import Catalog
@@ -40,3 +43,15 @@ def test_a_filter_that_cannot_be_built_is_found_wherever_it_stands(config: Confi
 
 def test_filters_that_can_be_built_are_no_failures() -> None:
     assert list(failures(listener(extensions=(GOOD,)), Catalog())) == []
+
+
+def test_no_file_is_run_while_anything_else_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    python = replace(BAD, config='{"path": "a.py"}', folder=str(tmp_path))
+    first = [spec for spec, _ in failures(listener(extensions=(python, BAD)), Catalog())]
+    assert first == [BAD]
+    assert not (tmp_path / "ran").exists()
+    ((spec, error),) = failures(listener(extensions=(GOOD, python)), Catalog())
+    assert spec is python
+    assert "found: none" in str(error)
+    assert (tmp_path / "ran").exists()

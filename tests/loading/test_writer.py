@@ -17,6 +17,7 @@ from egressproxy.loading.result import Loaded, shown
 from egressproxy.loading.writer import Writer
 from egressproxy.loading.writes import staging
 from egressproxy.model.api_write import Verb, Write, WriteRefused
+from egressproxy.model.state_folder import MARK
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "1"}}
 
@@ -52,7 +53,7 @@ def made(tmp_path: Path) -> Iterator[Writer]:
 
 
 def kept(tmp_path: Path) -> list[str]:
-    return sorted(set(os.listdir(tmp_path / "state")) - {".lock"})
+    return sorted(name for name in os.listdir(tmp_path / "state") if not name.startswith(".l") and name != MARK)
 
 
 async def test_what_is_in_service_is_kept(made: Writer, tmp_path: Path):

@@ -46,6 +46,10 @@ class FilterTypeInfo(Protocol):
     def secret_refs(self) -> Callable[[Any], tuple[tuple[str, str], ...]]:
         """(name, key) of the Secrets that a config refers to, in the namespace of the declaring object."""
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether a config of this type names a program of the operator's."""
+
 
 class FilterCatalog(Protocol):
     """The filter types that this build has."""

@@ -200,6 +200,12 @@ class ExtensionCompiler:
             remedy = f"did you mean {near[0]}?" if near else "see `egressproxy filters` for the types"
             self._problems.add(owner, f"{path}.type", f"unknown extension type {extension.type}", remedy)
             return None
+        if found.runs_code and owner.origin.is_from_api:
+            # Who may write an object may not run programs: of the file, not even whether it is there is said.
+            message = f"{found.name} runs a Python file, and an object that was written through the API must not"
+            remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
+            self._problems.add(owner, f"{path}.type", message, remedy)
+            return None
         phase = self._phase(owner, extension, found, path, place)
         if phase is None:
             return None
@@ -342,7 +348,8 @@ def _canonical(config: Mapping[str, Any]) -> str:
 
 
 def _folder(owner: Resource) -> str:
-    return _parent(owner.origin.file)
+    """Where the relative paths of its configs start; "" for an object that must not read files."""
+    return "" if owner.origin.is_from_api else _parent(owner.origin.file)
 
 
 @lru_cache(maxsize=256)

@@ -69,4 +69,4 @@ def _outcome(
 def _written(change: Change, file: str) -> Written:
     shown = change.resource.to_manifest()  # without a Secret's values
     uid = str(shown["metadata"].get("uid", ""))
-    return Written(change.resource.name, uid, json.dumps(shown).encode(), change.is_new, file)
+    return Written(change.resource.name, uid, json.dumps(shown).encode(), change.is_new, file, change.warnings)

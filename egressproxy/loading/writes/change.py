@@ -23,15 +23,19 @@ from egressproxy.config.resources.meta import LAST_APPLIED, Resource
 from egressproxy.config.yaml_reader import Fault, read_documents
 from egressproxy.loading.writes.ownership import apply, updated
 from egressproxy.loading.writes.patches import json_patch, merge_patch, strategic_merge_patch
+from egressproxy.loading.writes.pruning import pruned
 from egressproxy.loading.writes.shapes import shape_of
-from egressproxy.loading.writes.staging import file_of
-from egressproxy.model.api_write import Verb, Write, WriteRefused
+from egressproxy.loading.writes.staging import FIRST_LINE, file_of
+from egressproxy.model.api_write import FieldValidation, Verb, Write, WriteRefused
 
 __all__ = ["Change", "changed", "refusal_of"]
 
 Manifest = dict[str, Any]
 
 _CONSONANTS: Final = "bcdfghjklmnpqrstvwxz2456789"  # those of Kubernetes' generated names: no words
+#: Of one answer, and of the text of each.
+MAX_WARNINGS: Final = 50
+MAX_PATH: Final = 200
 #: What the server alone says of an object.
 _SERVERS: Final = ("uid", "creationTimestamp", "generation", "resourceVersion", "selfLink", "deletionTimestamp")
 
@@ -45,6 +49,7 @@ class Change(NamedTuple):
     file: Path
     is_new: bool
     is_same: bool
+    warnings: tuple[str, ...] = ()
 
 
 def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
@@ -59,22 +64,21 @@ def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
     current = _kept(old, write, folder) if old is not None else implied
     if write.verb is Verb.DELETE:
         _check_preconditions(write, name, body, current)
-    if write.verb is Verb.DELETE:
         assert old is not None
         assert current is not None
         rest = ResourceSet((each for each in resources.objects if each is not old), resources.warnings)
         return Change(rest, old, "", Path(old.origin.file), False, False)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    manifest = _made(write, name, current, body, now)
+    manifest, warnings = _made(write, name, current, body, now)
     _settle(manifest, write, name, current, now)
     if old is not None and current is not None and _without_times(manifest) == _without_times(current):
-        return Change(resources, old, "", Path(old.origin.file), False, True)
+        return Change(resources, old, "", Path(old.origin.file), False, True, warnings)
     file = file_of(folder, write.group, write.kind, write.namespace, name)
-    text = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
+    text = FIRST_LINE + yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
     made = _validated(text, write, name, kind, file)
     objects = [made if each is old else each for each in resources.objects]
     together = ResourceSet(objects if old is not None else [*objects, made], resources.warnings)
-    return Change(together, made, text, file, current is None, False)
+    return Change(together, made, text, file, current is None, False, warnings)
 
 
 def _body(write: Write) -> Any:
@@ -163,19 +167,21 @@ def _check_preconditions(write: Write, name: str, body: Any, current: Manifest |
         raise WriteRefused(409, "Conflict", message)
 
 
-def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str) -> Manifest:
-    """The manifest that the client means, with managedFields. Raises WriteRefused."""
+def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest that the client means, with managedFields, and what to warn of. Raises WriteRefused."""
     shape = shape_of(write.group, write.kind)
+    if current is not None:
+        current, _ = pruned(write.group, write.kind, current)
     if write.verb is Verb.APPLY:
         _check_identity(body, write, name)
         metadata = body.get("metadata") or {}
         if metadata.get("managedFields"):
             raise WriteRefused(400, "BadRequest", "metadata.managedFields must be nil in what is applied")
         _check_version(metadata, write, name)
-        applied = _without_status(body, write)
+        applied, warnings = _known(_without_status(body, write), write)
         if write.kind == "Secret" and not write.group:
             applied = _with_values(applied, current, write, name)
-        return apply(current, applied, write.manager, write.is_forced, shape, now)
+        return apply(current, applied, write.manager, write.is_forced, shape, now), warnings
     match write.verb:
         case Verb.MERGE_PATCH:
             made = merge_patch(_at_version(current, write), body)
@@ -189,10 +195,22 @@ def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str
         raise WriteRefused(422, "Invalid", "the patch leaves no object")
     _check_identity(made, write, name)
     _check_version(made.get("metadata") or {}, write, name)
-    made = _without_status(made, write)
+    made, warnings = _known(_without_status(made, write), write)
     if write.kind == "Secret" and not write.group:
         made = _with_values(made, current, write, name)
-    return updated(current, made, write.manager, shape, now)
+    return updated(current, made, write.manager, shape, now), warnings
+
+
+def _known(made: Manifest, write: Write) -> tuple[Manifest, tuple[str, ...]]:
+    """Without the fields that its kind does not have, and a warning of each. Raises WriteRefused(400) if strict."""
+    made, gone = pruned(write.group, write.kind, made)
+    if not gone or write.field_validation is FieldValidation.IGNORE:
+        return made, ()
+    warnings = tuple(f'unknown field "{path[:MAX_PATH]}"' for path in gone[:MAX_WARNINGS])
+    if write.field_validation is FieldValidation.STRICT:
+        message = f"{_title(write, '')} cannot be taken: strict decoding error: {', '.join(warnings)}"
+        raise WriteRefused(400, "BadRequest", message)
+    return made, warnings
 
 
 def _at_version(current: Manifest | None, write: Write) -> Manifest:
@@ -311,7 +329,7 @@ def _without_times(manifest: Manifest) -> Manifest:
 def _validated(text: str, write: Write, name: str, kind: type[Resource], file: Path) -> Resource:
     """Raises WriteRefused(422) with a cause for every field that is wrong."""
     try:
-        (made,) = load_text(text, str(file)).objects
+        (made,) = load_text(text, str(file), is_from_api=True).objects
     except ConfigError as error:
         raise refusal_of(error, write, name, file) from None
     assert type(made) is kind

@@ -11,9 +11,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOCK", "commit", "discard", "file_of", "lock", "stage"]
+from egressproxy.model.state_folder import MARK
+
+__all__ = ["FIRST_LINE", "LOCK", "commit", "discard", "file_of", "lock", "stage"]
 
 LOCK: Final = ".lock"
+#: Of every file. It is YAML and can begin no Python: whatever an object says, its file is never a program.
+FIRST_LINE: Final = "--- # Written through the admin API of egressproxy. This is data: nothing runs it.\n"
 _STAGED: Final = ".staged-"
 #: Of a file name (NAME_MAX), with room for the prefix.
 MAX_NAME: Final = 230
@@ -28,6 +32,7 @@ def lock(folder: Path) -> int:
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / MARK).touch(0o600)
         for left in folder.glob(f"{_STAGED}*"):
             left.unlink()
     except OSError:

@@ -8,6 +8,7 @@ import pytest
 
 from egressproxy.config.manifests import manifest_files
 from egressproxy.loading.writes.staging import commit, discard, file_of, lock, stage
+from egressproxy.model.state_folder import MARK
 
 
 def test_an_object_has_a_file_of_its_own(tmp_path: Path):
@@ -53,5 +54,5 @@ def test_a_folder_belongs_to_one_process_and_is_swept_when_taken(tmp_path: Path)
         lock(folder)
     os.close(held)
     again = lock(folder)
-    assert os.listdir(folder) == [".lock"]
+    assert sorted(os.listdir(folder)) == [MARK, ".lock"]
     os.close(again)

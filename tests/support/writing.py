@@ -1,0 +1,34 @@
+"""Client: writes to the admin API of a running gateway, with nothing between."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+from tests.support.process import GatewayProcess
+
+__all__ = ["JSON", "Client"]
+
+JSON = "application/json"
+
+
+class Client:
+    """One request at a time; `warnings` are those of the latest answer."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self._port = gateway.admin_port
+        self.warnings: list[str] = []
+
+    def send(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> tuple[int, dict[str, Any]]:
+        return self.raw(method, path, b"" if body is None else json.dumps(body).encode(), content_type)
+
+    def raw(self, method: str, path: str, body: bytes, content_type: str = JSON) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        try:
+            connection.request(method, path, body, {"Content-Type": content_type})
+            answer = connection.getresponse()
+            self.warnings = answer.headers.get_all("Warning") or []
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
