@@ -77,6 +77,12 @@ class Call:
         return f"Call(stream {self.stream}, {len(self.unsent)} octets unsent)"  # never the headers
 
 
+class _Streams(H2Connection):
+    """h2 remembers how the last 65,536 streams ended (8 MiB); what comes late is for one of the last few."""
+
+    MAX_CLOSED_STREAMS = 256
+
+
 class UnaryConnection(Flow):
     """States: taking calls; leaving (what has begun ends, and nothing new begins); lost."""
 
@@ -88,7 +94,7 @@ class UnaryConnection(Flow):
     def __init__(self, wheel: TimerWheel, idle_s: float) -> None:
         super().__init__()
         config = H2Configuration(client_side=True, header_encoding=None)
-        self._h2 = H2Connection(config)
+        self._h2 = _Streams(config)
         self._h2.local_settings = Settings(
             client=True,
             initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_OCTETS},

@@ -257,3 +257,16 @@ async def test_a_connection_that_leaves_waits_for_its_calls():
     talk.server.answer(1, b"late")
     assert await over(talk, result) == b"late"
     assert talk.wire.closing
+
+
+async def test_few_of_the_calls_that_are_over_are_remembered():
+    talk = Talk()
+    for number in range(1000):
+        result = talk.call()
+        await talk.settle()
+        talk.server.answer(2 * number + 1, b"ok")
+        await talk.settle()
+        assert result.done()
+    assert talk.connection.served == 1000
+    assert len(talk.connection._h2._closed_streams) <= 256
+    assert len(talk.connection._h2.streams) <= 2
