@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from egressproxy.loading.result import read_plain_value
-from egressproxy.model.api_write import Verb, Write
+from egressproxy.model.api_write import FieldValidation, Verb, Write
 
 __all__ = ["Request", "read_request", "write_request"]
 
@@ -32,8 +32,8 @@ def write_request(
     """For `read_request`, in a process of ours."""
     change = None
     if write is not None:
-        verb, *rest = [getattr(write, field.name) for field in fields(write)]
-        change = (verb.value, *rest)
+        change = {field.name: getattr(write, field.name) for field in fields(write)}
+        change |= {"verb": write.verb.value, "field_validation": write.field_validation.value}
     folder = None if state is None else os.fspath(state)
     return pickle.dumps((tuple(map(os.fspath, paths)), bind, memory, folder, change), protocol=5)
 
@@ -43,6 +43,6 @@ def read_request(data: bytes) -> Request:
     paths, bind, memory, folder, change = read_plain_value(io.BytesIO(data))
     write = None
     if change is not None:
-        verb, *rest = change
-        write = Write(Verb(verb), *rest)
+        validation = FieldValidation(change["field_validation"])
+        write = Write(**{**change, "verb": Verb(change["verb"]), "field_validation": validation})
     return Request(tuple(map(Path, paths)), bind, memory, None if folder is None else Path(folder), write)

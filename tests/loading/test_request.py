@@ -9,9 +9,22 @@ from pathlib import Path
 import pytest
 
 from egressproxy.loading.request import Request, read_request, write_request
-from egressproxy.model.api_write import Verb, Write
+from egressproxy.model.api_write import FieldValidation, Verb, Write
 
-WRITE = Write(Verb.APPLY, "g", "v1", "Kind", "kinds", "ns", "n", b"{}", "kubectl", "7", is_forced=True)
+WRITE = Write(
+    Verb.APPLY,
+    "g",
+    "v1",
+    "Kind",
+    "kinds",
+    "ns",
+    "n",
+    b"{}",
+    "kubectl",
+    "7",
+    is_forced=True,
+    field_validation=FieldValidation.STRICT,
+)
 
 
 @pytest.mark.parametrize(
