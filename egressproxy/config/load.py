@@ -30,7 +30,8 @@ from egressproxy.model import state_folder
 
 __all__ = ["ResourceSet", "load", "load_text"]
 
-#: Fields of `spec` whose places are kept: what they say is judged after the documents are gone.
+#: Fields of `spec` whose places are kept: what they say is judged after the documents are gone. So are those of matches
+#: with regular expressions.
 PLACED = ("extensions", "gatewayClassName", "listeners", "parentRef", "parentRefs", "targetRefs")
 
 R = TypeVar("R", bound=Resource)
@@ -273,9 +274,26 @@ class _Reader:
 def _places(document: Document) -> dict[str, Spot]:
     return {
         path_text(path): (place.line, place.column, of_key.line, of_key.column)
-        for name in PLACED
-        for path, place, of_key in document.places(("spec", name))
+        for field in (*((name,) for name in PLACED), *_matches_with_expressions(document.value))
+        for path, place, of_key in document.places(("spec", *field))
     }
+
+
+def _matches_with_expressions(value: Any) -> Iterator[tuple[str | int, ...]]:
+    """Where in `spec` of a route matches stand that have a regular expression."""
+    spec = value.get("spec") if isinstance(value, dict) else None
+    rules = spec.get("rules") if isinstance(spec, dict) else None
+    for index, rule in enumerate(rules if isinstance(rules, list) else ()):
+        matches = rule.get("matches") if isinstance(rule, dict) else None
+        for number, match in enumerate(matches if isinstance(matches, list) else ()):
+            if _has_expression(match):
+                yield "rules", index, "matches", number
+
+
+def _has_expression(match: Any) -> bool:
+    if isinstance(match, dict):
+        return match.get("type") == "RegularExpression" or any(map(_has_expression, match.values()))
+    return isinstance(match, list) and any(map(_has_expression, match))
 
 
 def _object_name(value: Any) -> str:

@@ -15,11 +15,13 @@ What is matched:
 * Where rules are bound to paths, a path with dot segments (`.` or `..`, plain, encoded once or more often, beside an
   encoded slash, a backslash or a `;`) is refused: the origin might resolve it to a place outside of the prefix that it
   matched. Where every rule takes every path, it passes.
-* A header that occurs on several lines is matched as its values joined by "," (RFC 9110 section 5.3).
+* A header that occurs on several lines is matched as its values joined by "," (RFC 9110 section 5.3). Another spelling
+  of its name (`X_Tenant` for `X-Tenant`) is another field: it satisfies no match.
 * Query names and values are matched decoded (percent-encoding, "+" as space); the first occurrence counts.
 
 The cost does not depend on the number of hosts, routes or paths: look-ups in dicts by host, by path, and by each
-leading part of the path. It grows with the number of rules that differ in nothing but method, headers or query.
+leading part of the path. It grows with the number of rules that differ in nothing but method, headers or query. What
+the length of a request adds to that is bounded (`conditions`).
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Generic, TypeVar
-from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.model.fields import Fields
 from egressproxy.model.path import has_dot_segment
 from egressproxy.model.steps import Steps, finished
+from egressproxy.routing.conditions import Asked, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap
-from egressproxy.routing.patterns import MAX_SUBJECT, PatternError, compile_pattern
+from egressproxy.routing.patterns import PatternError, compile_pattern
 from egressproxy.routing.precedence import Match, Rank
-from egressproxy.spec.route import HttpRouteSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
+from egressproxy.spec.route import HttpRouteSpec, MatchSpec, PathMatchType, ValueMatch
 
 __all__ = ["HttpTable", "RouteError"]
 
@@ -47,7 +49,10 @@ T = TypeVar("T")
 _ENCODED_UNRESERVED = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])")
 
 #: Without it an OPTIONS request is none for the CORS filter (Fetch, CORS-preflight request): the backend would get it.
-_FROM_A_PAGE = ValueMatch("origin", ".+", MatchType.REGEX)
+_FROM_A_PAGE = Presence("origin")
+
+#: For hosts whose matches ask for nothing.
+_UNASKED = Asked(b"", Fields())
 
 _PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
 
@@ -96,15 +101,26 @@ class HttpTable(Generic[T]):
 
         `host` is in lower case without port; `path` is the origin-form target with its query. None: no rule matches
         (404). Where rules of this host depend on it, raises BadRequest: BAD_TARGET for dot segments, TARGET_TOO_LONG or
-        HEAD_TOO_LARGE for a value that is too long for an expression; the connection need not be closed.
+        HEAD_TOO_LARGE for values that are too long for expressions, TARGET_TOO_LONG for too many query parameters; the
+        connection need not be closed.
         """
         bucket = self._hosts.exact(host)
-        if bucket is not None:
-            found = bucket.always or bucket.match(method, path, fields)
+        if bucket is None:
+            asked = _UNASKED
+        else:
+            found = bucket.always
+            if found is not None:
+                return found
+            asked = Asked(path, fields) if bucket.asks else _UNASKED
+            found = bucket.match(method, path, asked)
             if found is not None:
                 return found
         for bucket in self._hosts.after_exact(host):
-            found = bucket.always or bucket.match(method, path, fields)
+            found = bucket.always
+            if found is None:
+                if bucket.asks and asked is _UNASKED:
+                    asked = Asked(path, fields)
+                found = bucket.match(method, path, asked)
             if found is not None:
                 return found
         return None
@@ -116,7 +132,7 @@ class HttpTable(Generic[T]):
         """
         for bucket in self._buckets(host):
             left = bucket
-            while (found := left.always or left.match(method, path, fields)) is not None:
+            while (found := left.always or left.match(method, path, Asked(path, fields))) is not None:
                 yield left.candidate_of(found).described(bucket.hostname)
                 left = left.without(found[0])
 
@@ -167,12 +183,12 @@ class _Candidate(Generic[T]):
         self.path = path
         self.pattern = compile_pattern(match.path) if match.path_type is PathMatchType.REGEX else None
         self.method = match.method.encode()
-        headers = match.headers
+        self.headers = tuple(ValueTest(header) for header in match.headers)
         if match.is_preflight:
-            headers += (ValueMatch("access-control-request-method", match.method), _FROM_A_PAGE)
+            asked_for = ValueTest(ValueMatch("access-control-request-method", match.method))
+            self.headers += (asked_for, _FROM_A_PAGE)
             self.method = b"OPTIONS"
-        self.headers = tuple(_ValueTest(header) for header in headers)
-        self.query = tuple(_ValueTest(parameter) for parameter in match.query)
+        self.query = tuple(ValueTest(parameter) for parameter in match.query)
         self.plain = not (self.method or self.headers or self.query)
         self.result: tuple[T, bytes] = (payload, prefix)
         self.is_preflight = match.is_preflight
@@ -201,63 +217,43 @@ class _Candidate(Generic[T]):
         )
 
     def _text(self) -> str:
-        pattern = self.pattern.pattern if self.pattern is not None else self.path or b"/"
+        pattern = self.pattern.text.encode() if self.pattern is not None else self.path or b"/"
         parts = [self.method, self.path_type.value.encode(), pattern]
         parts += [b"header " + test.text() for test in self.headers]
         parts += [b"query " + test.text() for test in self.query]
         return b" ".join(filter(None, parts)).decode(errors="replace")
 
-    def holds(self, method: bytes, target: bytes, fields: Fields) -> bool:
+    def holds(self, method: bytes, asked: Asked) -> bool:
         """Whether everything but the path holds."""
         if self.method and self.method != method:
             return False
         for test in self.headers:
-            values = fields.get_all(test.name)
-            if not values or not test.holds(
-                values[0] if len(values) == 1 else b",".join(values), Reason.HEAD_TOO_LARGE
-            ):
+            value = asked.header(test.name)
+            if value is None or not test.holds(value, asked, Reason.HEAD_TOO_LARGE):
                 return False
-        if self.query:
-            parameters = _parameters(target)
-            for test in self.query:
-                value = parameters.get(test.name)
-                if value is None or not test.holds(value, Reason.TARGET_TOO_LONG):
-                    return False
+        for test in self.query:
+            value = asked.parameter(test.name)
+            if value is None or not test.holds(value, asked, Reason.TARGET_TOO_LONG):
+                return False
         return True
-
-
-class _ValueTest:
-    """A header or query parameter that has to be present with this value."""
-
-    __slots__ = ("name", "pattern", "value")
-
-    def __init__(self, match: ValueMatch) -> None:
-        self.name = match.name.encode()
-        self.value = match.value.encode()
-        self.pattern = compile_pattern(match.value) if match.type is MatchType.REGEX else None
-
-    def holds(self, value: bytes, too_long: Reason) -> bool:
-        if self.pattern is None:
-            return value == self.value
-        return self.pattern.fullmatch(_bounded(value, too_long)) is not None
-
-    def text(self) -> bytes:
-        return self.name + (b"=" if self.pattern is None else b"~") + self.value
 
 
 class _Bucket(Generic[T]):
     """The matches of one hostname pattern ("" for every host). Filled with `candidates`, then sealed, then only read.
 
-    `always` is the result where the first match by precedence takes every request. Prefixes are kept without a slash at
-    their end, so that "/" is b"".
+    `always` is the result where the first match by precedence takes every request. `asks`: matches ask for more than
+    paths and methods. Prefixes are kept without a slash at their end, so that "/" is b"".
     """
 
-    __slots__ = ("_exact", "_is_bound", "_longest", "_patterns", "_prefixes", "always", "candidates", "hostname")
+    __slots__ = (
+        "_exact", "_is_bound", "_longest", "_patterns", "_prefixes", "always", "asks", "candidates", "hostname",
+    )  # fmt: skip
 
     def __init__(self, hostname: str) -> None:
         self.hostname = hostname
         self.candidates: list[_Candidate[T]] = []
         self.always: tuple[T, bytes] | None = None
+        self.asks = False
         self._exact: dict[bytes, list[_Candidate[T]]] = {}
         self._patterns: list[_Candidate[T]] = []
         self._prefixes: dict[bytes, list[_Candidate[T]]] = {}
@@ -273,6 +269,8 @@ class _Bucket(Generic[T]):
         if first.plain and first.path_type is PathMatchType.PREFIX and not first.path:
             self.always = first.result
         for candidate in ranked:
+            if candidate.pattern is not None or candidate.headers or candidate.query:
+                self.asks = True
             if candidate.path_type is PathMatchType.EXACT:
                 self._exact.setdefault(candidate.path, []).append(candidate)
             elif candidate.path_type is PathMatchType.REGEX:
@@ -282,10 +280,9 @@ class _Bucket(Generic[T]):
         self._longest = max(map(len, self._prefixes), default=0)
         self._is_bound = bool(self._exact or self._patterns or self._longest)
 
-    def match(self, method: bytes, target: bytes, fields: Fields) -> tuple[T, bytes] | None:
+    def match(self, method: bytes, target: bytes, asked: Asked) -> tuple[T, bytes] | None:
         if self._is_bound:
-            end = target.find(b"?")
-            path = target if end < 0 else target[:end]
+            path = target.partition(b"?")[0]
             if has_dot_segment(path):
                 raise BadRequest(
                     Reason.BAD_TARGET,
@@ -294,15 +291,15 @@ class _Bucket(Generic[T]):
                 )
             if b"%" in path:
                 path = _unreserved(path)
-            for candidate in self._exact.get(path, ()):
-                if candidate.plain or candidate.holds(method, target, fields):
-                    return candidate.result
+            if self._exact:
+                for candidate in self._exact.get(path, ()):
+                    if candidate.plain or candidate.holds(method, asked):
+                        return candidate.result
             if self._patterns:
-                subject = _bounded(path, Reason.TARGET_TOO_LONG)
                 for candidate in self._patterns:
                     assert candidate.pattern is not None
-                    if candidate.pattern.fullmatch(subject) and (
-                        candidate.plain or candidate.holds(method, target, fields)
+                    if asked.fits(candidate.pattern, path, Reason.TARGET_TOO_LONG) and (
+                        candidate.plain or candidate.holds(method, asked)
                     ):
                         return candidate.result
             prefixes = self._prefixes
@@ -310,11 +307,11 @@ class _Bucket(Generic[T]):
             cut = len(path) if len(path) <= self._longest else path.rfind(b"/", 0, self._longest + 1)
             while cut > 0:
                 for candidate in prefixes.get(path[:cut], ()):
-                    if candidate.plain or candidate.holds(method, target, fields):
+                    if candidate.plain or candidate.holds(method, asked):
                         return candidate.result
                 cut = path.rfind(b"/", 0, cut)
         for candidate in self._prefixes.get(b"", ()):
-            if candidate.plain or candidate.holds(method, target, fields):
+            if candidate.plain or candidate.holds(method, asked):
                 return candidate.result
         return None
 
@@ -333,7 +330,7 @@ class _Bucket(Generic[T]):
         made._exact = _others(self._exact, payload)
         made._patterns = [candidate for candidate in self._patterns if candidate.result[0] is not payload]
         made._prefixes = _others(self._prefixes, payload)
-        made._longest, made._is_bound = self._longest, self._is_bound
+        made._longest, made._is_bound, made.asks = self._longest, self._is_bound, self.asks
         return made
 
 
@@ -362,28 +359,3 @@ def _candidate(origin: _Origin, match: MatchSpec, payload: T) -> _Candidate[T]:
 
 def _unreserved(path: bytes) -> bytes:
     return _ENCODED_UNRESERVED.sub(lambda found: bytes((int(found.group(1), 16),)), path)
-
-
-def _parameters(target: bytes) -> dict[bytes, bytes]:
-    """The first value of every query parameter, decoded."""
-    found: dict[bytes, bytes] = {}
-    for pair in target.partition(b"?")[2].split(b"&"):
-        name, _, value = pair.partition(b"=")
-        found.setdefault(_decoded(name), _decoded(value))
-    return found
-
-
-def _decoded(text: bytes) -> bytes:
-    return unquote_to_bytes(text.replace(b"+", b" "))
-
-
-def _bounded(value: bytes, too_long: Reason) -> bytes:
-    if len(value) <= MAX_SUBJECT:
-        return value
-    status = 414 if too_long is Reason.TARGET_TOO_LONG else 431
-    raise BadRequest(
-        too_long,
-        f"a value that a route matches by an expression is longer than {MAX_SUBJECT} octets",
-        status=status,
-        close=False,
-    )

@@ -15,7 +15,8 @@ class Findings:
     """What is wrong with a route wherever it is attached.
 
     `unresolved` are (reason, message) of references; `closed` the rules that answer 500 by their index, `dropped` those
-    that are left out, `unasked` those whose authorization server does not resolve; `notes` name fields that do nothing.
+    that are left out, `unasked` those whose authorization server does not resolve; `notes` name fields that do nothing;
+    `patterns` are its regular expressions.
     """
 
     rules: int = 0
@@ -24,6 +25,7 @@ class Findings:
     dropped: dict[int, str] = field(default_factory=dict)
     unasked: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    patterns: set[str] = field(default_factory=set)
 
     @property
     def bad_rules(self) -> list[str]:

@@ -9,11 +9,15 @@ with 500, and fall through to nothing that was not meant for them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
-from egressproxy.config.resources.routes import GrpcMatch, HttpMatch
+from egressproxy.config.resources.routes import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
 from egressproxy.spec.route import MatchSpec, MatchType, PathMatchType, ValueMatch
 
-__all__ = ["NO_GRPC", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]
+__all__ = ["MAX_PATTERNS", "NO_GRPC", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]
+
+#: Different regular expressions of one route: each may take 64 KiB.
+MAX_PATTERNS = 256
 
 NO_GRPC = "gRPC is not supported yet"
 
@@ -32,11 +36,12 @@ def http_match(match: HttpMatch) -> MatchSpec:
     )
 
 
-def http_patterns(match: HttpMatch) -> list[str]:
-    """The regular expressions of a match."""
-    found = [match.path.value] if match.path.type is PathMatchType.REGEX else []
-    found += [header.value for header in match.headers if header.type is MatchType.REGEX]
-    return found + [parameter.value for parameter in match.query_params if parameter.type is MatchType.REGEX]
+def http_patterns(match: HttpMatch) -> Iterator[tuple[str, str]]:
+    """The regular expressions of a match, each after the field that it stands in, from the match on."""
+    if match.path.type is PathMatchType.REGEX:
+        yield "path.value", match.path.value
+    yield from _patterns_of("headers", match.headers)
+    yield from _patterns_of("queryParams", match.query_params)
 
 
 def grpc_match(match: GrpcMatch) -> MatchSpec:
@@ -62,8 +67,24 @@ def grpc_match(match: GrpcMatch) -> MatchSpec:
     return MatchSpec(path, path_type, "POST", tuple(headers.values()))
 
 
-def grpc_patterns(match: GrpcMatch) -> list[str]:
-    """The regular expressions of a match."""
+def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
+    """The regular expressions of a match, each after the field that it stands in, from the match on.
+
+    Those of service and method each have to be one by themselves, as well as together.
+    """
+    wanted = match.method
+    if wanted is not None and wanted.type is MatchType.REGEX:
+        if wanted.service:
+            yield "method.service", wanted.service
+        if wanted.method:
+            yield "method.method", wanted.method
     made = grpc_match(match)
-    found = [made.path] if made.path_type is PathMatchType.REGEX else []
-    return found + [header.value for header in made.headers if header.type is MatchType.REGEX]
+    if made.path_type is PathMatchType.REGEX:
+        yield "method", made.path
+    yield from _patterns_of("headers", match.headers)
+
+
+def _patterns_of(field: str, values: Sequence[HeaderMatch | QueryParamMatch]) -> Iterator[tuple[str, str]]:
+    for index, value in enumerate(values):
+        if value.type is MatchType.REGEX:
+            yield f"{field}[{index}].value", value.value

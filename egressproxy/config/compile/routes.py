@@ -22,7 +22,14 @@ from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSuppo
 from egressproxy.config.compile.findings import Findings
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.listeners import ListenerPlan
-from egressproxy.config.compile.matches import NO_GRPC, grpc_match, grpc_patterns, http_match, http_patterns
+from egressproxy.config.compile.matches import (
+    MAX_PATTERNS,
+    NO_GRPC,
+    grpc_match,
+    grpc_patterns,
+    http_match,
+    http_patterns,
+)
 from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.mirrors import mirrors
 from egressproxy.config.compile.placement import Placement, Where
@@ -192,12 +199,7 @@ class RouteCompiler:
         return findings
 
     def _examine_rule(self, route: HttpRoute, index: int, rule: HttpRule, findings: Findings) -> None:
-        for match in rule.matches:
-            for pattern in http_patterns(match):
-                try:
-                    self._defaults.check_pattern(pattern)
-                except ValueError as error:
-                    findings.dropped[index] = str(error)
+        self._examine_patterns(index, map(http_patterns, rule.matches), findings)
         try:
             self._filters(route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP)
         except FilterNotSupported as error:
@@ -218,16 +220,30 @@ class RouteCompiler:
     def _examine_grpc(self, route: GrpcRoute, findings: Findings) -> None:
         findings.rules = len(route.spec.rules)
         for index, rule in enumerate(route.spec.rules):
-            for pattern in (pattern for match in rule.matches for pattern in grpc_patterns(match)):
-                try:
-                    self._defaults.check_pattern(pattern)
-                except ValueError as error:
-                    findings.dropped[index] = str(error)
+            self._examine_patterns(index, map(grpc_patterns, rule.matches), findings)
             mirrors = [entry.request_mirror.backend_ref for entry in _filters(rule) if entry.request_mirror is not None]
             self._examine_refs(route, (*rule.backend_refs, *mirrors), findings, support.GRPC_PROTOCOLS)
         if route.spec.use_default_gateways != "None":
             findings.notes.append("useDefaultGateways is not supported and does nothing.")
         findings.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
+
+    def _examine_patterns(self, index: int, patterns: Iterable[Iterable[tuple[str, str]]], findings: Findings) -> None:
+        """Drop a rule with an expression that the data plane would refuse, or one too many for its route."""
+        for number, of_match in enumerate(patterns):
+            for field_path, pattern in of_match:
+                where = f"spec.rules[{index}].matches[{number}].{field_path}"
+                if len(findings.patterns) == MAX_PATTERNS and pattern not in findings.patterns:
+                    findings.dropped[index] = (
+                        f"{where}: the route has more than {MAX_PATTERNS} regular expressions; "
+                        "write prefixes, or divide it into several routes"
+                    )
+                    return
+                findings.patterns.add(pattern)
+                try:
+                    self._defaults.check_pattern(pattern)
+                except ValueError as error:
+                    findings.dropped[index] = f"{where}: {error}"
+                    return
 
     def _examine_refs(
         self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings,

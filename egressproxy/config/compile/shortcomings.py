@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +22,8 @@ _INFORMATION: Final = "OverlappingTLSConfig"
 NOT_YET: Final = "not supported yet"
 #: What a Gateway says of its listeners, each of which says it itself.
 _OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
+#: A field that a message names as the place of what it says, as those do about rules that are dropped.
+_NAMED: Final = re.compile(r"(spec\.[A-Za-z0-9.\[\]]*[A-Za-z0-9\]]): ")
 
 
 class _Part(NamedTuple):
@@ -58,7 +61,10 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
             told.add(message)
             text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
             words = f"{part.words}: " if part.words else ""
-            yield problem_at(resource, part.field_path, f"{words}{text}{': ' if message else ''}{message}")
+            named = _NAMED.search(message)
+            yield problem_at(
+                resource, named[1] if named else part.field_path, f"{words}{text}{': ' if message else ''}{message}"
+            )
 
 
 def _is_well(condition: Mapping[str, Any]) -> bool:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from egressproxy.config.compile.matches import grpc_match, grpc_patterns
-from egressproxy.config.resources.routes import GrpcMatch
-from egressproxy.routing.patterns import compile_pattern
+from egressproxy.config.compile.matches import grpc_match, grpc_patterns, http_patterns
+from egressproxy.config.resources.routes import GrpcMatch, HttpMatch
+from egressproxy.routing.patterns import PatternError, compile_pattern
 from egressproxy.spec.route import MatchType, PathMatchType, ValueMatch
 
 
@@ -37,5 +35,26 @@ def test_the_expressions_of_a_match_are_those_that_the_data_plane_takes():
     match = GrpcMatch.model_validate(
         {"method": {"method": "Get"}, "headers": [{"name": "a", "value": "x+", "type": "RegularExpression"}]}
     )
-    assert grpc_patterns(match) == ["/[^/]+/Get", "x+"]
-    assert re.fullmatch(compile_pattern("/[^/]+/Get"), b"/a.B/Get")
+    assert list(grpc_patterns(match)) == [("method", "/[^/]+/Get"), ("headers[0].value", "x+")]
+    assert compile_pattern("/[^/]+/Get").matches(b"/a.B/Get")
+
+
+def test_the_expressions_of_service_and_method_have_to_be_ones_by_themselves():
+    method = {"type": "RegularExpression", "service": "a)|(?:b", "method": "c"}
+    found = list(grpc_patterns(GrpcMatch.model_validate({"method": method})))
+    assert found[:2] == [("method.service", "a)|(?:b"), ("method.method", "c")]
+    with pytest.raises(PatternError):
+        compile_pattern(found[0][1])
+
+
+def test_the_expressions_of_an_http_match_are_named_by_their_fields():
+    match = HttpMatch.model_validate(
+        {
+            "path": {"type": "RegularExpression", "value": "/a"},
+            "headers": [{"name": "a", "value": "1"}, {"name": "b", "type": "RegularExpression", "value": "b+"}],
+            "queryParams": [{"name": "c", "type": "RegularExpression", "value": "c+"}],
+        }
+    )
+    assert list(http_patterns(match)) == [
+        ("path.value", "/a"), ("headers[1].value", "b+"), ("queryParams[0].value", "c+"),
+    ]  # fmt: skip

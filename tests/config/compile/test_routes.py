@@ -5,6 +5,7 @@ import pytest
 from egressproxy.config.compile import Defaults, compile_config
 from egressproxy.config.load import load_text
 from egressproxy.filters.catalog import Catalog
+from egressproxy.routing.patterns import compile_pattern
 from egressproxy.spec.backend import Destination
 from egressproxy.spec.route import MatchSpec, MatchType, PathMatchType, ValueMatch
 from tests.config.compile.kit import (
@@ -104,10 +105,34 @@ def test_a_rule_without_backends_has_none():
 
 def test_a_regular_expression_that_is_refused_drops_its_rule_alone():
     text = with_rule("matches: [{path: {type: RegularExpression, value: '('}}]") + f"  - backendRefs: [{REF}]\n"
-    made = compiled(REVERSE, PLAIN, text)
+    resources = load_text("\n---\n".join([REVERSE, PLAIN, text]))
+    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
     assert len(route(made).rules) == 1
     assert of_route(made, "PartiallyInvalid")[0] == "True"
-    assert of_route(made, "PartiallyInvalid")[2].startswith("Dropped Rule 0")
+    message = of_route(made, "PartiallyInvalid")[2]
+    assert message.startswith("Dropped Rule 0: spec.rules[0].matches[0].path.value: the expression '(' is not one of")
+
+
+def test_a_route_has_so_many_different_regular_expressions_and_no_more():
+    def matching(first: int) -> str:
+        """Four matches with 16 expressions each."""
+        return "".join(
+            "{headers: ["
+            + "".join(f"{{name: h{n}, type: RegularExpression, value: v{first + n + start}}}, " for n in range(16))
+            + "]}, "
+            for start in range(0, 64, 16)
+        )
+
+    rules = [with_rule(f"matches: [{matching(0)}]")]
+    rules += [f"  - {{matches: [{matching(first)}], backendRefs: [{REF}]}}\n" for first in (64, 128, 192, 0)]
+    full = compiled(REVERSE, PLAIN, "".join(rules))
+    assert len(route(full).rules) == 5
+    rules.append(f"  - {{matches: [{matching(208)}], backendRefs: [{REF}]}}\n")
+    made = compiled(REVERSE, PLAIN, "".join(rules))
+    assert len(route(made).rules) == 5
+    assert of_route(made, "PartiallyInvalid")[2].startswith(
+        "Dropped Rule 5: spec.rules[5].matches[3].headers[0].value: the route has more than 256 regular expressions"
+    )
 
 
 def test_the_data_plane_says_which_expressions_it_refuses():
@@ -198,7 +223,8 @@ spec:
   - {name: bad, matches: [{method: {type: RegularExpression, service: "("}}]}
   - {name: good, matches: [{method: {service: a.B}}]}
 """
-    made = compiled(REVERSE, text)
+    resources = load_text("\n---\n".join([REVERSE, text]))
+    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
     assert of_route(made, "PartiallyInvalid", kind="GRPCRoute")[0] == "True"
     assert [rule.name for rule in route(made).rules] == ["good"]
 

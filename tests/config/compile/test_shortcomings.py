@@ -7,6 +7,7 @@ from egressproxy.config.compile.shortcomings import shortcomings
 from egressproxy.config.load import load_text
 from egressproxy.config.problems import Problem
 from egressproxy.filters.catalog import Catalog
+from egressproxy.routing.patterns import compile_pattern
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, policy
 
 
@@ -71,3 +72,14 @@ def test_tls_that_overlaps_is_no_shortcoming_since_nobody_has_to_mend_it():
     tls = "tls: {mode: Passthrough}"
     text = FORWARD.replace("port: 3128, protocol: egressproxy.io/forward-proxy", f"port: 443, protocol: TLS, {tls}")
     assert not found(text + f"  - {{name: b, port: 443, protocol: TLS, hostname: b.example, {tls}}}\n")
+
+
+def test_an_expression_that_is_refused_is_placed_where_it_stands():
+    added = "  rules:\n  - matches:\n    - path: {type: RegularExpression, value: '(?=a)b'}\n"
+    text = "\n---\n".join([FORWARD, ROUTE.replace("  rules:\n", added)])
+    resources = load_text(text, "config.yaml")
+    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
+    (warning,) = [each for each in shortcomings(resources, made) if "(?=a)b" in each.message]
+    assert warning.field_path == "spec.rules[0].matches[0].path.value"
+    assert "(?=a)b" in text.splitlines()[warning.line - 1]
+    assert "RE2 has no lookaround; make what is to be excepted a rule of its own" in warning.message
