@@ -1,8 +1,10 @@
 """Dialer: opens TCP connections to addresses that were already judged. It never sees a name.
 
 Several addresses are tried as RFC 8305 says: one after the other, the next after 250 ms or as soon as one fails, all
-within one time limit; the first that answers wins, and the others are closed. What is given back is a promise, which a
-coroutine that is no task may await. Cancelling it closes all.
+within one time limit; the first that answers wins, and the others are closed. Of a name with many addresses eight are
+tried, four at one time: where four are silent, the oldest makes way after half of the time. The next dial for the same
+addresses goes on behind those that were tried in vain. What is given back is a promise, which a coroutine that is no
+task may await. Cancelling it closes all.
 """
 
 from __future__ import annotations
@@ -28,6 +30,15 @@ __all__ = ["STAGGER_S", "Dial", "Dialer", "abandon"]
 STAGGER_S = 0.25
 #: How often dials are looked at that take too long: all at one time, since most end long before.
 LOOK_S = 0.1
+#: Addresses of one dial that are tried, and how many of them at one time.
+MAX_TRIED = 8
+MAX_AT_ONCE = 4
+#: How long so many may be silent where the dial has no limit in time; else half of that.
+PATIENCE_S = 5.0
+#: Sets of more than MAX_TRIED addresses for which is known where the next dial begins.
+MAX_SETS = 1024
+#: What says that this machine has no way to an address: nothing was sent, and it does not count as tried.
+_NO_WAY = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETDOWN))
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _Target = tuple[IPAddress, int]
@@ -36,24 +47,33 @@ _Target = tuple[IPAddress, int]
 class Dialer:
     """Opens connections. Knows those that it is about to open."""
 
-    __slots__ = ("_is_looking", "_limited", "_poller", "_stagger_s")
+    __slots__ = ("_beginnings", "_is_looking", "_limited", "_poller", "_stagger_s")
 
     def __init__(self, stagger_s: float = STAGGER_S) -> None:
         self._stagger_s = stagger_s
         self._poller: Poller | None = None
         self._limited: dict[Dial[Any], float] = {}  # each with the monotonic time of its end
         self._is_looking = False  # a look at them is due
+        self._beginnings: dict[int, int] = {}  # by set of many addresses: which of them is tried first
 
     def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> Dial[P]:
         """Connect to the first of these (address, port) that answers, in this order; 0 seconds is no limit.
 
+        Where there are more than MAX_TRIED, the order begins where the last dial for the same ones has come to.
         The promise gives the transport, its protocol, and the (address, port) that answered. It raises UpstreamFault:
         CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to retry. Its messages hold no address,
         `detail` does. Whoever stops waiting for it calls `abandon`.
         """
         if self._poller is None:
             self._poller = poller()
-        dial = Dial(self, self._poller, endpoints, protocol_factory, self._stagger_s)
+        beginning = None
+        if len(endpoints) > MAX_TRIED:
+            key = hash(frozenset(endpoints))
+            first = self._beginnings.get(key, 0) % len(endpoints)
+            endpoints = [*endpoints[first:], *endpoints[:first]]
+            beginning = key, first
+        patience_s = timeout_s / 2 if timeout_s > 0 else PATIENCE_S
+        dial = Dial(self, self._poller, endpoints, protocol_factory, self._stagger_s, patience_s, beginning)
         dial.try_next()
         if timeout_s > 0 and not dial.done():
             if not self._is_looking:
@@ -64,6 +84,13 @@ class Dialer:
     def forget(self, dial: Dial[Any]) -> None:
         """It is over."""
         self._limited.pop(dial, None)
+
+    def begin_with(self, key: int, place: int) -> None:
+        """The next dial for this set of addresses begins at this place, counted on from the end to the beginning."""
+        self._beginnings.pop(key, None)  # to the end: what was not dialled for longest is forgotten first
+        self._beginnings[key] = place
+        if len(self._beginnings) > MAX_SETS:
+            del self._beginnings[next(iter(self._beginnings))]
 
     def _look_later(self) -> None:
         self._is_looking = True
@@ -91,14 +118,18 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
     """One dial: the attempts under way, and those that failed."""
 
     __slots__ = (
+        "_beginning",
         "_dialer",
         "_factory",
         "_failures",
+        "_makes_way_at",
         "_next",
+        "_patience_s",
         "_poller",
         "_stagger",
         "_stagger_s",
         "_targets",
+        "_tried",
         "_trying",
     )
 
@@ -109,6 +140,8 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         targets: Sequence[_Target],
         factory: Callable[[], P],
         stagger_s: float,
+        patience_s: float,
+        beginning: tuple[int, int] | None,
     ) -> None:  # fmt: skip
         super().__init__()
         self._dialer = dialer
@@ -116,7 +149,11 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self._targets = targets
         self._factory = factory
         self._stagger_s = stagger_s
+        self._patience_s = patience_s
+        self._beginning = beginning  # where only some of the addresses are tried: their set, and which is the first
         self._next = 0
+        self._tried = 0
+        self._makes_way_at = 0.0  # on the loop's clock: when so many are silent that none may be added
         self._trying: dict[int, tuple[Socket, _Target, tuple[str, int]]] = {}  # by descriptor
         self._failures: list[tuple[_Target, OSError]] = []
         self._stagger: asyncio.TimerHandle | None = None
@@ -126,19 +163,42 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         if self._stagger is not None:
             self._stagger.cancel()
             self._stagger = None
-        while not self._is_done and self._next < len(self._targets):
+        while not self._is_done and self._has_more:
+            if len(self._trying) >= MAX_AT_ONCE:
+                self._wait_for_way()
+                return
             target = self._targets[self._next]
             self._next += 1
             try:
                 self._try(target)
             except OSError as error:
                 self._failures.append((target, error))
+                self._tried += error.errno not in _NO_WAY
                 continue
-            if self._next < len(self._targets):
+            self._tried += 1
+            if self._has_more:
                 self._stagger = asyncio.get_running_loop().call_later(self._stagger_s, self.try_next)
             return
         if not self._trying and not self._is_done:
             self.set_exception(_fault(self._failures))
+
+    @property
+    def _has_more(self) -> bool:
+        return self._next < len(self._targets) and self._tried < MAX_TRIED
+
+    def _wait_for_way(self) -> None:
+        """As many as may be are under way: the oldest makes way when they have been silent for long enough."""
+        loop = asyncio.get_running_loop()
+        if not self._makes_way_at:
+            self._makes_way_at = loop.time() + self._patience_s
+        self._stagger = loop.call_at(max(self._makes_way_at, loop.time() + self._stagger_s), self._make_way)
+
+    def _make_way(self) -> None:
+        fd = next(iter(self._trying))
+        sock, target, _ = self._trying.pop(fd)
+        self._close(sock)
+        self._failures.append((target, TimeoutError("no answer in time")))
+        self.try_next()
 
     def _try(self, target: _Target) -> None:
         address, port = target
@@ -174,6 +234,8 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
             self._close(sock)
             self.set_exception(_fault([(target, OSError(0, f"{type(error).__name__}: {error}"))]))
             return
+        if self._beginning is not None:
+            self._next = self._targets.index(target)
         self.set_result((transport, protocol, target))
 
     def failed(self, error: Exception) -> None:
@@ -189,6 +251,9 @@ class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
 
     def _settle(self) -> None:
         self._dialer.forget(self)
+        if self._beginning is not None:
+            key, first = self._beginning
+            self._dialer.begin_with(key, first + self._next)
         if self._stagger is not None:
             self._stagger.cancel()
             self._stagger = None

@@ -12,6 +12,8 @@ import pytest
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.transport.loop import Loop
+from egressproxy.transport.sockets import Socket
+from egressproxy.upstream import dialer
 from egressproxy.upstream.dialer import Dialer, abandon
 
 LOCAL = IPv4Address("127.0.0.1")
@@ -279,5 +281,121 @@ def test_who_dials_again_when_told_that_it_is_too_late_starts_no_second_look(run
             assert len(looks) <= (loop.time() - began) / 0.01 + 2
             last.remove_done_callback(dial)
             last.cancel()
+
+    run(main())
+
+
+# --- many addresses --------------------------------------------------------------------------------------------------
+class CountedSocket(Socket):
+    """Counts those that are open at one time, and all."""
+
+    open = most = made = 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        kind = CountedSocket
+        kind.made += 1
+        kind.open += 1
+        kind.most = max(kind.most, kind.open)
+
+    def close(self) -> None:
+        CountedSocket.open -= 1
+        super().close()
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[CountedSocket]:
+    monkeypatch.setattr(CountedSocket, "open", 0)
+    monkeypatch.setattr(CountedSocket, "most", 0)
+    monkeypatch.setattr(CountedSocket, "made", 0)
+    monkeypatch.setattr(dialer, "Socket", CountedSocket)
+    return CountedSocket
+
+
+def many(port: int, count: int = 64) -> list[tuple[Any, int]]:
+    return [(ip_address("127.0.1.1") + number, port) for number in range(count)]
+
+
+def test_a_name_with_many_silent_addresses_has_four_attempts_at_once_and_eight_in_all(
+    run: Any, counted: type[CountedSocket]
+):
+    async def main() -> None:
+        with deaf("0.0.0.0") as (_, port):
+            with pytest.raises(UpstreamFault) as caught:
+                await Dialer(stagger_s=0.001).dial(many(port), asyncio.Protocol, timeout_s=0.4)
+            assert fault_of(caught).reason is Reason.CONNECT_TIMEOUT
+            await settle(lambda: not counted.open)
+        assert counted.made == 8
+        assert counted.most <= 5  # one may be closing
+
+    run(main())
+
+
+def test_a_name_with_many_addresses_that_refuse_has_eight_attempts(run: Any, counted: type[CountedSocket]):
+    async def main() -> None:
+        with pytest.raises(UpstreamFault) as caught:
+            await Dialer().dial(many(closed_port()), asyncio.Protocol, timeout_s=5)
+        assert fault_of(caught).reason is Reason.CONNECT_REFUSED
+        assert counted.made == 8
+
+    run(main())
+
+
+def test_silent_addresses_make_way_for_others_within_the_time(run: Any):
+    async def main() -> None:
+        with deaf() as one, deaf() as two, deaf() as three, deaf() as four:
+            port = await serve(Origin())
+            endpoints = [one, two, three, four, (LOCAL, port)]
+            transport, _, endpoint = await Dialer(stagger_s=0.01).dial(endpoints, asyncio.Protocol, timeout_s=2)
+        assert endpoint == (LOCAL, port)
+        transport.abort()
+
+    run(main())
+
+
+def test_the_next_dial_goes_on_where_one_has_failed_and_begins_where_one_has_succeeded(
+    run: Any, counted: type[CountedSocket]
+):
+    async def main() -> None:
+        made, origin = Dialer(), Origin()
+        port = await serve(origin, "127.0.1.13")
+        endpoints = many(port, 20)
+        with pytest.raises(UpstreamFault):
+            await made.dial(endpoints, asyncio.Protocol, timeout_s=5)
+        for attempts in (5, 1):
+            counted.made = 0
+            transport, _, endpoint = await made.dial(endpoints, asyncio.Protocol, timeout_s=5)
+            assert endpoint == endpoints[12]
+            assert counted.made == attempts
+            transport.abort()
+
+    run(main())
+
+
+def test_who_gives_up_early_has_the_others_tried_next(run: Any, counted: type[CountedSocket]):
+    async def main() -> None:
+        made = Dialer(stagger_s=0.001)
+        with deaf("127.0.1.1") as (_, port):
+            serving = await asyncio.get_running_loop().create_server(Origin(), "127.0.1.5", port)
+            endpoints = [*[(ip_address("127.0.1.1"), port)] * 4, *many(port, 20)[4:]]
+            dial = made.dial(endpoints, asyncio.Protocol, timeout_s=0)
+            await settle(lambda: counted.open == 4)
+            dial.cancel()
+            transport, _, endpoint = await made.dial(endpoints, asyncio.Protocol, timeout_s=5)
+            assert endpoint == endpoints[4]
+            transport.abort()
+            serving.close()
+
+    run(main())
+
+
+def test_addresses_that_this_machine_has_no_way_to_do_not_count(run: Any):
+    async def main() -> None:
+        port = await serve(Origin())
+        nowhere = [(IPv4Address("255.255.255.255") - number, 80) for number in range(1)] * 9
+        endpoints = [*nowhere, (LOCAL, port)]
+        transport, _, endpoint = await Dialer().dial(endpoints, asyncio.Protocol, timeout_s=5)
+        assert endpoint == (LOCAL, port)
+        transport.abort()
 
     run(main())
