@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_address
 from types import MappingProxyType
 
-from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
 from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
@@ -30,10 +30,11 @@ from egressproxy.transport.tls import TlsStream, tls_fault
 from egressproxy.transport.tls_contexts import HTTP_1_1, client_tls
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import Dialer, abandon
+from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["NO_PORTS", "Channel", "Connector", "Network", "Place", "Target"]
+__all__ = ["NO_PORTS", "OPERATOR", "Channel", "Connector", "Network", "Place", "Target"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
@@ -45,6 +46,8 @@ DEFAULT_TLS = BackendTlsSpec()
 #: A stream's protocol is not ours to name.
 NO_ALPN: tuple[str, ...] = ()
 NO_PORTS: Mapping[str, Collection[int]] = MappingProxyType({})
+#: Backends whose addresses the configuration names.
+OPERATOR = (Destination.IP, Destination.SERVICE)
 LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
 
 
@@ -112,7 +115,7 @@ class Network:
         self.dialer = Dialer()
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
-        self.own_listeners: frozenset[tuple[IPAddress, int]] = frozenset()
+        self.own = NO_SOCKETS
         self.copies = 0  # for mirrors, under way
         self.copied_octets = 0  # of those, what waits for a mirror
 
@@ -147,8 +150,8 @@ class Connector:
         self._targets: dict[tuple[str, int, bool], Target] = {}
         self.is_retired = False
         self.channel: Channel | None = None
-        self._policy = AddressPolicy(spec.addresses, network.own_listeners)
-        self._policy_listeners = network.own_listeners
+        self._policy = AddressPolicy(spec.addresses, network.own)
+        self._policy_own = network.own
         self._turn = 0
         backend = spec.backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
@@ -168,8 +171,6 @@ class Connector:
             authority = x.authority
             if authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
-            if self.parent is not None:
-                self._judge_for_parent(authority)
             tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
             return self._target(authority.host, authority.port, tls)
         return self.endpoint_target(self._next_endpoint())
@@ -178,22 +179,28 @@ class Connector:
         """This endpoint of the backend."""
         return self._target(str(endpoint.address), endpoint.port, self.spec.backend.tls)
 
-    def _judge_for_parent(self, authority: Authority) -> None:
-        """A parent resolves names; what a client named as an address, or as this machine, is judged here.
+    def judge_for_parent(self, target: Place) -> None:
+        """A parent resolves names. What is an address, or this machine by its name, is judged here, whoever named it.
 
-        Raises Denied. Sources: resources.md (address rules hold for every address of a client's request), RFC 6761.
+        Raises Denied. Source: RFC 6761 section 6.3 (localhost).
         """
-        if authority.address is not None:
-            self.address_policy().check(authority.host, (authority.address,), authority.port)
-        elif authority.host == "localhost" or authority.host.endswith(".localhost"):
-            self.address_policy().check(authority.host, LOOPBACK, authority.port)
+        policy, host = self.address_policy(), target.host
+        if self.spec.backend.destination in OPERATOR:
+            policy.check_operator(ip_address(host), target.port)
+        elif host == "localhost" or host.endswith(".localhost"):
+            policy.check(host, LOOPBACK, target.port)
+            for address in LOOPBACK:  # which of them the parent takes is its choice
+                policy.check_operator(address, target.port)
+        elif ":" in host or host.rpartition(".")[2].isdigit():  # no name is read so (`model.authority`)
+            policy.check(host, (ip_address(host),), target.port)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else
-        ours.
+        ours. Raises Denied for a target that no parent may be asked for.
         """
         if self.parent is None or target.is_secure:
             return self, target
+        self.judge_for_parent(target)
         return self.parent.way(x, self.parent.target(x))
 
     def tunnel_target(self, x: Exchange) -> Place:
@@ -204,8 +211,6 @@ class Connector:
         if backend.destination is Destination.DYNAMIC:
             if x.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
-            if self.parent is not None:
-                self._judge_for_parent(x.authority)
             return Place(x.authority.host, x.authority.port)
         endpoint = self._next_endpoint()
         return Place(str(endpoint.address), endpoint.port)
@@ -327,14 +332,13 @@ class Connector:
             endpoints = await self._endpoints(x, target, connect)
             dial = self.network.dialer.dial(endpoints, Parked, timeout_s=self.spec.connect_s)
             try:
-                _, parked, endpoint = await dial
+                _, parked, _ = await dial
             except BaseException:
                 abandon(dial)  # the client may leave in the moment in which the connection is made
                 raise
             finally:
                 del dial  # its error's traceback holds this frame: no cycle
             x.upstream = peer_name(parked.transport)
-            self._refuse_loop(x, parked.transport, endpoint)
         if parked.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=Retry.SAFE)
         return parked
@@ -347,7 +351,7 @@ class Connector:
     ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self.address_policy()
-        if self.spec.backend.destination in (Destination.IP, Destination.SERVICE):
+        if self.spec.backend.destination in OPERATOR:
             address = ip_address(target.host)
             policy.check_operator(address, target.port)
             addresses: tuple[IPAddress, ...] = (address,)
@@ -373,6 +377,7 @@ class Connector:
     async def _open_through_parent(self, x: Exchange, target: Place, connect: tuple[HeaderStep, ...] | None) -> Parked:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6)."""
         assert self.parent is not None
+        self.judge_for_parent(target)
         parent_target = self.parent.target(x)
         handshake = ParentHandshake(Authority(target.host, target.port), self.network.pseudonym)
         transport = await self.parent.open(x, parent_target, connect, handshake)
@@ -422,24 +427,11 @@ class Connector:
             del done  # its error's traceback holds this frame: no cycle
         return stream
 
-    def _refuse_loop(self, x: Exchange, transport: asyncio.Transport, endpoint: tuple[IPAddress, int]) -> None:
-        """A listener on every address of this machine: a connection whose two ends have one address has come to it.
-
-        Raises Denied. (Which addresses the machine has is known to the kernel alone, and changes.)
-        """
-        if not any(port == endpoint[1] and own.is_unspecified for own, port in self.network.own_listeners):
-            return
-        local = transport.get_extra_info("sockname")
-        if local and local[0] == str(endpoint[0]):
-            transport.abort()
-            host = x.authority.host if x.authority is not None else self.name
-            raise Denied(Reason.ADDRESS_DENIED, f"{host} leads back to a listener of this gateway")
-
     def address_policy(self) -> AddressPolicy:
         """The address rules, with the sockets that are ours at this moment."""
-        if self._policy_listeners is not self.network.own_listeners:
-            self._policy = AddressPolicy(self.spec.addresses, self.network.own_listeners)
-            self._policy_listeners = self.network.own_listeners
+        if self._policy_own is not self.network.own:
+            self._policy = AddressPolicy(self.spec.addresses, self.network.own)
+            self._policy_own = self.network.own
         return self._policy
 
     # --- life --------------------------------------------------------------------------------------------------

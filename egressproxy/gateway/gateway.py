@@ -28,6 +28,7 @@ from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.listening import bind, bind_error
 from egressproxy.transport.slices import in_slices
 from egressproxy.transport.timers import TimerWheel
+from egressproxy.upstream.own_sockets import OwnSockets
 
 __all__ = ["Gateway"]
 
@@ -71,7 +72,7 @@ class Gateway:
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigSpec, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
-        """Put a configuration into service. `own`: further sockets of ours, which nobody may reach through us.
+        """Put a configuration into service. `own`: the admin and metrics addresses, which nobody may reach through us.
 
         Raises BindError, FilterBuildError, ssl.SSLError or ValueError, and has changed nothing then.
         """
@@ -136,8 +137,7 @@ class Gateway:
                 bound.close_idle()
                 self._closing.add(bound)
         self._closing = {bound for bound in self._closing if bound.open_connections}
-        sockets = [*self._bound, *own]
-        self.network.own_listeners = frozenset(_socket(address, port) for address, port in sockets)
+        self.network.own = OwnSockets(map(_socket, self._bound), map(_socket, own))
         if old is not None:
             for spec, connector in old.connectors.items():
                 if spec not in fresh.connectors:
@@ -198,5 +198,5 @@ class Gateway:
         return f"Gateway({self.snapshot}, {len(self._bound)} bound)"
 
 
-def _socket(address: str, port: int) -> tuple[IPAddress, int]:
-    return ipaddress.ip_address(address), port
+def _socket(place: tuple[str, int]) -> tuple[IPAddress, int]:
+    return ipaddress.ip_address(place[0]), place[1]

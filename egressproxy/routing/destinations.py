@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority
 from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap
@@ -39,6 +40,10 @@ class DestinationPolicy:
         if not self.denies:
             return None
         rule = self._deny.find(authority)
+        if rule is None and authority.address is not None:
+            # Another spelling of a denied address is no way round: RFC 4291 section 2.5.5 and others, `model.aliases`.
+            others = (Authority(str(each), authority.port, each) for each in aliases(authority.address)[1:])
+            rule = next(filter(None, map(self._deny.find, others)), None)
         if rule is None:
             return None
         message = f"{authority.host} is denied by policy {rule.policy}"
@@ -92,7 +97,7 @@ class DestinationPolicy:
         host, port = authority.host, authority.port
         if authority.address is None:
             remedy = f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
-        elif authority.address in METADATA or getattr(authority.address, "ipv4_mapped", None) in METADATA:
+        elif not METADATA.isdisjoint(aliases(authority.address)):
             remedy = "leave it closed: this is a cloud metadata address, which hands out the machine's own credentials"
         else:
             remedy = f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow'

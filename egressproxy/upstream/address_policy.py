@@ -4,6 +4,11 @@ Every address that comes from a name or from a client passes through `AddressPol
 that very address object is dialled. The table is our own, made from the IANA special-purpose registries (RFC 6890
 and its successors); `ipaddress.is_global` is never asked, since it calls NAT64, 6to4, IPv4-compatible and multicast
 addresses global. For IPv6 everything outside 2000::/3 is special, and so is every prefix that carries an IPv4 address.
+
+THE RULE OF OWN SOCKETS: the admin and metrics addresses are never dialled for traffic, whatever is allowed, and
+whoever wrote the address; our listeners only where an allowance names exactly that address. `check` (what a name or a
+client gave) and `check_operator` (what the configuration gave) are the two doors; every dial, and every authority that
+goes to a parent, passes one of them in `gateway.connector`.
 """
 
 from __future__ import annotations
@@ -14,11 +19,13 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.metadata import METADATA
 from egressproxy.spec.policy import AddressAllowance, AddressesSpec, Network
+from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
-__all__ = ["METADATA", "AddressPolicy", "classify"]
+__all__ = ["METADATA", "AddressPolicy", "classify", "is_metadata"]
 
 
 class _Scope(Enum):
@@ -86,13 +93,19 @@ _ISATAP_IDS = (0x00005EFE, 0x02005EFE)  # RFC 5214 section 6.1: upper half of th
 
 def classify(address: IPAddress) -> str | None:
     """The name of the special range that holds this address, or None for public unicast."""
-    found = _special(address)
+    found = _METADATA if is_metadata(address) else _special(address)
     return found[0] if found else None
+
+
+def is_metadata(address: IPAddress) -> bool:
+    """Whether this is a cloud metadata address, or carries one."""
+    return not METADATA.isdisjoint(aliases(address))
 
 
 @lru_cache(maxsize=4096)
 def _special(address: IPAddress) -> tuple[str, _Scope] | None:
-    if _unmapped(address) in METADATA:
+    """The row of an address as it is written, not of what it carries."""
+    if address in METADATA:
         return _METADATA
     number = int(address)
     for network, mask, found in _TABLE_V4 if address.version == 4 else _TABLE_V6:
@@ -113,30 +126,23 @@ MAX_KNOWN = 4096
 class AddressPolicy:
     """One place's address rules, with the sockets on which this gateway itself listens.
 
-    `own_listeners` are the (address, port) pairs that are bound; a wildcard bind (0.0.0.0 or ::) stands for the
-    loopback addresses too, and the caller adds the machine's interface addresses, which a pure module cannot know.
-
-    A cloud metadata address, or an own listener, is dialled only where an allowance names exactly that address (a /32
-    or /128): a wide range is written for other reasons, and must not open these by the way. An IPv4-mapped address
-    is an IPv6 address here: it needs an allowance for an IPv6 range.
+    Each rule holds for every one of an address's `aliases`: an IPv6 address that carries an IPv4 address needs an
+    allowance for itself, and the inner one passes as if it were written plainly. A cloud metadata address, or an own
+    listener, is dialled only where an allowance names exactly that address (a /32 or /128): a wide range is written for
+    other reasons, and must not open these by the way. Nothing opens the admin address.
     """
 
     __slots__ = ("_allow", "_known", "_own", "_rule")
 
-    def __init__(self, spec: AddressesSpec, own_listeners: frozenset[tuple[IPAddress, int]] = frozenset()) -> None:
+    def __init__(self, spec: AddressesSpec, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
-        self._own = own_listeners
+        self._own = own
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
 
     def allows(self, host: str, address: IPAddress) -> bool:
         """Whether this address may be dialled for this host (a name in lower case, or an address as text)."""
-        found = _special(address)
-        if found is None:
-            return True
-        if found is _METADATA:
-            return self._is_named(host, address)
-        return self._in_every_group(host, address, found[1])
+        return self._obstacle(host, address) is None
 
     def check(self, host: str, addresses: Sequence[IPAddress], port: int) -> tuple[IPAddress, ...]:
         """The addresses that may be dialled for this host and port, in their order.
@@ -150,28 +156,47 @@ class AddressPolicy:
         left = tuple([a for a in addresses if self.allows(host, a) and not self._is_loop(host, a, port)])
         if not left:
             raise self._denied(host, addresses, port)
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[key] = left
+        if port not in self._own.everywhere:  # else the machine's addresses are in the answer, and they change
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = left
         return left
 
     def check_operator(self, address: IPAddress, port: int) -> None:
         """What an operator wrote (Ip and Service endpoints, parents) is dialled as written, but for two kinds.
 
-        Raises Denied for the gateway's own listeners and for cloud metadata, unless an allowance names the address.
+        Raises Denied for the gateway's own sockets and for cloud metadata, unless an allowance names the address; for
+        the admin address in any case.
         """
         host = str(address)
-        if (_unmapped(address) in METADATA or self._is_own(address, port)) and not self._is_named(host, address):
+        is_denied = any(each in METADATA and not self._is_named(host, each) for each in aliases(address))
+        if is_denied or self._is_loop(host, address, port):
             raise self._denied(host, (address,), port)
 
     def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
         """Whether `check` leaves this address, and why, in words: for explanations."""
         kind = classify(address) or "public"
-        if not self.allows(host, address):
-            return False, f"{kind}: not allowed"
+        obstacle = self._obstacle(host, address)
+        if obstacle is not None:
+            return False, f"{obstacle}: not allowed"
         if self._is_loop(host, address, port):
-            return False, f"{kind}: a listener of this gateway"
+            what = "the admin address" if self._own.has_admin(address, port) else "a listener"
+            return False, f"{kind}: {what} of this gateway"
         return True, kind if kind == "public" else f"{kind}: allowed by {self._rule}"
+
+    def _obstacle(self, host: str, address: IPAddress) -> str | None:
+        """What the address is, or carries, that is not allowed for this host."""
+        around = ""
+        for each in aliases(address):
+            found = _special(each)
+            if found is None:
+                continue
+            name, scope = found
+            is_open = self._is_named(host, each) if found is _METADATA else self._in_every_group(host, each, scope)
+            if not is_open:
+                return name + around
+            around = around or f" within {name}"
+        return None
 
     def _in_every_group(self, host: str, address: IPAddress, scope: _Scope) -> bool:
         return bool(self._allow) and all(any(_covers(a, host, address, scope) for a in group) for group in self._allow)
@@ -180,19 +205,14 @@ class AddressPolicy:
         return bool(self._allow) and all(any(_names(a, host, address) for a in group) for group in self._allow)
 
     def _is_loop(self, host: str, address: IPAddress, port: int) -> bool:
-        return self._is_own(address, port) and not self._is_named(host, address)
-
-    def _is_own(self, address: IPAddress, port: int) -> bool:
-        plain = _unmapped(address)
-        if (plain, port) in self._own:
+        """The rule of own sockets."""
+        if self._own.has_admin(address, port):
             return True
-        number = int(plain)
-        is_local = number >> 24 in (0, 127) if plain.version == 4 else number in (0, 1)
-        return is_local and any(own_port == port and int(own) == 0 for own, own_port in self._own)
+        return self._own.has_listener(address, port) and not all(self._is_named(host, a) for a in aliases(address))
 
     def _denied(self, host: str, addresses: Sequence[IPAddress], port: int) -> Denied:
-        kinds = sorted({classify(a) or "a listener of this gateway" for a in addresses}) or ["unknown"]
-        detail = ", ".join(f"{a} ({classify(a) or 'own listener'})" for a in addresses)
+        kinds = sorted({self._kind(a, port) for a in addresses}) or ["unknown"]
+        detail = ", ".join(f"{a} ({self._kind(a, port)})" for a in addresses)
         return Denied(
             Reason.ADDRESS_DENIED,
             f"{Authority(host, port)} leads to an address that may not be dialled ({', '.join(kinds)})",
@@ -201,16 +221,22 @@ class AddressPolicy:
             detail=detail,
         )
 
+    def _kind(self, address: IPAddress, port: int) -> str:
+        """What an address is that was denied. Which port is the admin address is nobody's concern."""
+        if self._own.has_admin(address, port) or self._own.has_listener(address, port):
+            return "this gateway itself"
+        return classify(address) or "public"
+
     def _remedy(self, host: str, addresses: Sequence[IPAddress], port: int) -> str:
         """What to do about it. Names no address but one that the client named itself: an entry's hostnames hold names
         alone.
         """
-        if any(_unmapped(address) in METADATA for address in addresses):
+        if any(is_metadata(address) for address in addresses):
             return (
                 "leave it closed: this address hands out the machine's own credentials; where a workload has to reach "
                 "it, write exactly this address (/32 or /128) under cidrs in addresses.allow of an EgressPolicy"
             )
-        if any(self._is_own(address, port) for address in addresses):
+        if any(self._own.has_admin(a, port) or self._own.has_listener(a, port) for a in addresses):
             return "point the client at the destination itself, not at this gateway"
         place = "allow it in addresses.allow of an EgressPolicy"
         if any(str(address) == host for address in addresses):
@@ -242,7 +268,3 @@ def _contains(network: Network, address: IPAddress) -> bool:
     if isinstance(network, IPv4Network):
         return isinstance(address, IPv4Address) and address in network
     return isinstance(network, IPv6Network) and isinstance(address, IPv6Address) and address in network
-
-
-def _unmapped(address: IPAddress) -> IPAddress:
-    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address

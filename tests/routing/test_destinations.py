@@ -142,3 +142,27 @@ def test_what_was_allowed_is_known_again_by_host_and_port_and_what_was_refused_i
         assert policy.refusal(parse_authority(b"h1.a.test:80", None)) is not None
         assert policy.refusal(parse_authority(b"a.test:443", None)) is not None
         assert len(policy._allowed) <= MAX_KNOWN
+
+
+@pytest.mark.parametrize(
+    "authority",
+    [
+        b"10.1.2.3:443",
+        b"[::ffff:10.1.2.3]:443",
+        b"[64:ff9b::a01:203]:443",
+        b"[2002:a01:203::]:443",
+        b"[2a00::5efe:a01:203]:443",
+    ],
+)
+def test_no_spelling_of_a_denied_address_passes(authority: bytes):
+    spec = DestinationsSpec(
+        allow=((rule(cidrs=(ip_network("0.0.0.0/0"), ip_network("::/0"))),),),
+        deny=(rule(cidrs=(ip_network("10.0.0.0/8"),), ports=(443,)),),
+    )
+    assert reason(spec, authority) is Reason.DESTINATION_DENIED
+    assert reason(spec, authority.replace(b":443", b":80")) is None
+
+
+def test_an_allowed_range_does_not_allow_another_spelling_of_it():
+    spec = DestinationsSpec(allow=((rule(cidrs=(ip_network("10.0.0.0/8"),)),),))
+    assert reason(spec, b"[::ffff:10.1.2.3]:443") is NO

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.model.aliases import aliases
 from egressproxy.spec.policy import AddressAllowance, AddressesSpec
-from egressproxy.upstream.address_policy import METADATA, AddressPolicy, classify
+from egressproxy.upstream.address_policy import METADATA, AddressPolicy, classify, is_metadata
+from egressproxy.upstream.own_sockets import OwnSockets
 
 PUBLIC = [
     "93.184.216.34",
@@ -63,7 +65,8 @@ SPECIAL = {
     "::127.0.0.1": "IPv4-compatible",
     "::ffff:0:127.0.0.1": "IPv4-translated",
     "64:ff9b::7f00:1": "NAT64",
-    "64:ff9b:1::a9fe:a9fe": "NAT64",
+    "64:ff9b:1::a9fe:a9ff": "NAT64",
+    "64:ff9b:1::a9fe:a9fe": "cloud metadata",
     "100::1": "discard-only",
     "2001::1": "Teredo",
     "2001:0:4136:e378:8000:63bf:8080:8080": "Teredo",
@@ -86,9 +89,19 @@ SPECIAL = {
 }
 
 
-def policy(*groups: tuple[AddressAllowance, ...], own: tuple[tuple[str, int], ...] = ()) -> AddressPolicy:
-    listeners = frozenset((ip_address(a), p) for a, p in own)
-    return AddressPolicy(AddressesSpec(allow=groups, policy="agents/egress"), listeners)
+Places = tuple[tuple[str, int], ...]
+
+
+def policy(*groups: tuple[AddressAllowance, ...], own: Places = (), admin: Places = ()) -> AddressPolicy:
+    sockets = OwnSockets(
+        ((ip_address(a), p) for a, p in own), ((ip_address(a), p) for a, p in admin), MACHINE.__contains__
+    )
+    return AddressPolicy(AddressesSpec(allow=groups, policy="agents/egress"), sockets)
+
+
+#: What this machine has beside loopback.
+MACHINE = {ip_address("10.0.0.5"), ip_address("2001:db8::5")}
+ANYWHERE = ("0.0.0.0/0", "::/0")
 
 
 def allow(*cidrs: str, hosts: tuple[str, ...] = ()) -> AddressAllowance:
@@ -245,9 +258,70 @@ def test_a_wide_range_does_not_open_metadata(wide: str):
     assert not may(policy((allow(wide),)), "a.test", "169.254.169.254")
 
 
-def test_a_range_of_mapped_addresses_does_not_open_metadata_in_disguise():
-    assert not may(policy((allow("::ffff:0:0/96"),)), "a.test", "::ffff:169.254.169.254")
-    assert may(policy((allow("::ffff:169.254.169.254/128"),)), "a.test", "::ffff:169.254.169.254")
+#: Every way in which an IPv6 address carries 169.254.169.254, 10.0.0.9, 127.0.0.1 or a public address.
+CARRIERS = [
+    ("::ffff:0:0/96", "::ffff:{0}:{1}"),
+    ("::ffff:0:0:0/96", "::ffff:0:{0}:{1}"),
+    ("::/96", "::{0}:{1}"),
+    ("64:ff9b::/96", "64:ff9b::{0}:{1}"),
+    ("64:ff9b:1::/48", "64:ff9b:1::{0}:{1}"),
+    ("2002::/16", "2002:{0}:{1}::1"),
+    ("2a00::/16", "2a00::5efe:{0}:{1}"),
+    ("fd00::/8", "fd00::5efe:{0}:{1}"),
+]
+
+
+def carried(form: str, text: str) -> str:
+    number = int(ip_address(text))
+    return str(ip_address(form.format(f"{number >> 16:x}", f"{number & 0xFFFF:x}")))
+
+
+@pytest.mark.parametrize(("outer", "form"), CARRIERS)
+def test_an_allowed_prefix_lets_through_what_is_public_inside(outer: str, form: str):
+    assert may(policy((allow(outer),)), "a.test", carried(form, "93.184.216.34"))
+
+
+@pytest.mark.parametrize(("outer", "form"), CARRIERS)
+@pytest.mark.parametrize("range_", ["10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16"])
+def test_what_is_special_inside_has_to_be_allowed_itself(outer: str, form: str, range_: str):
+    address = carried(form, range_.replace(".0.0/", ".0.9/").partition("/")[0])
+    assert not may(policy((allow(outer, "::/0"),)), "a.test", address)
+    assert not may(policy((allow(range_),)), "a.test", address)
+    assert may(policy((allow(outer, range_),)), "a.test", address)
+    assert not may(policy((allow(outer, hosts=("b.test",)), allow(range_))), "a.test", address)
+    assert not may(policy((allow(outer), allow(range_, hosts=("b.test",)))), "a.test", address)
+    assert not may(policy((allow(outer, range_),), (allow(outer),)), "a.test", address)
+
+
+@pytest.mark.parametrize(("outer", "form"), CARRIERS)
+def test_metadata_inside_opens_only_where_it_is_named_plainly(outer: str, form: str):
+    address = carried(form, "169.254.169.254")
+    assert is_metadata(ip_address(address))
+    for opened in (("::/0", "0.0.0.0/0"), (outer, "169.254.0.0/16"), (f"{address}/128",), ("169.254.169.254/32",)):
+        assert not may(policy((allow(*opened),)), "a.test", address)
+    assert may(policy((allow(outer, "169.254.169.254/32"),)), "a.test", address)
+    with pytest.raises(Denied):
+        policy((allow(*ANYWHERE),)).check_operator(ip_address(address), 80)
+
+
+def test_teredo_carries_its_server_and_its_client():
+    made = policy((allow("2001::/32"),))
+    assert may(made, "a.test", "2001:0:5db8:d822::a247:27dd")
+    assert not may(made, "a.test", "2001:0:a00:1::a247:27dd")
+    assert not may(made, "a.test", "2001:0:5db8:d822::5601:5601")
+
+
+def test_a_denial_says_what_is_within():
+    assert policy((allow("64:ff9b::/96"),)).verdict("a.test", ip_address("64:ff9b::a00:1"), 80) == (
+        False,
+        "private within NAT64: not allowed",
+    )
+
+
+def test_the_unspecified_address_needs_what_loopback_needs():
+    assert not may(policy((allow("0.0.0.0/8", "::/128"),)), "a.test", "0.0.0.0")
+    assert not may(policy((allow("0.0.0.0/8", "::/128"),)), "a.test", "::")
+    assert may(policy((allow("0.0.0.0/8", "127.0.0.0/8"),)), "a.test", "0.0.0.0")
 
 
 def test_metadata_opens_where_it_is_named_exactly():
@@ -258,7 +332,7 @@ def test_metadata_opens_where_it_is_named_exactly():
 
 def test_a_mapped_address_needs_an_ipv6_range():
     assert not may(policy((allow("127.0.0.0/8", "0.0.0.0/0"),)), "a.test", "::ffff:127.0.0.1")
-    assert may(policy((allow("::ffff:0:0/96"),)), "a.test", "::ffff:127.0.0.1")
+    assert may(policy((allow("::ffff:0:0/96", "127.0.0.0/8"),)), "a.test", "::ffff:127.0.0.1")
 
 
 def test_own_listeners_are_denied_even_in_an_allowed_range():
@@ -272,16 +346,59 @@ def test_a_public_own_listener_is_denied():
     assert not may(policy(own=(("93.184.216.40", 443),)), "me.test", "93.184.216.40", 443)
 
 
-def test_an_own_listener_behind_a_mapped_address_is_seen():
-    made = policy((allow("::ffff:0:0/96"),), own=(("127.0.0.1", 3128),))
-    assert not may(made, "me.test", "::ffff:127.0.0.1", 3128)
+#: How a client may name what listens on 127.0.0.1, on ::1, and on the machine's own addresses.
+LOOPBACK = ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::ffff:0:127.0.0.1", "64:ff9b::7f00:1"]
+LOOPBACK_6 = ["::1", "::"]
+MACHINES = ["10.0.0.5", "::ffff:10.0.0.5", "64:ff9b::a00:5", "2002:a00:5::", "2001:db8::5"]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::1", "::"])
-def test_a_wildcard_bind_stands_for_loopback(address: str):
-    made = policy((allow("127.0.0.0/8", "0.0.0.0/8", "::/127"),), own=(("0.0.0.0", 3128),))
+@pytest.mark.parametrize("address", LOOPBACK)
+def test_an_own_listener_is_seen_in_every_spelling(address: str):
+    made = policy((allow(*ANYWHERE),), own=(("127.0.0.1", 3128),))
+    assert not may(made, address, address, 3128)
     assert not may(made, "me.test", address, 3128)
     assert may(made, "me.test", address, 3129)
+
+
+@pytest.mark.parametrize("bound", ["0.0.0.0", "::"])
+@pytest.mark.parametrize("address", [*LOOPBACK, *LOOPBACK_6, "127.9.9.9", *MACHINES])
+def test_a_wildcard_bind_stands_for_every_address_of_the_machine(bound: str, address: str):
+    made = policy((allow(*ANYWHERE),), own=((bound, 3128),))
+    assert not may(made, "me.test", address, 3128)
+    assert may(made, "me.test", address, 3129)
+
+
+def test_an_address_that_the_machine_gets_later_is_seen():
+    there = ip_address("10.0.0.77")
+    made = policy((allow("10.0.0.0/8"),), own=(("0.0.0.0", 3128),))
+    assert may(made, "me.test", str(there), 3128)
+    MACHINE.add(there)
+    try:
+        assert not may(made, "me.test", str(there), 3128)
+    finally:
+        MACHINE.discard(there)
+
+
+@pytest.mark.parametrize(
+    ("bound", "address"),
+    [
+        *(("127.0.0.1", each) for each in LOOPBACK),
+        *(("::1", each) for each in LOOPBACK_6),
+        *(("10.0.0.5", each) for each in MACHINES[:-1]),
+        *((bound, each) for bound in ("0.0.0.0", "::") for each in [*LOOPBACK, *LOOPBACK_6, *MACHINES]),
+    ],
+)
+def test_nothing_opens_the_admin_address(bound: str, address: str):
+    exactly = [f"{each}/{each.max_prefixlen}" for each in aliases(ip_address(address))]
+    made = policy((allow(*exactly, *ANYWHERE),), admin=((bound, 15000),))
+    assert not may(made, "me.test", address, 15000)
+    assert not may(made, address, address, 15000)
+    assert not made.verdict("me.test", ip_address(address), 15000)[0]
+    with pytest.raises(Denied) as caught:
+        made.check_operator(ip_address(address), 15000)
+    assert caught.value.remedy == "point the client at the destination itself, not at this gateway"
+    assert may(made, "me.test", address, 15001)
+    made.check_operator(ip_address(address), 15001)
 
 
 def test_an_own_listener_opens_where_it_is_named_exactly():

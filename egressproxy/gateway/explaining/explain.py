@@ -17,7 +17,7 @@ from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
-from egressproxy.gateway.connector import DEFAULT_TLS, Connector, Place
+from egressproxy.gateway.connector import DEFAULT_TLS, OPERATOR, Connector, Place
 from egressproxy.gateway.explaining.decision import Decision, decide
 from egressproxy.gateway.explaining.description import (
     BACKEND_PHASES,
@@ -49,7 +49,6 @@ __all__ = ["explain"]
 MAX_BACKENDS = 16
 #: Rules of a host that are shown where none of them matches.
 MAX_NEAR = 5
-_OPERATOR = (Destination.IP, Destination.SERVICE)
 
 
 async def explain(snapshot: Snapshot, question: Question) -> dict[str, Any]:
@@ -233,7 +232,7 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
     """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
     x = decided.x
     backend = connector.spec.backend
-    if backend.destination in _OPERATOR:
+    if backend.destination in OPERATOR:
         made["tls"] = _tls(decided, connector, "")
         made["addresses"] = []
         for endpoint in backend.endpoints:
@@ -246,6 +245,7 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
     made["host"], made["port"] = target.host, target.port
     made["tls"] = _tls(decided, connector, target.host)
     if connector.parent is not None:
+        connector.judge_for_parent(target)
         made["dns"] = f"resolved by the parent {connector.parent.name}"
         parent: dict[str, Any] = {}
         made["parent"] = parent

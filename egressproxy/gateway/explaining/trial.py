@@ -12,6 +12,7 @@ from egressproxy.gateway.live import Snapshot
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.timers import TimerWheel
+from egressproxy.upstream.own_sockets import OwnSockets
 
 __all__ = ["offline"]
 
@@ -23,5 +24,5 @@ def offline(config: ConfigSpec) -> Snapshot:
     """
     network = Network(asyncio.get_running_loop(), TimerWheel(), lambda _word: None, b"")
     snapshot = build(config, Catalog(), network, Metrics(""), None)
-    network.own_listeners = frozenset((ip_address(address), port) for address, port in snapshot.ports)
+    network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports)
     return snapshot

@@ -1,0 +1,66 @@
+"""aliases: the addresses at which a connection to one address may arrive. Pure.
+
+An IPv6 address may carry an IPv4 address, to which a translator, a tunnel or the kernel takes it; a connection to the
+unspecified address arrives at loopback. A rule about addresses has to hold for each of them, or another spelling is a
+way round it.
+
+Sources: RFC 4291 section 2.5.5 (IPv4-compatible, IPv4-mapped), RFC 2765 section 2.1 (IPv4-translated), RFC 3056 (6to4),
+RFC 4380 section 4 (Teredo), RFC 5214 section 6.1 (ISATAP), RFC 6052 section 2.2 and RFC 8215 (NAT64).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
+
+from egressproxy.model.authority import IPAddress
+
+__all__ = ["aliases"]
+
+_LOW = 0xFFFFFFFF
+_LOOPBACK_V4 = IPv4Address("127.0.0.1")
+_LOOPBACK_V6 = IPv6Address("::1")
+#: The upper 96 bits under which the lower 32 are an IPv4 address.
+_IPV4_LAST = frozenset(int(IPv6Address(prefix)) >> 32 for prefix in ("::", "::ffff:0:0", "::ffff:0:0:0", "64:ff9b::"))
+_LOCAL_NAT64 = int(IPv6Address("64:ff9b:1::")) >> 80
+_SIX_TO_FOUR = 0x2002
+_TEREDO = 0x20010000
+_ISATAP_IDS = (0x00005EFE, 0x02005EFE)
+
+
+@lru_cache(maxsize=4096)
+def aliases(address: IPAddress) -> tuple[IPAddress, ...]:
+    """The address itself, without a zone id, and first; then every other one as which it may be reached."""
+    number = int(address)
+    if isinstance(address, IPv4Address):
+        return (address,) if number else (address, _LOOPBACK_V4)
+    found: list[IPAddress] = [IPv6Address(number)]
+    if number < 2:  # :: and ::1 are no IPv4-compatible addresses
+        return tuple(found) if number else (*found, _LOOPBACK_V6)
+    inner: list[int] = []
+    if number >> 32 in _IPV4_LAST:
+        inner.append(number & _LOW)
+    elif number >> 80 == _LOCAL_NAT64:
+        inner += _local_nat64(number)
+    elif number >> 112 == _SIX_TO_FOUR:
+        inner.append(number >> 80 & _LOW)
+    elif number >> 96 == _TEREDO:
+        inner += (number >> 64 & _LOW, ~number & _LOW)  # its server, and its client
+    if number >> 32 & _LOW in _ISATAP_IDS:
+        inner.append(number & _LOW)
+    for each in dict.fromkeys(inner):
+        found += aliases(IPv4Address(each))
+    return tuple(found)
+
+
+def _local_nat64(number: int) -> list[int]:
+    """What the four forms of RFC 6052 section 2.2 that fit into 64:ff9b:1::/48 read. Only the network knows which of
+    them holds, and its translator may ignore the suffix: so each counts that could be somebody's address.
+    """
+    forms = (
+        number & _LOW,  # /96
+        number >> 24 & _LOW,  # /64
+        (number >> 64 & 0xFF) << 24 | number >> 32 & 0xFFFFFF,  # /56
+        (number >> 64 & 0xFFFF) << 16 | number >> 40 & 0xFFFF,  # /48
+    )
+    return [form for form in forms if form >> 24] or [0]

@@ -1,0 +1,71 @@
+"""OwnSockets: where this gateway itself listens, so that nobody reaches it through itself.
+
+All that is dialled for traffic (backends of every kind, parents, mirrors, authorization servers) is compared with it in
+one place, `AddressPolicy`. The gateway dials TCP alone, and has no Unix socket that listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from egressproxy.model.aliases import aliases
+from egressproxy.model.authority import IPAddress
+from egressproxy.transport.local_addresses import is_local
+
+__all__ = ["NO_SOCKETS", "OwnSockets"]
+
+Socket = tuple[IPAddress, int]
+
+
+class OwnSockets:
+    """`listeners` serve traffic; `admin` are the admin and metrics addresses. All as (address, port).
+
+    Addresses are compared as values, each with its `aliases`. A socket on 0.0.0.0 or :: is at every address of the
+    machine, of either family; which these are is asked of `is_local` each time, for they change.
+    """
+
+    __slots__ = ("_admin", "_is_local", "_listeners", "everywhere")
+
+    def __init__(
+        self,
+        listeners: Iterable[Socket] = (),
+        admin: Iterable[Socket] = (),
+        is_local: Callable[[IPAddress], bool] = is_local,
+    ) -> None:
+        self._listeners = _spelled_out(listeners)
+        self._admin = _spelled_out(admin)
+        self._is_local = is_local
+        #: The ports of sockets on every address: an answer about these holds for the moment alone.
+        self.everywhere = frozenset(p for a, p in self._listeners | self._admin if a.is_unspecified)
+
+    def has_listener(self, address: IPAddress, port: int) -> bool:
+        """Whether a connection to this address arrives at one of our listeners."""
+        return self._has(self._listeners, address, port)
+
+    def has_admin(self, address: IPAddress, port: int) -> bool:
+        """Whether a connection to this address arrives at the admin or metrics address."""
+        return self._has(self._admin, address, port)
+
+    def _has(self, sockets: frozenset[Socket], address: IPAddress, port: int) -> bool:
+        known = aliases(address)
+        if any((each, port) in sockets for each in known):
+            return True
+        if port not in self.everywhere or not any(p == port and a.is_unspecified for a, p in sockets):
+            return False
+        return any(each.is_loopback or each.is_unspecified or self._is_local(each) for each in known)
+
+    def __repr__(self) -> str:
+        return f"OwnSockets({len(self._listeners)} of listeners, {len(self._admin)} of the admin address)"
+
+
+def _plain(address: IPAddress) -> IPAddress:
+    """Without a zone id; the IPv4 address where it is a mapped one."""
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped if mapped is not None else aliases(address)[0]
+
+
+def _spelled_out(sockets: Iterable[Socket]) -> frozenset[Socket]:
+    return frozenset((_plain(address), port) for address, port in sockets)
+
+
+NO_SOCKETS = OwnSockets()
