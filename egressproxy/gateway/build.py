@@ -8,6 +8,7 @@ with their counts. Makes no socket and changes nothing of what is in service.
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -81,7 +82,8 @@ class _Builder:
         self.filters = FilterInstances(catalog, previous.filters if previous is not None else None, metrics.notices)
         self.chains: dict[tuple[ExtensionSpec, ...], Chain] = {}
         self.asking: dict[ExtensionSpec, PlacedFilter] = {}  # the filters that have a backend of their own
-        self.contexts: dict[ListenerTlsSpec, ssl.SSLContext] = {}
+        self.contexts: dict[tuple[ListenerTlsSpec, bool], ssl.SSLContext] = {}
+        self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
         self.destinations: dict[tuple[DestinationsSpec, tuple[str, ...]], DestinationPolicy] = {}
 
     def snapshot(self, config: ConfigSpec) -> Steps[Snapshot]:
@@ -99,6 +101,9 @@ class _Builder:
 
     def whole(self, config: ConfigSpec) -> Steps[Snapshot]:
         shared: dict[tuple[str, int], list[Listener]] = {}
+        self.terminating.update(
+            (address, spec.port) for spec in config.listeners if terminates(spec) for address in spec.addresses
+        )
         for spec in config.listeners:
             listener = yield from self.listener(spec)
             for address in spec.addresses:
@@ -113,7 +118,8 @@ class _Builder:
         tls = None
         if web and web[0].spec.tls is not None:
             certificates = tuple(c for listener in web if listener.spec.tls for c in listener.spec.tls.certificates)
-            tls = yield from self.context(ListenerTlsSpec(TlsMode.TERMINATE, certificates, clients_of(listeners)))
+            spec = ListenerTlsSpec(TlsMode.TERMINATE, certificates, clients_of(listeners))
+            tls = yield from self.context(spec, shares_port=self.terminating[key] > 1)
         by_host = HostTable.build(HostEntry((listener.spec.hostname,), listener) for listener in listeners)
         streams = [listener for listener in listeners if listener.is_stream]
         return Port(key[0], key[1], [*web, *streams], by_host, tls=tls, clients=clients_of(listeners))
@@ -153,7 +159,8 @@ class _Builder:
             )  # fmt: skip
         terminate = None
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE:
-            terminate = yield from self.context(spec.tls)
+            shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
+            terminate = yield from self.context(spec.tls, shares_port=shares_port)
         return Listener(
             replace(spec, http_routes=(), tls_routes=(), tcp_routes=()),  # they are in the tables now
             table, hosts, streams, default, destinations, self.metrics.series(spec.gateway, "-", "-"),
@@ -161,13 +168,15 @@ class _Builder:
             scheme=b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http", terminate=terminate,
         )  # fmt: skip
 
-    def context(self, tls: ListenerTlsSpec) -> Steps[ssl.SSLContext]:
-        def make() -> None:
-            self.contexts[tls] = server_context(tls)
+    def context(self, tls: ListenerTlsSpec, *, shares_port: bool) -> Steps[ssl.SSLContext]:
+        key = tls, shares_port
 
-        if tls not in self.contexts:
+        def make() -> None:
+            self.contexts[key] = server_context(tls, shares_port=shares_port)
+
+        if key not in self.contexts:
             yield make
-        return self.contexts[tls]
+        return self.contexts[key]
 
     def blocking(self, extensions: Iterable[ExtensionSpec], backends: Iterable[WeightedBackend]) -> Steps[None]:
         """Those of these filters that are not to be built on the event loop; `chain` finds them then."""
@@ -297,8 +306,13 @@ def clients_of(listeners: Iterable[Listener]) -> ClientCertificatesSpec | None:
     """What the listeners of a port that terminate TLS ask of clients. Raises ValueError where that is not the same: a
     connection would carry what one of them has verified to another.
     """
-    specs = (listener.spec.tls for listener in listeners)
-    asked = {tls.clients for tls in specs if tls is not None and tls.mode is TlsMode.TERMINATE}
+    specs = (listener.spec for listener in listeners)
+    asked = {spec.tls.clients for spec in specs if spec.tls is not None and terminates(spec)}
     if len(asked) > 1:
         raise ValueError("the listeners of one port have to ask for the same client certificates (spec.tls.frontend)")
     return asked.pop() if asked else None
+
+
+def terminates(spec: ListenerSpec) -> bool:
+    """Whether the client's TLS ends at this listener."""
+    return spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE

@@ -21,14 +21,16 @@ from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.spec.gateway import ListenerProtocol
+from egressproxy.spec.policy import Mode
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, Flow
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import Deadline
 from egressproxy.transport.tls import TlsStream
-from egressproxy.transport.tls_contexts import is_about_certificate
+from egressproxy.transport.tls_contexts import is_about_certificate, server_name
 
 if TYPE_CHECKING:
     from egressproxy.gateway.conductor import Conductor
@@ -50,6 +52,7 @@ class StreamConnection(Flow):
         "has_ended",
         "held",
         "hello",
+        "hello_size",
         "is_lost",
         "life",
         "metrics",
@@ -70,6 +73,7 @@ class StreamConnection(Flow):
         self.request_headers_s = first.timeouts.request_headers_s
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
+        self.hello_size = 0  # so many of the octets are its own
         self.error: GatewayError | None = None
         self.held: list[bytes] = []
         self.client = "-"
@@ -97,6 +101,8 @@ class StreamConnection(Flow):
             except BadClientHello as error:
                 self.error = Denied(Reason.NOT_TLS, "malformed ClientHello", detail=str(error))
             if self.hello is not None or self.error is not None:
+                self.hello_size = self.reader.size
+                self.reader.forget()
                 self.driver.resume()
         elif self.octets_in > HIGH_WATER:
             self.pause_reading()
@@ -198,11 +204,14 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
         # TLS that a client has begun is its own to the end; octets of a TCP listener are plain, as far as we know.
         upstream = await dial(x, choice, terminated=client.reader is None and choice.originates_tls)
         x.status = 200
-        held = client.take_held()
-        if hand_over(conductor, x, client, upstream, held, None, route.tunnel_idle_s):
+        held, guard = client.take_held(), None
+        if client.hello is not None and x.authority is not None:
+            guard = SniGuard(x.authority, must_be_tls=True, only_reports=route.mode is Mode.REPORT)
+            guard.knows(client.hello, client.hello_size)
+        if hand_over(conductor, x, client, upstream, held, guard, route.tunnel_idle_s):
             client.deadline.close()
             return True
-        await relay(conductor, x, client, upstream, held, b"", None, route.tunnel_idle_s)
+        await relay(conductor, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
         return False
     inner = await terminate(client, listener)
     upstream = await dial(x, choice, terminated=True)
@@ -270,29 +279,34 @@ async def terminate(client: StreamConnection, listener: Listener) -> _Inner:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
-    def on_handshake(_stream: TlsStream, error: Exception | None) -> None:
+    def on_handshake(stream: TlsStream, error: Exception | None) -> None:
         if done.done():
             return
-        if error is None:
+        if (
+            error is None
+            and client.hello is not None
+            and server_name(stream.get_extra_info("ssl_object")) != client.hello.sni
+        ):
+            # A session of TLS 1.2 for another name was resumed, which chose neither this route nor this listener.
+            done.set_exception(Denied(Reason.SNI_MISMATCH, "the TLS session is one for another name"))
+        elif error is None:
             done.set_result(None)
         else:
             done.set_exception(handshake_denial(error))
 
     inner = _Inner(client.driver)
-    stream = TlsStream(
-        listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake
-    )
-    timer = loop.call_later(listener.timeouts.tls_handshake_s or 60.0, stream.abort_handshake)
+    tls = TlsStream(listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake)
+    timer = loop.call_later(listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
     parked = Parked()
     parked.transport = client.transport
     held = client.take_held()
-    parked.hand_over(stream)
-    stream.data_received(held)
+    parked.hand_over(tls)
+    tls.data_received(held)
     try:
         await done
     finally:
         timer.cancel()
-    if stream.is_closing():  # the client has left in the same moment: nobody joins `inner` any more
+    if tls.is_closing():  # the client has left in the same moment: nobody joins `inner` any more
         raise ClientGone
     return inner
 

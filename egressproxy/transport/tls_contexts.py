@@ -117,8 +117,14 @@ def _client_context(
 
 
 @lru_cache(maxsize=_MAX_CONTEXTS)
-def server_context(tls: ListenerTlsSpec, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.SSLContext:
+def server_context(
+    tls: ListenerTlsSpec, alpn: tuple[str, ...] = HTTP_1_1, *, shares_port: bool = False
+) -> ssl.SSLContext:
     """The context of a listener that terminates TLS. The certificate is chosen by SNI: exact name, wildcard, the first.
+
+    A session is resumed by the context that gave it, and by no other. With `shares_port` several listeners are told
+    apart by name, and none is resumed in TLS 1.3, where a client may name another host than in the session (in TLS 1.2
+    the name is that of the session, RFC 6066 section 3).
 
     Raises ssl.SSLError or ValueError if there is no certificate, or one of them or its key cannot be read.
     """
@@ -130,18 +136,22 @@ def server_context(tls: ListenerTlsSpec, alpn: tuple[str, ...] = HTTP_1_1) -> ss
         for name in certificate.names:
             by_name.setdefault(name.lower(), context)
 
-    def choose(peer: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> None:
-        if name is None:
-            return
-        name = name.lower().removesuffix(".")
+    def choose(peer: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
+        name = name.lower().removesuffix(".") if name is not None else ""
+        if getattr(peer, _SERVER_NAME, name) != name:
+            # The second hello, behind a HelloRetryRequest: it has to say the same (RFC 8446 section 4.1.2).
+            return ssl.ALERT_DESCRIPTION_ILLEGAL_PARAMETER
         setattr(peer, _SERVER_NAME, name)
         found = by_name.get(name) or by_name.get("*." + name.partition(".")[2])
         if found is not None:
             peer.context = found
+        return None
 
     # The callback must not stand on a context that it can choose itself: then they would keep each other alive.
     front = _certificate_context(tls.certificates[0], tls.clients, alpn)
     front.sni_callback = choose
+    if shares_port:
+        front.num_tickets = 0
     return front
 
 
@@ -168,9 +178,7 @@ def is_about_certificate(error: Exception) -> bool:
 def _certificate_context(
     certificate: CertificateSpec, clients: ClientCertificatesSpec | None, alpn: tuple[str, ...]
 ) -> ssl.SSLContext:
-    """A context of its own for each certificate and listener: a session of another one is not resumed here, and with
-    it what its client had shown there.
-    """
+    """A context of its own for each certificate. The sessions are those of the `server_context` in front of it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _harden(context, ssl.TLSVersion.TLSv1_2, alpn)
     _load_identity(context, certificate.chain_pem, certificate.key_pem)

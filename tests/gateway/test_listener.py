@@ -10,12 +10,14 @@ import ssl
 import pytest
 
 from egressproxy.gateway.listener_state import origin_of
+from egressproxy.transport.tls_contexts import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, exchange, forward, https
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, compiled_spec, conversation
 from tests.support.pki import Pki, chain
+from tests.transport.test_tls_contexts import both, shake
 
 
 def test_one_connection_too_many_is_told_and_closed(converse_on: Start):
@@ -310,6 +312,26 @@ def test_with_insecure_fallback_everybody_is_served(converse: Start, shown: str)
     who = {"right": authority, "foreign": pki, "none": None}[shown]
     tls = TlsClient(talk.client, pki, "a.example", who).shakes_hands()
     assert asked(talk, tls, "a.example") == (200, "-")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("hostnames", [("one.example", "two.example"), ("",)])
+def test_no_session_is_resumed_where_another_listener_of_the_port_is_named(
+    converse: Start, version: ssl.TLSVersion, hostnames: tuple[str, ...]
+):
+    """RFC 6066 section 3; CVE-2025-23419. In TLS 1.2 the name is that of the session, whatever the client says."""
+    pki = Pki()
+    talk = converse(demanding(secured(pki, *hostnames), pki))
+    context = talk.ports[0].state.port.tls
+    assert context is not None
+    client = pki.client_context(pki.issue("client.example"))
+    client.maximum_version = version
+    client.check_hostname = False
+    session = shake(context, client, name="one.example").session
+    near, far = both(context, client, session, "two.example")
+    assert server_name(far) == ("one.example" if version is ssl.TLSVersion.TLSv1_2 else "two.example")
+    is_alone = len(hostnames) == 1
+    assert near.session_reused is (is_alone or version is ssl.TLSVersion.TLSv1_2)
 
 
 def test_a_connection_from_before_does_not_get_past_a_listener_that_asks_now(converse: Start):

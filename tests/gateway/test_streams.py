@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import TlsClient, certificate
 from tests.gateway.test_listener import demanding
-from tests.gateway.test_tunnels import client_hello
+from tests.gateway.test_tunnels import CHANGE, RETRY, client_hello
 from tests.support import manifests as m
 from tests.support.pki import Pki
+from tests.transport.test_tls_contexts import shake
 
 
 def by_name(**sections: object) -> list[m.Manifest]:
@@ -100,6 +103,35 @@ def test_what_comes_before_the_dial_is_done_is_bounded(converse: Start):
     assert talk.client.transport.is_paused
     talk.dialled("a.example", 443)
     talk.origin.take(rb".*?x{1000000}")
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_second_hello_has_to_name_the_host_that_chose_the_route(converse_on: Start, is_asked: bool):
+    talk = converse_on(by_name())
+    first = client_hello("a.example")
+    talk.client >> first + (b"" if is_asked else CHANGE + client_hello("b.example"))
+    talk.dialled("a.example", 443)
+    if is_asked:
+        talk.origin << first
+        talk.origin >> RETRY
+        talk.client << RETRY
+        talk.client >> CHANGE + client_hello("b.example")
+    talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
+    assert b"b.example" not in talk.origin.got
+    assert talk.record()["reason"] == "sni_mismatch"
+
+
+def test_a_second_hello_for_the_same_host_passes(converse_on: Start):
+    talk = converse_on(by_name())
+    hello = client_hello("a.example")
+    talk.client >> hello
+    talk.dialled("a.example", 443)
+    talk.origin << hello
+    talk.origin >> RETRY
+    talk.client >> CHANGE + hello
+    talk.origin << CHANGE + hello
+    talk.origin >> b"more"
+    talk.client << RETRY + b"more"
 
 
 # --- terminated ----------------------------------------------------------------------------------------------------
@@ -239,3 +271,34 @@ def test_filters_of_requests_leave_streams_alone(converse_on: Start, section: di
     talk.origin << hello
     talk.origin >> b"answer"
     talk.client << b"answer"
+
+
+def test_a_session_for_another_name_opens_no_stream(converse: Start):
+    """The hello names the host that chose the route; in TLS 1.2 what is resumed is the session, and its name."""
+    pki = Pki()
+    listener = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": terminate("front")}
+    backend, route = m.backend("a", "a.example", 443, protocol="TCP"), m.tls_route("t", "a", hostnames=["*.example"])
+    talk = converse([m.gateway(listener), m.policy(), certificate(pki, "a.example", "b.example"), backend, route])
+    talk.counts_octets = False
+    context = talk.ports[0].state.port.first.terminate
+    assert context is not None
+    client = pki.client_context()
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    session = shake(context, client, name="b.example").session
+    for name in ("a.example", "b.example"):
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = client.wrap_bio(incoming, outgoing, server_hostname=name, session=session)
+        peer = talk.client = talk.connect()
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.do_handshake()
+        peer >> outgoing.read()
+        talk.settle()
+        incoming.write(bytes(peer.received))
+        tls.do_handshake()
+        assert tls.session_reused
+        peer >> outgoing.read()
+        if name == "b.example":
+            talk.dialled("a.example", 443)
+        else:
+            talk.no_dial()
+            assert talk.record()["reason"] == "sni_mismatch"

@@ -259,6 +259,106 @@ def test_a_server_that_speaks_while_the_tunnel_is_being_made_is_paused_too(conve
     talk.client << ESTABLISHED + b"x" * 300_000
 
 
+RETRY = bytes.fromhex("160303002c020000280303cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c00130100")
+TAKEN = RETRY[:11] + bytes(32) + RETRY[43:]  # a ServerHello
+CHANGE = b"\x14\x03\x03\x00\x01\x01"
+
+
+@pytest.mark.parametrize("manifests", [forward(), tls_routed()])
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_second_hello_for_another_name_goes_nowhere(converse_on: Start, manifests: list[m.Manifest], is_asked: bool):
+    """A HelloRetryRequest is easily provoked, and the server serves the name in the hello that follows it."""
+    talk = converse_on(manifests)
+    tunnel(talk)
+    first = client_hello("a.example")
+    talk.client >> first
+    talk.origin << first
+    if is_asked:
+        talk.origin >> RETRY
+        talk.client << RETRY
+    talk.client >> CHANGE + client_hello("b.example")
+    talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
+    talk.origin.is_closed()
+    assert talk.record()["reason"] == "sni_mismatch"
+
+
+@pytest.mark.parametrize("manifests", [forward(), tls_routed()])
+def test_a_second_hello_for_the_same_name_passes(converse_on: Start, manifests: list[m.Manifest]):
+    talk = converse_on(manifests)
+    tunnel(talk)
+    hello = client_hello("a.example")
+    talk.client >> hello
+    talk.origin << hello
+    talk.origin >> RETRY
+    talk.client << RETRY
+    talk.client >> CHANGE + hello[:50]
+    talk.origin << CHANGE
+    talk.origin.hears_nothing()
+    talk.client >> hello[50:]
+    talk.origin << hello
+    talk.origin >> TAKEN
+    talk.client << TAKEN
+    talk.client >> client_hello("b.example")  # whatever it is to be, it is no ClientHello any more
+    talk.origin << client_hello("b.example")[:5]
+
+
+def test_half_a_record_goes_on_when_the_server_has_answered(converse_on: Start):
+    talk = converse_on(forward())
+    tunnel(talk)
+    hello = client_hello("a.example")
+    talk.client >> hello + CHANGE[:4]
+    talk.origin << hello
+    talk.origin.hears_nothing()
+    talk.origin >> TAKEN
+    talk.origin << CHANGE[:4]
+    talk.client << TAKEN
+
+
+@pytest.mark.parametrize("manifests", [forward(), tls_routed()])
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_hello_that_is_not_whole_in_time_ends_the_tunnel(
+    converse: Start, manifests: list[m.Manifest], is_second: bool
+):
+    talk = converse(manifests)
+    tunnel(talk)
+    hello = client_hello("a.example")
+    if is_second:
+        talk.client >> hello
+        talk.origin >> RETRY
+    for at in range(5):
+        talk.client >> hello[at : at + 1]
+        talk.after(2.5)
+    assert talk.client.is_gone
+    assert talk.record()["reason"] == "client_timeout"
+
+
+def test_a_server_may_take_its_time_for_its_answer(converse: Start):
+    talk = converse(tls_routed())
+    tunnel(talk)
+    talk.client >> client_hello("a.example")
+    talk.after(50)
+    talk.client.is_open()
+    talk.origin >> TAKEN
+    talk.client << TAKEN
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_client_that_ends_behind_its_hello(converse_on: Start, is_held: bool):
+    talk = converse_on(forward())
+    tunnel(talk)
+    hello = client_hello("a.example")
+    talk.client >> hello + (CHANGE[:4] if is_held else b"")
+    talk.origin << hello
+    talk.client.ends()
+    talk.until(lambda: talk.origin.has_eof)
+    if is_held:
+        talk.client.is_closed()
+    else:
+        talk.origin >> TAKEN
+        talk.origin.ends()
+        talk.client << TAKEN
+
+
 # --- the guard in mode Report --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["b.example", None])
 def test_report_mode_lets_a_foreign_name_pass_and_counts_it(converse_on: Start, name: str | None):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import struct
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,8 @@ from egressproxy.transport.tls_contexts import (
     server_name,
     verified_certificate,
 )
+from tests.protocols.tls.test_client_hello import extension, records
+from tests.protocols.tls.test_client_hello import server_name as named
 from tests.support.pki import Pki, chain, pin
 
 PKI = Pki()
@@ -281,6 +284,36 @@ def test_the_name_that_a_client_asked_for_is_known_afterwards(certificates: tupl
     assert server_name(Ends(server, replace(TRUST, insecure_skip_verify=True), "127.0.0.1").server) == ""
 
 
+def hello_of_a_retry(name: str | None, *, is_second: bool) -> bytes:
+    """A ClientHello of TLS 1.3 for one group, without a key for it in the first place."""
+    key = struct.pack("!HH", 29, 32) + os.urandom(32) if is_second else b""
+    extensions = named(name.encode()) if name is not None else b""
+    extensions += extension(10, b"\x00\x02\x00\x1d") + extension(13, b"\x00\x04\x04\x03\x08\x04")
+    extensions += extension(43, b"\x02\x03\x04") + extension(51, struct.pack("!H", len(key)) + key)
+    body = b"\x03\x03" + bytes(32) + b"\x20" + bytes(32) + b"\x00\x02\x13\x01\x01\x00"
+    body += struct.pack("!H", len(extensions)) + extensions
+    return records(b"\x01" + struct.pack("!I", len(body))[1:] + body)
+
+
+@pytest.mark.parametrize("first", ["a.test", "other.test", None])
+@pytest.mark.parametrize("second", ["a.test", "b.test", "other.test", None])
+def test_a_second_hello_has_to_name_the_same_server(first: str | None, second: str | None):
+    """The certificate, and the listener, were chosen by the first (HelloRetryRequest, RFC 8446 section 4.1.4)."""
+    server = server_context(ListenerTlsSpec(certificates=(PKI.certificate("a.test"), PKI.certificate("b.test"))))
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    far = server.wrap_bio(up, down, server_side=True)
+    up.write(hello_of_a_retry(first, is_second=False))
+    with pytest.raises(ssl.SSLWantReadError):
+        far.do_handshake()
+    assert down.read()[5] == 2, "a HelloRetryRequest"
+    up.write(hello_of_a_retry(second, is_second=True))
+    with pytest.raises(ssl.SSLError) as caught:
+        far.do_handshake()
+    assert isinstance(caught.value, ssl.SSLWantReadError) is (first == second)
+    if first != second:
+        assert down.read()[-2:] == bytes([2, 47]), "illegal_parameter"
+
+
 # --- certificates of clients ---------------------------------------------------------------------------------------
 def asking(*pkis: Pki, takes_any: bool = False) -> ssl.SSLContext:
     """A listener that asks for a certificate of these authorities."""
@@ -360,9 +393,18 @@ def test_a_failure_of_another_kind_is_not_about_the_certificate():
     assert not is_about_certificate(ssl.SSLError(1, "something else"))
 
 
-def shake(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLObject:
+def shake(
+    server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None = None, name: str = "a.test"
+) -> ssl.SSLObject:
+    return both(server, client, session, name)[0]
+
+
+def both(
+    server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None, name: str
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """The client's and the server's end of a connection."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    near = client.wrap_bio(down, up, server_hostname="a.test", session=session)
+    near = client.wrap_bio(down, up, server_hostname=name, session=session)
     far = server.wrap_bio(up, down, server_side=True)
     waiting = [near, far]
     while waiting:
@@ -374,7 +416,7 @@ def shake(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSessio
                 pass
     far.write(b"x")
     near.read(1)  # and with it the tickets of TLS 1.3
-    return near
+    return near, far
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -398,3 +440,22 @@ def test_a_session_that_one_authority_stood_for_is_worth_nothing_where_another_o
     with pytest.raises(ssl.SSLError) as caught:
         shake(asking(PKI), client, session)
     assert is_about_certificate(caught.value)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_from_before_a_revocation_list_is_worth_nothing_behind_it(version: ssl.TLSVersion):
+    client = PKI.client_context(OTHER.issue("client.test"))
+    client.maximum_version = version
+    before = replace(PKI.listener("a.test"), clients=ClientCertificatesSpec(OTHER.ca_pem))
+    session = shake(server_context(before), client).session
+    assert shake(server_context(before), client, session).session_reused
+    behind = replace(before, clients=ClientCertificatesSpec(OTHER.ca_pem, crl_pem=OTHER.crl()))
+    assert not shake(server_context(behind), client, session).session_reused
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_listener_that_has_its_port_for_itself_resumes_sessions(version: ssl.TLSVersion):
+    client, server = PKI.client_context(), server_context(PKI.listener("a.test"))
+    client.maximum_version = version
+    session = shake(server, client).session
+    assert shake(server, client, session).session_reused

@@ -2,7 +2,8 @@
 
 It never decrypts, answers or changes anything: the caller forwards the octets as they came. Where a hello can be read
 in two ways it is refused, since the server behind might read the other one.
-Sources: RFC 8446 sections 4.1.2, 4.2 and 5.1, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH).
+Sources: RFC 8446 sections 4.1.2, 4.2 and 5.1, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH), RFC 5246 appendix E.2
+(the ClientHello in the form of SSLv2).
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ from dataclasses import dataclass
 
 from egressproxy.model.authority import AuthorityError, parse_host
 
-__all__ = ["BadClientHello", "ClientHello", "ClientHelloReader", "NotTls", "may_start_tls"]
+__all__ = [
+    "CONTENT_TYPES",
+    "RECORD_HEAD",
+    "BadClientHello",
+    "ClientHello",
+    "ClientHelloReader",
+    "NotTls",
+    "may_start_tls",
+]
 
 #: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
 MAX_BYTES = 40_960
 
 _HANDSHAKE = 22  # content type
-_CONTENT_TYPES = range(20, 25)  # change_cipher_spec, alert, handshake, application_data, heartbeat
+CONTENT_TYPES = range(20, 25)  # change_cipher_spec, alert, handshake, application_data, heartbeat
 _MAX_MAJOR = 0x10  # Go's server reads a first record whose version's first octet is below this
 _CLIENT_HELLO = 1  # handshake type
 _MAX_RECORD = 16384  # plaintext octets of a record
-_RECORD_HEAD = 5
+RECORD_HEAD = 5
 _SERVER_NAME, _ALPN, _SUPPORTED_VERSIONS, _ECH = 0, 16, 43, 0xFE0D
 _HOST_NAME = 0  # the only type of server name that was ever defined
 
@@ -61,6 +70,11 @@ class ClientHelloReader:
         self._at = 0  # start of the first record that is not read yet
         self._max_bytes = max_bytes
 
+    @property
+    def size(self) -> int:
+        """Octets of the whole records that were read: once the hello is there, those that it stands in."""
+        return self._at
+
     def feed(self, data: bytes) -> ClientHello | None:
         """The hello, or None while it is incomplete.
 
@@ -77,19 +91,28 @@ class ClientHelloReader:
             raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} octets")
         return None
 
+    def forget(self) -> None:
+        """The hello is there: let go of its octets."""
+        self.data = self._message = bytearray()
+
     def _take_record(self) -> bool:
         """Move the next whole record's octets to the message; False if it is not here yet."""
-        head = self.data[self._at : self._at + _RECORD_HEAD]
-        if self._at == 0 and not may_start_tls(head):
-            raise NotTls("not a TLS record")
+        head = self.data[self._at : self._at + RECORD_HEAD]
+        if self._at == 0:
+            if not may_start_tls(head):
+                raise NotTls("not a TLS record")
+            if head and head[0] & 0x80:
+                if len(head) < 4:
+                    return False
+                raise BadClientHello("a ClientHello in the form of SSLv2, which names no server")
         if len(head) > 1 and (head[0] != _HANDSHAKE or head[1] != 3):
             raise BadClientHello("not a TLS handshake record")
-        if len(head) < _RECORD_HEAD:
+        if len(head) < RECORD_HEAD:
             return False
         size = int.from_bytes(head[3:5], "big")
         if not 0 < size <= _MAX_RECORD:
             raise BadClientHello("not the size of a handshake record")
-        start = self._at + _RECORD_HEAD
+        start = self._at + RECORD_HEAD
         if len(self.data) < start + size:
             if self._at == 0 and len(self.data) > start and self.data[start] != _CLIENT_HELLO:
                 raise BadClientHello("the handshake does not start with a ClientHello")
@@ -119,7 +142,11 @@ class ClientHelloReader:
 
 def may_start_tls(head: bytes | bytearray) -> bool:
     """Whether some TLS server would go on reading after a connection's first octets (one or more are enough)."""
-    return not head or (head[0] in _CONTENT_TYPES and (len(head) == 1 or head[1] < _MAX_MAJOR))
+    if not head:
+        return True
+    if head[0] & 0x80:  # SSLv2: a length, its highest bit set; the type of the message; the version that is wanted
+        return head[:2] != b"\x80\x00" and head[2:3] in (b"", b"\x01") and head[3:4] in (b"", b"\x03")
+    return head[0] in CONTENT_TYPES and (len(head) == 1 or head[1] < _MAX_MAJOR)
 
 
 class _Cursor:
@@ -175,13 +202,19 @@ def _parse(body: bytes) -> ClientHello:
 
 
 def _extensions(block: bytes) -> dict[int, bytes]:
+    """By number. Without a cursor: most of what there is to read in a hello is read here."""
     found: dict[int, bytes] = {}
-    cursor = _Cursor(block)
-    while cursor.has_more:
-        number = cursor.number(2)
+    at, size = 0, len(block)
+    while at < size:
+        start = at + 4
+        end = start + int.from_bytes(block[at + 2 : start], "big")
+        if end > size:
+            raise BadClientHello("a length in the ClientHello goes beyond its end")
+        number = int.from_bytes(block[at : at + 2], "big")
         if number in found:
             raise BadClientHello("an extension occurs twice")
-        found[number] = cursor.vector(2)
+        found[number] = block[start:end]
+        at = end
     return found
 
 

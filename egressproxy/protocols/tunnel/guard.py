@@ -1,7 +1,8 @@
 """SniGuard: what the client says first inside a tunnel has to agree with the authority that policy was asked about.
 
 Otherwise a tunnel to an allowed name would carry a TLS session for another one (domain fronting). Nothing of the
-client's octets goes on until the guard is content. Sources: RFC 6066 section 3; resources.md, destinations.
+client's octets goes on until the guard is content, nor of a second ClientHello, which has to name the same server.
+Sources: RFC 6066 section 3; RFC 8446 section 4.1.2.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls, may_start_tls
+from egressproxy.protocols.tls.hello_retry import HelloRetry
 
 __all__ = ["SniGuard"]
 
@@ -16,59 +18,129 @@ __all__ = ["SniGuard"]
 class SniGuard:
     """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused.
 
-    With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report).
+    With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report). Without
+    `checks_name` any ClientHello will do. `is_over`: nothing needs to be looked at any more.
     """
 
-    __slots__ = ("_held", "_reader", "authority", "must_be_tls", "only_reports", "would_deny")
+    __slots__ = (
+        "_first", "_held", "_reader", "_retry", "authority", "checks_name", "is_over", "must_be_tls", "only_reports",
+        "would_deny",
+    )  # fmt: skip
 
-    def __init__(self, authority: Authority, *, must_be_tls: bool, only_reports: bool = False) -> None:
+    def __init__(
+        self, authority: Authority, *, must_be_tls: bool, only_reports: bool = False, checks_name: bool = True
+    ) -> None:
         self.authority = authority
         self.only_reports = only_reports
         self.would_deny: Reason | None = None
         self.must_be_tls = must_be_tls
+        self.checks_name = checks_name
+        self.is_over = False
         self._reader: ClientHelloReader | None = None  # many tunnels wait for their first octets
+        self._held = b""
+        self._first: ClientHello | None = None
+        self._retry: HelloRetry | None = None  # from the first hello on
+
+    def knows(self, first: ClientHello, size: int) -> None:
+        """This hello was judged already; what is fed begins with its octets, which are so many."""
+        self._first = first
+        self._retry = HelloRetry(size)
+        self._reader = None
         self._held = b""
 
     @property
-    def has_held(self) -> bool:
-        return bool(self._held)
+    def has_hello(self) -> bool:
+        """The first ClientHello goes on."""
+        return self._first is not None
 
-    def feed(self, data: bytes) -> bytes | None:
-        """The octets that may go on now (everything held so far), or None while undecided. Raises Denied."""
+    @property
+    def has_held(self) -> bool:
+        """Octets wait here for those that belong to them."""
+        return not self.is_over and bool(self._held if self._retry is None else self._retry.held)
+
+    def feed(self, data: bytes) -> bytes:
+        """The octets of the client that may go on now: b"" while that is undecided. Raises Denied."""
+        retry = self._retry
+        if retry is not None:
+            return self._behind_first(retry, data)
         if self._reader is None and not self.must_be_tls and not may_start_tls(data):
+            self.is_over = True
             return data
         self._held = self._held + data if self._held else data
         try:
             return self._judge(data)
         except Denied as denied:
-            if not self.only_reports:
-                raise
-            self.would_deny = denied.reason
-            return self._held
+            return self._denied(denied, self._held)
+
+    def hear(self, data: bytes) -> None:
+        """Octets of the server, which go on in any case: once it has taken the first hello there is no second one."""
+        retry = self._retry
+        if retry is not None:
+            retry.from_server(data)
+            self.is_over = retry.is_over
 
     def give_up(self) -> bytes:
-        """No whole ClientHello comes, and we only report: the octets that were held, which may go on now."""
+        """No more is looked at: the octets that were held, which may go on now."""
+        self.is_over = True
+        if self._retry is not None:
+            return self._retry.held
         if self.must_be_tls:
             self.would_deny = Reason.NOT_TLS
         return self._held
 
-    def _judge(self, data: bytes) -> bytes | None:
-        if self._reader is None:
-            self._reader = ClientHelloReader()
+    def _judge(self, data: bytes) -> bytes:
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = ClientHelloReader()
         try:
-            hello = self._reader.feed(data)
+            hello = reader.feed(data)
         except NotTls:
             if self.must_be_tls:
                 message = f"the tunnel to {self.authority} has to carry TLS"
                 raise Denied(Reason.NOT_TLS, message) from None
+            self.is_over = True
             return self._held
         except BadClientHello as error:
-            message = f"malformed ClientHello in the tunnel to {self.authority}"
-            raise Denied(Reason.SNI_MISMATCH, message, detail=str(error)) from None
+            raise self._malformed(error) from None
         if hello is None:
-            return None
+            return b""
+        held = self._held
+        if not self.checks_name:
+            self.is_over = True
+            return held
         self._check(hello)
-        return self._held
+        self.knows(hello, reader.size)
+        return self.feed(held)
+
+    def _behind_first(self, retry: HelloRetry, data: bytes) -> bytes:
+        try:
+            passed = retry.from_client(data)
+        except BadClientHello as error:
+            return self._denied(self._malformed(error), retry.held + data)
+        self.is_over = retry.is_over
+        first, second = self._first, retry.second
+        if second is not None and first is not None and (second.sni, second.has_ech) != (first.sni, first.has_ech):
+            message = f"the second ClientHello in the tunnel to {self.authority} names another server than the first"
+            detail = "" if second.sni is None else f"SNI {second.sni}"
+            return self._denied(Denied(Reason.SNI_MISMATCH, message, detail=detail), passed)
+        return passed
+
+    def _denied(self, denied: Denied, octets: bytes) -> bytes:
+        """Mode Report: these octets go on all the same."""
+        if not self.only_reports:
+            try:
+                raise denied
+            finally:
+                del denied  # its traceback holds this frame: no cycle
+        self.would_deny = denied.reason
+        self.is_over = True
+        self._reader = None
+        self._held = b""
+        return octets
+
+    def _malformed(self, error: BadClientHello) -> Denied:
+        message = f"malformed ClientHello in the tunnel to {self.authority}"
+        return Denied(Reason.SNI_MISMATCH, message, detail=str(error))
 
     def _check(self, hello: ClientHello) -> None:
         expected = None if self.authority.address is not None else self.authority.host

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from egressproxy.errors import Denied, GatewayError, Reason
+from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.transport.timers import Timer, Wheel
 
@@ -55,8 +55,8 @@ class Tunnel(Timer, Generic[E]):
     """
 
     __slots__ = (
-        "client", "early", "error", "guard", "holds_upstream", "idle_s", "is_kept_alive", "is_over", "last_activity",
-        "reason", "unsent", "upstream",
+        "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive", "is_over",
+        "is_timed", "last_activity", "reason", "unsent", "upstream",
     )  # fmt: skip
 
     client: E
@@ -65,12 +65,14 @@ class Tunnel(Timer, Generic[E]):
     def __init__(
         self, wheel: Wheel, idle_s: float, guard: SniGuard | None, guard_s: float, *, holds_upstream: bool
     ) -> None:
-        """The ends are set before anything else happens. `holds_upstream`: while there is a guard, the upstream is not
-        heard; `guard_s` is how long it may take where there has to be a ClientHello.
+        """The ends are set before anything else happens. `holds_upstream`: until a ClientHello goes on, the upstream is
+        not heard; `guard_s` is how long a ClientHello may take from its first octet, and from the start where there has
+        to be one.
         """
         super().__init__(wheel)
         self.idle_s = idle_s
         self.guard = guard
+        self.guard_s = guard_s
         self.holds_upstream = holds_upstream
         self.last_activity = wheel.now
         self.reason = Reason.OK
@@ -78,9 +80,12 @@ class Tunnel(Timer, Generic[E]):
         self.is_over = False
         self.is_kept_alive = False
         self.unsent = 0  # when an end is left over: what it had left to take when we last looked
+        self.is_timed = guard is not None and guard.must_be_tls  # a ClientHello has to be whole in time
         self.early = b""  # what the upstream said before a ClientHello that has to come first
-        look_s = min(idle_s, KEEPALIVE_S) if idle_s > 0 else KEEPALIVE_S
-        self.after(guard_s if guard is not None and guard.must_be_tls else look_s)
+        self.after(guard_s if self.is_timed else self._look_s())
+
+    def _look_s(self) -> float:
+        return min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S
 
     # --- how its octets are moved --------------------------------------------------------------------------------
     @abstractmethod
@@ -102,37 +107,51 @@ class Tunnel(Timer, Generic[E]):
         if guard is None:
             return data
         if end is not self.client:
-            if not self.holds_upstream:
-                return data
-            self.early += data
-            end.hold()
-            return b""
+            return self._admit_upstream(guard, end, data)
         try:
             passed = guard.feed(data)
         except Denied as error:
             self.error = error
             self.cut(error.reason)
             return b""
-        if passed is None:
-            return b""
-        self._dismiss_guard()
+        if guard.is_over:
+            self.guard = None
+        if passed:
+            self._let_upstream_speak()
+        if guard.has_held and not self.is_timed:
+            self.is_timed = True
+            self.after(self.guard_s)
         return passed
 
-    def _dismiss_guard(self) -> None:
-        """From now on octets go both ways; first what was held back."""
-        self.guard = None
-        early, self.early = self.early, b""
-        if early:
-            self.client.send(early)
-        self.upstream.resume_reading()
-        self.after(min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S)
-        if self.upstream.has_ended:
-            self.client.finish_writing()
+    def _admit_upstream(self, guard: SniGuard, end: E, data: bytes) -> bytes:
+        if self.holds_upstream:
+            self.early += data
+            end.hold()
+            return b""
+        guard.hear(data)
+        if guard.is_over:
+            self._dismiss(guard)
+        return data
 
-    def _report_no_hello(self, guard: SniGuard) -> None:
-        """Mode Report: a hello that does not come is noted, and the tunnel goes on."""
+    def _let_upstream_speak(self) -> None:
+        """The client's hello goes on; first what was held back of the upstream."""
+        if self.is_timed:
+            self.is_timed = False
+            self.after(self._look_s())
+        if self.holds_upstream:
+            self.holds_upstream = False
+            early, self.early = self.early, b""
+            if early:
+                self.client.send(early)
+            self.upstream.resume_reading()
+            if self.upstream.has_ended:
+                self.client.finish_writing()
+
+    def _dismiss(self, guard: SniGuard) -> None:
+        """From now on nothing is looked at; what the guard held goes on."""
         held = guard.give_up()
-        self._dismiss_guard()
+        self.guard = None
+        self._let_upstream_speak()
         if held:
             self.upstream.send(held)
 
@@ -142,12 +161,12 @@ class Tunnel(Timer, Generic[E]):
         is_client = end is self.client
         guard = self.guard
         if guard is not None and is_client:
-            if not guard.must_be_tls and not guard.has_held:
-                self.guard = guard = None  # it says nothing at all, so nothing is left to look at
+            if not guard.has_held and (guard.has_hello or not guard.must_be_tls):
+                self.guard = None  # it says nothing more, so nothing is left to look at
             elif guard.only_reports:
-                self._report_no_hello(guard)
+                self._dismiss(guard)
             else:
-                self.cut(Reason.NOT_TLS if guard.must_be_tls else Reason.OK)
+                self.cut(Reason.NOT_TLS if guard.must_be_tls and not guard.has_hello else Reason.OK)
                 return
         if self.guard is not None and self.holds_upstream:
             return  # what the upstream said is held back: its end follows that
@@ -161,12 +180,8 @@ class Tunnel(Timer, Generic[E]):
     def passed(self) -> None:
         """It is time to look: for a hello, for the rest, for activity."""
         guard = self.guard
-        if guard is not None and guard.must_be_tls:
-            if guard.only_reports:
-                self._report_no_hello(guard)
-            else:
-                self.error = Denied(Reason.NOT_TLS, f"no ClientHello came in the tunnel to {guard.authority}")
-                self.cut(Reason.NOT_TLS)
+        if guard is not None and self.is_timed:
+            self._too_late(guard)
             return
         left = self.octets_left()
         if left is not None:
@@ -177,6 +192,18 @@ class Tunnel(Timer, Generic[E]):
             self._keep_alive()
             if self.idle_s > 0:
                 self.set(self.last_activity + self.idle_s)
+
+    def _too_late(self, guard: SniGuard) -> None:
+        """A ClientHello has not come, or is not whole. In mode Report that is noted, and the tunnel goes on."""
+        if guard.only_reports:
+            self._dismiss(guard)
+            return
+        if guard.has_held:
+            message = f"the ClientHello in the tunnel to {guard.authority} took too long"
+            self.error = BadRequest(Reason.CLIENT_TIMEOUT, message, status=408)
+        else:
+            self.error = Denied(Reason.NOT_TLS, f"no ClientHello came in the tunnel to {guard.authority}")
+        self.cut(self.error.reason)
 
     def rest_begins(self) -> None:
         """One side is gone; the other may still take what that one said, for as long as it takes something."""

@@ -118,7 +118,7 @@ def test_all_octets_are_kept_and_what_follows_the_record_is_left_alone():
 
 @pytest.mark.parametrize(
     "data",
-    [b"SSH-2.0-x\r\n", b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01\x03\x01", b"\x16\x10", b"\x17\xff", b"\x19", b"\x00"],
+    [b"SSH-2.0-x\r\n", b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01\x00\x02", b"\x16\x10", b"\x17\xff", b"\x19", b"\x00"],
 )  # fmt: skip
 def test_what_cannot_be_tls_is_told_at_once(data: bytes):
     with pytest.raises(NotTls):
@@ -129,6 +129,7 @@ def test_nothing_is_not_enough():
     assert ClientHelloReader().feed(b"") is None
     assert ClientHelloReader().feed(b"\x16") is None
     assert ClientHelloReader().feed(b"\x15") is None
+    assert ClientHelloReader().feed(b"\x80\x2e\x01") is None
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,7 @@ def test_nothing_is_not_enough():
         pytest.param(b"\x16\x02" + records(GOOD)[2:], id="an odd version of the record"),  # Go reads on
         pytest.param(b"\x16\x03\x01\xff\xff", id="a record too large"),
         pytest.param(b"\x17\x03", id="application data"),
+        pytest.param(b"\x80\x2e\x01\x03\x01", id="the form of SSLv2"),  # OpenSSL reads on
     ],
 )
 def test_what_can_be_read_in_two_ways_is_refused(octets: bytes):

@@ -32,9 +32,9 @@ def guard(authority: bytes = b"a.example:443", *, must_be_tls: bool = False, onl
 @settings(max_examples=100, deadline=None)
 @given(lists(integers(1, len(HELLO) - 1), max_size=5))
 def test_a_matching_hello_passes_whole_however_it_was_cut(cuts: list[int]):
-    one, passed, at = guard(), None, 0
+    one, passed, at = guard(), b"", 0
     for cut in [*sorted(set(cuts)), len(HELLO)]:
-        assert passed is None, "nothing goes on before the end of the hello"
+        assert not passed, "nothing goes on before the end of the hello"
         passed = one.feed(HELLO[at:cut])
         at = cut
     assert passed == HELLO
@@ -69,7 +69,7 @@ def test_what_is_no_name_is_not_repeated_in_the_log(octets: bytes):
 
 
 def test_a_tunnel_to_an_address_wants_no_name():
-    assert guard(b"93.184.216.34:443").feed(hello(None)) is not None
+    assert guard(b"93.184.216.34:443").feed(hello(None))
     with pytest.raises(Denied):
         guard(b"93.184.216.34:443").feed(HELLO)
 
@@ -121,6 +121,100 @@ def test_a_guard_that_only_reports_lets_everything_pass_and_says_what_it_would_h
 @pytest.mark.parametrize("must_be_tls", [True, False])
 def test_a_guard_that_only_reports_gives_half_a_hello_back(must_be_tls: bool):
     one = guard(must_be_tls=must_be_tls, only_reports=True)
-    assert one.feed(HELLO[:20]) is None
+    assert one.feed(HELLO[:20]) == b""
     assert one.give_up() == HELLO[:20]
     assert one.would_deny is (Reason.NOT_TLS if must_be_tls else None)
+
+
+# --- the second hello ----------------------------------------------------------------------------------------------
+CHANGE = b"\x14\x03\x03\x00\x01\x01"
+RETRY = bytes.fromhex("CF21AD74E59A6111BE1D8C021E65B891C2A211167ABB8C5E079E09E2C8A8339C")
+
+
+def server_hello(random: bytes) -> bytes:
+    return b"\x16\x03\x03\x00\x2c\x02\x00\x00\x28\x03\x03" + random + b"\x00\x13\x01\x00"
+
+
+@pytest.mark.parametrize("second", [hello("b.example"), hello(None)])
+@pytest.mark.parametrize("cut", [1, 100, 10_000])
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_second_hello_for_another_name_is_refused(second: bytes, cut: int, is_answered: bool):
+    """A server that asks for one (HelloRetryRequest) serves the name in it. The client need not wait to be asked."""
+    one = guard()
+    assert one.feed(HELLO) == HELLO
+    if is_answered:
+        one.hear(server_hello(RETRY))
+    passed: list[bytes] = []
+    said = CHANGE + second
+    with pytest.raises(Denied) as caught:
+        passed.extend(one.feed(said[at : at + cut]) for at in range(0, len(said), cut))
+    assert caught.value.reason is Reason.SNI_MISMATCH
+    assert caught.value.detail == ("SNI b.example" if b"b.example" in second else "")
+    assert b"".join(passed) in (b"", CHANGE)
+
+
+def test_a_second_hello_in_the_segment_of_the_first_is_read():
+    with pytest.raises(Denied):
+        guard().feed(HELLO + CHANGE + hello("b.example"))
+
+
+def test_a_second_hello_for_the_same_name_passes_and_is_the_last():
+    one = guard()
+    one.feed(HELLO)
+    one.hear(server_hello(RETRY))
+    assert not one.is_over
+    assert one.feed(CHANGE + HELLO) == CHANGE + HELLO
+    assert one.is_over
+
+
+def test_the_guard_is_over_with_the_answer_of_the_server():
+    one = guard()
+    one.feed(HELLO)
+    assert not one.is_over
+    one.hear(server_hello(bytes(32)))
+    assert one.is_over
+    assert not one.has_held
+
+
+def test_what_was_held_when_the_server_answered_goes_on():
+    one = guard()
+    one.feed(HELLO)
+    assert one.feed(CHANGE[:3]) == b""
+    one.hear(server_hello(bytes(32)))
+    assert one.give_up() == CHANGE[:3]
+
+
+def test_a_hello_of_sslv2_names_nothing_and_is_refused():
+    """OpenSSL and others serve it as TLS 1.2, by their default certificate (RFC 5246 appendix E.2)."""
+    sslv2 = b"\x80\x2e\x01\x03\x03\x00\x15\x00\x00\x00\x10" + bytes(37)
+    for octets in (sslv2, sslv2[:4]):
+        assert refused_hello(octets).reason is Reason.SNI_MISMATCH
+    one = guard()
+    assert one.feed(sslv2[:1]) == one.feed(sslv2[1:3]) == b""
+    with pytest.raises(Denied):
+        one.feed(sslv2[3:])
+
+
+@pytest.mark.parametrize("octets", [b"\x80\x00\x01\x03", b"\xff\xfb\x01\xff", b"\x80\x2e\x02", b"\x80\x2e\x01\x00"])
+def test_what_only_begins_like_sslv2_passes(octets: bytes):
+    assert guard().feed(octets) == octets
+
+
+def test_without_a_name_to_check_any_hello_will_do_and_nothing_else():
+    def one() -> SniGuard:
+        return SniGuard(parse_authority(b"a.example:80", None), must_be_tls=True, checks_name=False)
+
+    other = hello("b.example")
+    assert one().feed(other) == other
+    with pytest.raises(Denied):
+        one().feed(b"\x16\x03\x01GET / HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("second", [hello("b.example"), b"\x16\x03\x03\x00\x01\x10"])
+def test_a_guard_that_only_reports_lets_a_second_hello_pass(second: bytes):
+    one = guard(only_reports=True)
+    one.feed(HELLO)
+    assert one.feed(second[:5]) == b""
+    assert one.feed(second[5:]) == second
+    assert one.would_deny is Reason.SNI_MISMATCH
+    assert one.is_over
