@@ -118,6 +118,9 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     yield "backend", f"{backend['name']}{destination}{place}{share}", "cyan"
     if backend.get("error") != said:
         yield from _error(backend.get("error"))
+    if "wouldDeny" in backend:
+        yield "  would deny", backend["wouldDeny"]["message"], "yellow"
+        yield "", backend["wouldDeny"]["detail"], ""
     yield from _way(backend)
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""
@@ -126,7 +129,8 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
         yield "  credential", f"Secret {each['secret']}{there} (filter {each['filter']} of {each['from']})", ""
     for each in backend.get("mirrors", ()):
         share = "every request" if each["share"] == 1 else f"{each['share'] * 100:.4g}% of the requests"
-        yield "  mirror", f"{each['name']}, {share}", ""
+        denied = f"; {each['denied']}" if "denied" in each else ""
+        yield "  mirror", f"{each['name']}, {share}{denied}", "yellow" if denied else ""
     yield "  timeouts", _timeouts(backend["timeouts"]), ""
 
 

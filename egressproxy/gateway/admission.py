@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason, UpstreamFault
-from egressproxy.gateway.live import Listener, Route
+from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead, ResponseHead, TargetForm
@@ -25,6 +25,7 @@ __all__ = [
     "default_route",
     "enforce",
     "name_destination",
+    "note_denied",
     "read_authority",
     "refuse_loops",
     "route_request",
@@ -128,7 +129,14 @@ def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
             raise denied
         finally:
             del denied  # its traceback holds this frame: no cycle
-    x.would_deny = [*(x.would_deny or ()), denied.reason]
+    if denied.reason not in (x.would_deny or ()):
+        x.would_deny = [*(x.would_deny or ()), denied.reason]
+
+
+def note_denied(x: Exchange, choice: Choice) -> None:
+    """In Report mode: that this backend's place is denied by a policy, for a choice that says so."""
+    if choice.denied is not None:
+        enforce(x, Mode.REPORT, choice.denied.error())
 
 
 def check_switch(request: RequestHead, response: ResponseHead) -> None:

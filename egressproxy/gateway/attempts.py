@@ -1,4 +1,5 @@
-"""Attempts: how a request of a rule with retries, session persistence or times below a second reaches a backend.
+"""Attempts: how a request of a rule with retries, session persistence or times below a second reaches a backend; and
+one of a rule with a backend that policy would deny, were it not in Report mode.
 
 Where a rule has none of them, the conductor makes its one attempt itself, and nothing here is asked. With them each
 attempt chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import finish
+from egressproxy.gateway.admission import note_denied
 from egressproxy.gateway.body import BodyFilter
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.connector import Target
@@ -124,6 +126,8 @@ class Attempts:
         while True:
             choice = life.choice = session.choice if session is not None else route.choose()
             chosen.append(choice)
+            if choice.denied is not None:
+                note_denied(x, choice)
             x.backend = choice.backend
             x.series = choice.series
             if choice.mirrors is not None and not failures:

@@ -21,12 +21,12 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.attempts import NO_RETRIES, Attempts
 from egressproxy.gateway.authorization.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.authorization.over_http import HttpAsker
-from egressproxy.gateway.connector import Connector, Network
+from egressproxy.gateway.connector import NO_PORTS, Connector, Network, served_ports
 from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Listener, Port, Route, Snapshot
 from egressproxy.gateway.mirror import Mirror
 from egressproxy.gateway.sessions import Sessions
 from egressproxy.model.steps import Steps, finished
-from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostTable
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
@@ -38,7 +38,7 @@ from egressproxy.spec.gateway import (
     ListenerTlsSpec,
     TlsMode,
 )
-from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, PolicySpec, RetrySpec
+from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, Mode, PolicySpec, RetrySpec
 from egressproxy.spec.route import (
     AuthProtocol,
     ExternalAuthSpec,
@@ -85,6 +85,7 @@ class _Builder:
         self.contexts: dict[tuple[ListenerTlsSpec, bool], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
         self.destinations: dict[tuple[DestinationsSpec, tuple[str, ...]], DestinationPolicy] = {}
+        self.known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
 
     def snapshot(self, config: ConfigSpec) -> Steps[Snapshot]:
         """Twice where a file of an operator's filter is to be run: not before all the rest is known to be good."""
@@ -216,7 +217,8 @@ class _Builder:
         series = self.metrics.series(listener.gateway, name, "-")
         attempts = None
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(c.backend_request_s for c in choices)))
-        if session is not None or retry is not None or is_short:
+        notes = any(choice.denied is not None and choice.connector is not None for choice in choices)
+        if session is not None or retry is not None or is_short or notes:
             sessions = Sessions(session, self.network.session_key, choices) if session is not None else None
             attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
         return Route(
@@ -225,9 +227,12 @@ class _Builder:
         )  # fmt: skip
 
     def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:
+        denied = self.denial(spec.backend)
         connector = self.connector(spec.backend)
+        if denied is not None and spec.backend.policy.mode is not Mode.REPORT:
+            connector = None
         asker = self.asker(spec, connector) if connector is not None else None
-        return ExternalAuth(spec, asker, route, self.metrics)
+        return ExternalAuth(spec, asker, route, self.metrics, denied)
 
     def asker(self, spec: ExternalAuthSpec, connector: Connector) -> Asker:
         chain = self.chain(spec.backend.extensions)
@@ -250,11 +255,14 @@ class _Builder:
         policy = backend.policy
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
+        denied = self.denial(backend)
+        is_closed = denied is not None and policy.mode is not Mode.REPORT
         return Choice(
-            name, self.connector(backend), self.chain(extensions + backend.extensions),
+            name, None if is_closed else self.connector(backend), self.chain(extensions + backend.extensions),
             self.metrics.series(listener.gateway, route, name),
             weight=backend.weight, error=backend.error, backend_request_s=backend_request_s,
-            mirrors=mirrors + self.mirrors(listener, route, backend.mirrors) or None,
+            mirrors=mirrors + self.mirrors(listener, route, backend.mirrors) or None, denied=denied,
+            served_ports=served_ports(backend.backend) if backend.backend is not None else NO_PORTS,
         )  # fmt: skip
 
     def mirrors(self, listener: ListenerSpec, route: str, specs: Sequence[MirrorSpec]) -> tuple[Mirror, ...]:
@@ -268,9 +276,15 @@ class _Builder:
             made.append(Mirror(
                 name, connector, own.request_headers, self.chain(spec.extensions + backend.extensions),
                 self.metrics.series(listener.gateway, route, name), policy, self.destination_policy(policy),
-                (spec.numerator, spec.denominator),
+                (spec.numerator, spec.denominator), self.denial(backend),
             ))  # fmt: skip
         return tuple(made)
+
+    def denial(self, weighted: WeightedBackend) -> Denial | None:
+        """The `deny` entry that holds for this backend itself, whatever its clients ask for."""
+        if weighted.backend is None or not weighted.policy.destinations.deny:
+            return None
+        return self.destination_policy(weighted.policy).denial_of(weighted.backend)
 
     def connector(self, weighted: WeightedBackend) -> Connector | None:
         if weighted.backend is None:
@@ -295,10 +309,14 @@ class _Builder:
         return found
 
     def destination_policy(self, policy: PolicySpec) -> DestinationPolicy:
-        key = (policy.destinations, policy.sources)
-        found = self.destinations.get(key)
+        identity = (id(policy.destinations), id(policy.sources))  # the configuration lives as long as this
+        found = self.known_destinations.get(identity)
         if found is None:
-            found = self.destinations[key] = DestinationPolicy(policy.destinations, policy.sources)
+            key = (policy.destinations, policy.sources)
+            found = self.destinations.get(key)
+            if found is None:
+                found = self.destinations[key] = DestinationPolicy(policy.destinations, policy.sources)
+            self.known_destinations[identity] = found
         return found
 
 

@@ -22,7 +22,7 @@ from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.spec.backend import BackendTlsSpec, ConnectionSpec, Destination, Endpoint, Protocol
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, ConnectionSpec, Destination, Endpoint, Protocol
 from egressproxy.transport.flow import peer_name
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import TimerWheel
@@ -34,7 +34,7 @@ from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["NO_PORTS", "OPERATOR", "Channel", "Connector", "Network", "Place", "Target"]
+__all__ = ["NO_PORTS", "OPERATOR", "Channel", "Connector", "Network", "Place", "Target", "served_ports"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
@@ -135,8 +135,8 @@ class Network:
 class Connector:
     """Gives connections to a backend. One per ConnectionSpec.
 
-    `served_ports`: by hostname of an Fqdn backend, the ports under which a client of a forward proxy may name it. All
-    connectors without one share an empty one, and all routes to one connector have its own.
+    `served_ports`: see the function. All connectors without one share an empty one, and all routes to one connector
+    have its own.
     """
 
     def __init__(self, spec: ConnectionSpec, network: Network) -> None:
@@ -156,10 +156,9 @@ class Connector:
         backend = spec.backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
         self._fixed: Target | None = None
-        self.served_ports = NO_PORTS
+        self.served_ports = served_ports(backend)
         if backend.destination is Destination.FQDN:
             self._fixed = self._target(backend.hostname, backend.port, backend.tls)
-            self.served_ports = {backend.hostname: (backend.port, 80) if backend.tls else (backend.port,)}
 
     # --- where to ----------------------------------------------------------------------------------------------
     def target(self, x: Exchange) -> Target:
@@ -457,6 +456,13 @@ class Connector:
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self._targets)} targets)"
+
+
+def served_ports(backend: BackendSpec) -> Mapping[str, Collection[int]]:
+    """By hostname of an Fqdn backend, the ports under which a client of a forward proxy may name it."""
+    if backend.destination is not Destination.FQDN:
+        return NO_PORTS
+    return {backend.hostname: (backend.port, 80) if backend.tls else (backend.port,)}
 
 
 def parent_spec(spec: ConnectionSpec) -> ConnectionSpec:

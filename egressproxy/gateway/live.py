@@ -9,12 +9,12 @@ import ssl
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from egressproxy.errors import GatewayFault, Reason
+from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.connector import NO_PORTS, Connector
 from egressproxy.protocols.http1.codec import HeadLimits
-from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.hosts import HostTable
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
@@ -44,12 +44,14 @@ EXACT_BELOW_S = 1.0
 class Choice:
     """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
 
-    `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`.
+    `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
+    is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
     `mirrors` are those of the rule and of the ref; None where there is none.
     """
 
     __slots__ = (
-        "backend", "backend_request_s", "chain", "clock_s", "connector", "error", "mirrors", "series", "weight"
+        "backend", "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "series",
+        "served_ports", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,8 @@ class Choice:
         error: str,
         backend_request_s: float,
         mirrors: tuple[Mirror, ...] | None = None,
+        denied: Denial | None = None,
+        served_ports: Mapping[str, Collection[int]] = NO_PORTS,
     ) -> None:
         self.backend = backend
         self.connector = connector
@@ -73,6 +77,15 @@ class Choice:
         self.backend_request_s = backend_request_s
         self.clock_s = on_the_wheel(backend_request_s)
         self.mirrors = mirrors
+        self.denied = denied
+        self.served_ports = served_ports
+
+    def fault(self, route: str) -> GatewayError:
+        """Why nothing is sent there, where `connector` is None."""
+        if self.denied is not None:
+            return self.denied.error()
+        message = f"route {route} refers to a backend that cannot be used"
+        return GatewayFault(Reason.BACKEND_INVALID, message, rule=route, detail=self.error)
 
     @property
     def originates_tls(self) -> bool:
@@ -155,7 +168,7 @@ class Route:
 
     def choose(self) -> Choice:
         """A backend by weight, whose share is met by each few requests in a row. Raises GatewayFault (500) where there
-        is none (Gateway API, HTTPRouteRule.backendRefs).
+        is none (Gateway API, HTTPRouteRule.backendRefs), Denied (403) where policy denies the place.
         """
         choices = self.choices
         if len(choices) == 1:
@@ -170,8 +183,7 @@ class Route:
                 if point < 0:
                     break
         if choice.connector is None:
-            message = f"route {self.name} refers to a backend that cannot be used"
-            raise GatewayFault(Reason.BACKEND_INVALID, message, rule=self.name, detail=choice.error)
+            raise choice.fault(self.name)
         return choice
 
     def __repr__(self) -> str:
@@ -185,7 +197,7 @@ def on_the_wheel(seconds: float) -> float:
 
 def served_ports(choices: Sequence[Choice]) -> Mapping[str, Collection[int]]:
     """By hostname of an Fqdn backend: the ports under which a client may name it."""
-    each = [choice.connector.served_ports for choice in choices if choice.connector is not None]
+    each = [choice.served_ports for choice in choices if choice.connector is not None or choice.denied is not None]
     if len(each) <= 1:
         return each[0] if each else NO_PORTS
     ports: dict[str, set[int]] = {}

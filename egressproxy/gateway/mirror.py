@@ -25,7 +25,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import request_bytes
-from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.spec.policy import PolicySpec
 from egressproxy.telemetry.metrics import Series
 from egressproxy.transport.driver import Driver, pause
@@ -57,7 +57,8 @@ class Mirror:
     """One RequestMirror filter, live: where copies go, and which requests are copied.
 
     `limits` are the steps of its own backend that look at a request before it is sent (limits of bodies); `chain` has
-    everything else that runs for a copy. `held` counts the octets that wait for it.
+    everything else that runs for a copy. `denied`: its place is denied by a policy. `held` counts the octets that wait
+    for it.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class Mirror:
         "backend",
         "chain",
         "connector",
+        "denied",
         "destinations",
         "held",
         "in_progress",
@@ -86,6 +88,7 @@ class Mirror:
         policy: PolicySpec,
         destinations: DestinationPolicy,
         share: tuple[int, int],
+        denied: Denial | None = None,
     ) -> None:
         self.backend = backend
         self.connector = connector
@@ -94,6 +97,7 @@ class Mirror:
         self.series = series
         self.mode = policy.mode
         self.destinations = destinations
+        self.denied = denied
         self.rest_s = policy.timeouts.backend_request_s or REST_S
         self.held = 0
         self.in_progress = 0
@@ -302,6 +306,8 @@ class Copy:
         x, mirror = self._x, self._mirror
         if mirror.destinations.denies and x.authority is not None:
             enforce(x, mirror.mode, mirror.destinations.denial(x.authority))
+            if mirror.denied is not None:
+                enforce(x, mirror.mode, mirror.denied.error())
         await _passed(mirror.limits, x)
         connector, head = mirror.connector, x.request
         block, path, host = head.fields.block, head.path, x.upstream_host

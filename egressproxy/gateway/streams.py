@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import run
-from egressproxy.gateway.admission import enforce
+from egressproxy.gateway.admission import enforce, note_denied
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
@@ -198,6 +198,7 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
         if outcome is not None:
             raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
     choice = life.choice = route.choose()
+    note_denied(x, choice)
     x.backend, x.series = choice.backend, choice.series
     take_tunnel_slot(client.state, life, listener)
     if listener.terminate is None:

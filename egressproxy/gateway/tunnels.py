@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.chain import run
-from egressproxy.gateway.admission import HTTP_PORT, default_route, enforce, read_authority, refuse_loops
+from egressproxy.gateway.admission import (
+    HTTP_PORT,
+    default_route,
+    enforce,
+    note_denied,
+    read_authority,
+    refuse_loops,
+)
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Choice, Listener, Route
@@ -87,6 +94,7 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
         if outcome is not None and await conductor.is_answered(outcome, steps, x, client):
             return False
     choice = life.choice = route.choose()
+    note_denied(x, choice)
     x.backend = choice.backend
     x.series = choice.series
     take_tunnel_slot(client.state, life, listener)

@@ -9,6 +9,7 @@ from pathlib import Path
 from egressproxy.config.compile import Compiled, Defaults, compile_config
 from egressproxy.config.load import ResourceSet, load
 from egressproxy.filters.catalog import Catalog
+from egressproxy.routing.destinations import denials
 from egressproxy.routing.patterns import compile_pattern
 
 __all__ = ["compiled", "loaded"]
@@ -36,7 +37,7 @@ def compiled(
 
     `why_unusable` looks whether this machine has an address; without it (`check` may be asked elsewhere) all are there.
     """
-    defaults = Defaults(bind_addresses=bind, check_pattern=compile_pattern)
+    defaults = Defaults(bind_addresses=bind, check_pattern=compile_pattern, denials=denials)
     if why_unusable is not None:
         defaults = replace(defaults, why_unusable=why_unusable)
     return compile_config(resources, Catalog(), defaults, previous)

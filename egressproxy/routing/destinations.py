@@ -1,24 +1,50 @@
 """Destinations: may a client reach this authority? Decided on what it named, before any name is resolved.
 
-Deny beats allow at any level; every level that says something has to allow; nothing said allows nothing.
+Deny beats allow at any level; every level that says something has to allow; nothing said allows nothing. A deny holds
+for the place: for the host that a client named, and for the hostname of a backend that stands for it.
 Source: resources.md, EgressPolicy `destinations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority
 from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, SniCheck
+from egressproxy.spec.backend import BackendSpec, Destination
+from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, PolicySpec, SniCheck
 
-__all__ = ["DestinationPolicy"]
+__all__ = ["Denial", "DestinationPolicy", "denials"]
 
 #: Destinations whose permission is kept, for they are asked for again; a policy never changes.
 MAX_KNOWN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """A `deny` entry that matches a destination: one that a client named, or that of a `backend` ("" for the first)."""
+
+    authority: Authority
+    rule: DestinationRule
+    backend: str = ""
+
+    def error(self) -> Denied:
+        """What is raised, made anew each time; explanations and status tell it in the same words."""
+        rule, authority = self.rule, self.authority
+        where = f"on port {authority.port} " if rule.ports else ""
+        field = "intercept.hostnames" if rule.intercepts else "destinations.deny"
+        leads = f"backend {self.backend} leads to {authority}; " if self.backend else ""
+        return Denied(
+            Reason.DESTINATION_DENIED,
+            f"{authority.host} is denied {where}by policy {rule.policy}",
+            rule=f"EgressPolicy {rule.policy}",
+            remedy=f"remove it from {field} of that policy",
+            detail=f"{leads}denied by {_entry(rule, authority)} in {field}",
+        )
 
 
 class DestinationPolicy:
@@ -26,11 +52,13 @@ class DestinationPolicy:
     destination that was allowed before.
     """
 
-    __slots__ = ("_allow", "_allowed", "_deny", "_sources", "denies")
+    __slots__ = ("_allow", "_allowed", "_deny", "_deny_backends", "_sources", "denies")
 
     def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
-        self._deny = _Entries(spec.deny)
+        self._deny = self._deny_backends = _Entries(spec.deny)
+        if any(rule.intercepts for rule in spec.deny):
+            self._deny_backends = _Entries(rule for rule in spec.deny if not rule.intercepts)
         self.denies = bool(spec.deny)  # else there is nothing to ask `denial` for
         self._sources = tuple(sources)
         self._allowed: dict[tuple[str, int], SniCheck] = {}  # what was asked for and may be reached
@@ -46,10 +74,22 @@ class DestinationPolicy:
             rule = next(filter(None, map(self._deny.find, others)), None)
         if rule is None:
             return None
-        message = f"{authority.host} is denied by policy {rule.policy}"
-        source = f"EgressPolicy {rule.policy}"
-        remedy = "remove it from destinations.deny of that policy"
-        return Denied(Reason.DESTINATION_DENIED, message, rule=source, remedy=remedy)
+        return Denial(authority, rule).error()
+
+    def denial_of(self, backend: BackendSpec) -> Denial | None:
+        """The `deny` entry that holds for this backend: for its hostname and port, or for a parent's on the way there.
+
+        Depends on configuration alone. What is to be intercepted is denied to clients that name it, and to no backend.
+        """
+        on_the_way: BackendSpec | None = backend
+        while on_the_way is not None:
+            if on_the_way.destination is Destination.FQDN:
+                authority = Authority(on_the_way.hostname, on_the_way.port)
+                rule = self._deny_backends.find(authority)
+                if rule is not None:
+                    return Denial(authority, rule, on_the_way.name)
+            on_the_way = on_the_way.parent
+        return None
 
     def refusal(self, authority: Authority) -> Denied | None:
         """The refusal of a destination that no route matched; None if it is allowed."""
@@ -162,3 +202,37 @@ class _Entries:
 
 def _has_port(rule: DestinationRule, port: int) -> bool:
     return not rule.ports or port in rule.ports
+
+
+def denials(policy: PolicySpec) -> Callable[[BackendSpec], Denied | None]:
+    """What refuses backends under this policy, for status: the error that a request would meet."""
+    destinations = DestinationPolicy(policy.destinations)
+
+    def denied(backend: BackendSpec) -> Denied | None:
+        denial = destinations.denial_of(backend)
+        return denial.error() if denial is not None else None
+
+    return denied
+
+
+def _entry(rule: DestinationRule, authority: Authority) -> str:
+    """The part of an entry that matches this destination, as it is written."""
+    names = [pattern for pattern in rule.hostnames if _matches(pattern, authority.host)]
+    address = authority.address
+    ranges = [
+        network
+        for network in rule.cidrs
+        if address is not None and address.version == network.version and address in network
+    ]
+    parts = [f"hostnames: [{_listed(names)}]"] if names else []
+    parts += [f"cidrs: [{_listed(map(str, ranges))}]"] if ranges else []
+    parts += [f"ports: [{', '.join(map(str, rule.ports))}]"] if rule.ports else []
+    return f"{{{', '.join(parts)}}}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(f'"{text}"' for text in texts)
+
+
+def _matches(pattern: str, host: str) -> bool:
+    return host == pattern or (pattern.startswith("*.") and host.endswith(pattern[1:]))

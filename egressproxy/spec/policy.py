@@ -54,8 +54,8 @@ class DestinationRule:
     """One entry of `destinations.allow` or `.deny`.
 
     `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
-    `cidrs`
-    match a client that named an address. `policy` is the EgressPolicy that wrote the entry.
+    `cidrs` match a client that named an address. `policy` is the EgressPolicy that wrote the entry. `intercepts`: it
+    denies names that are to be intercepted, which nobody does yet.
     """
 
     hostnames: tuple[str, ...] = ()
@@ -63,6 +63,7 @@ class DestinationRule:
     cidrs: tuple[Network, ...] = ()
     sni: SniCheck = SniCheck.MATCH
     policy: str = "-"
+    intercepts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from egressproxy.errors import BadRequest, Denied, Reason
@@ -166,6 +168,122 @@ def test_the_answer_to_head_has_no_body(converse_on: Start):
     exchange(talk)
 
 
+# --- a deny means the place ----------------------------------------------------------------------------------------
+DENY_B = {"destinations": {"deny": [{"hostnames": ["b.example"]}]}}
+TO_B = m.prefix_rule("/", "b")
+B = m.backend("b", "b.example", 80)
+PLAIN_GET = b"GET / HTTP/1.1\r\nHost: front.example\r\n\r\n"
+
+
+def on(kind: str, name: str, section: str = "", **sections: Any) -> m.Manifest:
+    """A policy for anything."""
+    group = m.OURS if kind == "Backend" else m.GATEWAY_API
+    ref = {"group": group, "kind": kind, "name": name, **({"sectionName": section} if section else {})}
+    return m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "p", "agents", spec={"targetRefs": [ref], **sections})
+
+
+@pytest.mark.parametrize(
+    "place", [("Gateway", "gw"), ("Gateway", "gw", "http"), ("HTTPRoute", "route"), ("Backend", "b")]
+)
+@pytest.mark.parametrize("mode", [None, "Open"])
+def test_a_deny_holds_for_the_backend_that_a_reverse_route_leads_to(
+    converse_on: Start, place: tuple[str, ...], mode: str | None
+):
+    more = {"mode": mode} if mode else {}
+    talk = converse_on(reverse(TO_B, objects=(B, on(*place, **DENY_B, **more))))
+    talk.client >> PLAIN_GET
+    status, phrase, _, error = talk.client.answer()
+    assert (status, phrase) == (403, b"Denied: b.example is denied by policy agents/p")
+    assert (error["reason"], error["rule"]) == ("destination_denied", "EgressPolicy agents/p")
+    record = talk.record()
+    assert (record["reason"], record["rule"]) == ("destination_denied", "EgressPolicy agents/p")
+    assert record["detail"] == (
+        'backend agents/b leads to b.example:80; denied by {hostnames: ["b.example"]} in destinations.deny'
+    )
+    assert talk.series("denied") == 1
+    talk.no_dial()
+
+
+def test_a_deny_of_another_port_leaves_the_backend(converse_on: Start):
+    deny = {"destinations": {"deny": [{"hostnames": ["a.example"], "ports": [443]}]}}
+    talk = converse_on(reverse(**deny))
+    talk.client >> PLAIN_GET
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_deny_of_the_port_that_is_dialled_holds_for_a_plain_url(converse_on: Start):
+    """`http://api.example` is served by a TLS backend: what is dialled is port 443."""
+    talk = converse_on(
+        [
+            m.gateway(m.forward_listener(3128)),
+            m.policy(destinations={"deny": [{"hostnames": ["api.example"], "ports": [443]}]}),
+            m.backend("api", "api.example", 443, tls=True),
+            m.http_route("route", m.prefix_rule("/", "api"), hostnames=["api.example"]),
+        ]
+    )
+    talk.client >> b"GET http://api.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n"
+    assert talk.client.answer()[3]["message"] == "api.example is denied on port 443 by policy agents/default"
+    talk.no_dial()
+
+
+def test_a_deny_holds_for_a_parent(converse_on: Start):
+    deny = {"destinations": {"deny": [{"hostnames": ["parent.example"]}]}}
+    b = m.backend("b", "b.example", 443, tls=True, parent={"name": "parent"})
+    talk = converse_on(reverse(TO_B, objects=(b, m.backend("parent", "parent.example", 3128)), **deny))
+    talk.client >> PLAIN_GET
+    assert talk.client.answer()[3]["message"] == "parent.example is denied by policy agents/default"
+    talk.no_dial()
+
+
+def test_of_several_backends_the_denied_ones_alone_are_closed(converse_on: Start):
+    rule = {"backendRefs": [*m.prefix_rule("/", "a")["backendRefs"], *TO_B["backendRefs"]]}
+    talk = converse_on(reverse(rule, objects=(B,), **DENY_B))
+    talk.counts_octets = False
+    statuses = []
+    for _ in range(20):
+        talk.client >> PLAIN_GET
+        talk.settle()
+        if talk.client.received:
+            statuses.append(talk.client.answer()[0])
+            continue
+        if 200 not in statuses:
+            talk.dialled("a.example", 80)
+        talk.origin.take(rb"GET .*?\r\n\r\n")
+        talk.origin >> OK
+        talk.client << OK_PASSED
+        statuses.append(200)
+    assert 8 <= statuses.count(403) <= 12, "each keeps its share"
+
+
+def test_report_mode_lets_a_denied_backend_pass_and_notes_it_once(converse_on: Start):
+    deny = {"destinations": {"deny": [{"hostnames": ["a.example"]}]}}
+    talk = converse_on(reverse(mode="Report", **deny))
+    for number in range(2):
+        talk.client >> PLAIN_GET
+        if number == 0:
+            talk.dialled("a.example", 80)
+        talk.origin.take(rb"GET .*?\r\n\r\n")
+        talk.origin >> OK
+        talk.client << OK_PASSED
+        assert talk.record()["would_deny"] == ["destination_denied"]
+    assert (talk.series("would_deny"), talk.series("denied")) == (2, 0)
+
+
+def test_a_new_deny_holds_for_the_pooled_connection_of_a_backend(converse_on: Start):
+    talk = converse_on(reverse())
+    talk.client >> PLAIN_GET
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.reload(reverse(destinations={"deny": [{"hostnames": ["a.example"]}]}))
+    talk.client >> PLAIN_GET
+    assert talk.client.answer()[0] == 403
+
+
 # --- the parts by themselves ---------------------------------------------------------------------------------------
 def test_enforce_raises_but_in_report_mode():
     denied = Denied(Reason.NO_POLICY, "no")
@@ -175,7 +293,8 @@ def test_enforce_raises_but_in_report_mode():
         enforce(x, Mode.ENFORCE, denied)
     enforce(x, Mode.REPORT, denied)
     enforce(x, Mode.REPORT, denied)
-    assert x.would_deny == [Reason.NO_POLICY, Reason.NO_POLICY]
+    enforce(x, Mode.REPORT, Denied(Reason.DESTINATION_DENIED, "no"))
+    assert x.would_deny == [Reason.NO_POLICY, Reason.DESTINATION_DENIED], "each reason once for one exchange"
 
 
 @pytest.mark.parametrize("raw", [b"", b"a b", b"a:0", b"0x7f.1", b"[::1", b"a@b", b"a/b"])

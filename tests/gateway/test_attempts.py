@@ -808,3 +808,18 @@ def test_0s_is_no_limit_though_a_policy_has_one(converse: Start):
     talk.after(30)
     talk.origin >> OK
     talk.client << OK_PASSED
+
+
+# --- a deny means the place ------------------------------------------------------------------------------------------
+def test_no_attempt_goes_to_a_backend_whose_place_is_denied(converse: Start):
+    """The first attempt fails, or is at the denied backend at once: in neither case is that one dialled."""
+    refs = [{"group": m.OURS, "kind": "Backend", "name": name} for name in ("a", "b")]
+    rule = m.prefix_rule("/", "a", retry={"attempts": 3, "backoff": "0s"}, backendRefs=refs)
+    deny = {"destinations": {"deny": [{"hostnames": ["b.example"]}]}}
+    talk = converse(reverse(rule, objects=(m.backend("b", "b.example", 80),), **deny))
+    for _ in range(6):
+        talk.client >> GET
+        while not talk.client.received:
+            refuse(talk)
+        status, _, _, error = talk.client.answer()
+        assert (status, error["reason"]) == (403, "destination_denied")

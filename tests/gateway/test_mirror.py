@@ -552,3 +552,22 @@ def test_one_mirror_of_a_rule_counts_the_requests_of_all_its_backends(converse: 
     assert found is not None
     first, second = found[0].choices
     assert first.mirrors == second.mirrors
+
+
+# --- a deny means the place ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["Enforce", "Report"])
+def test_a_copy_does_not_go_to_a_place_that_is_denied(converse: Start, mode: str):
+    talk = converse(mirrored(destinations={"deny": [{"hostnames": ["b.example"]}]}, mode=mode))
+    talk.client >> GET
+    a = talk.dialled("a.example", 80)
+    a << SENT % b"a.example"
+    a >> OK
+    talk.client << OK_PASSED
+    if mode == "Report":
+        talk.dialled("b.example", 80)
+        talk.origin << SENT % b"b.example"
+        talk.origin >> OK
+        assert results(talk) == {"ok": 1}
+    else:
+        talk.no_dial()
+        assert results(talk) == {"destination_denied": 1}

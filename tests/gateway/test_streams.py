@@ -302,3 +302,54 @@ def test_a_session_for_another_name_opens_no_stream(converse: Start):
         else:
             talk.no_dial()
             assert talk.record()["reason"] == "sni_mismatch"
+
+
+# --- a deny means the place ----------------------------------------------------------------------------------------
+DENY_A = {"deny": [{"hostnames": ["a.example"]}]}
+
+
+def plain_stream(**sections: object) -> list[m.Manifest]:
+    """A TCP listener with one route to `a`."""
+    rules = [{"backendRefs": [{"group": m.OURS, "kind": "Backend", "name": "a"}]}]
+    spec = {"parentRefs": [{"name": "gw"}], "rules": rules}
+    return [
+        m.gateway({"name": "tcp", "port": 5432, "protocol": "TCP"}),
+        m.policy(**sections),
+        m.backend("a", "a.example", 5432, protocol="TCP"),
+        m.manifest(f"{m.GATEWAY_API}/v1", "TCPRoute", "t", "agents", spec=spec),
+    ]
+
+
+def test_a_deny_holds_for_the_backend_of_a_tcp_route(converse_on: Start):
+    talk = converse_on(plain_stream(destinations=DENY_A))
+    talk.client >> b"select 1"
+    talk.client.is_closed()
+    record = talk.record()
+    assert (record["reason"], record["rule"]) == ("destination_denied", "EgressPolicy agents/default")
+    assert "a.example" in record["detail"]
+    talk.no_dial()
+
+
+def test_a_deny_holds_for_the_backend_of_a_tls_route_under_another_name(converse_on: Start):
+    talk = converse_on(
+        [
+            m.gateway({"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}),
+            m.policy(destinations=DENY_A),
+            m.backend("a", "a.example", 443, protocol="TCP"),
+            m.tls_route("t", "a", hostnames=["front.example"]),
+        ]
+    )
+    talk.client >> client_hello("front.example")
+    talk.client.is_closed()
+    assert talk.record()["reason"] == "destination_denied"
+    talk.no_dial()
+
+
+def test_in_report_mode_a_stream_passes_and_is_noted(converse_on: Start):
+    talk = converse_on(plain_stream(destinations=DENY_A, mode="Report"))
+    talk.client >> b"select 1"
+    talk.dialled("a.example", 5432)
+    talk.origin << b"select 1"
+    talk.client.ends()
+    talk.origin.ends()
+    assert talk.record()["would_deny"] == ["destination_denied"]

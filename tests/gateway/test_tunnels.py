@@ -614,3 +614,29 @@ def test_an_upstream_that_is_gone_when_the_switch_is_decided_is_a_502(converse: 
     getattr(talk.origin, way)()
     talk.act(lambda: slow.waiting[0].set_result(None))  # type: ignore[attr-defined]
     assert talk.client.answer()[0] == 502
+
+
+# --- a deny means the place ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["Enforce", "Report"])
+def test_a_deny_holds_for_the_backend_that_a_tunnel_is_routed_to(converse_on: Start, mode: str):
+    objects = [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(mode=mode, destinations={"deny": [{"hostnames": ["b.example"]}]}),
+        m.backend("b", "b.example", 443, protocol="TCP"),
+        m.tls_route("t", "b", hostnames=["a.example"]),
+    ]
+    talk = converse_on(objects)
+    talk.client >> connect("a.example:443")
+    if mode == "Report":
+        talk.dialled("b.example", 443)
+        talk.client << ESTABLISHED
+        hello = client_hello("a.example")
+        talk.client >> hello
+        talk.origin << hello
+        talk.client.ends()
+        talk.origin.ends()
+        assert talk.record()["would_deny"] == ["destination_denied"]
+        return
+    status, _, _, error = talk.client.answer()
+    assert (status, error["message"]) == (403, "b.example is denied by policy agents/default")
+    talk.no_dial()

@@ -9,6 +9,7 @@ import pytest
 from egressproxy.errors import Reason
 from egressproxy.model.authority import parse_authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
 from egressproxy.spec.policy import DestinationRule, DestinationsSpec, SniCheck
 
 
@@ -166,3 +167,49 @@ def test_no_spelling_of_a_denied_address_passes(authority: bytes):
 def test_an_allowed_range_does_not_allow_another_spelling_of_it():
     spec = DestinationsSpec(allow=((rule(cidrs=(ip_network("10.0.0.0/8"),)),),))
     assert reason(spec, b"[::ffff:10.1.2.3]:443") is NO
+
+
+# --- backends: the place, not the spelling ---------------------------------------------------------------------------
+def fqdn(hostname: str, port: int = 443, parent: BackendSpec | None = None) -> BackendSpec:
+    return BackendSpec("ns/b", Destination.FQDN, hostname, port, tls=BackendTlsSpec(), parent=parent)
+
+
+@pytest.mark.parametrize(
+    ("entry", "backend", "is_denied"),
+    [
+        (rule("b.test"), fqdn("b.test"), True),
+        (rule("*.test"), fqdn("b.test"), True),
+        (rule("*.b.test"), fqdn("b.test"), False),
+        (rule("b.test", ports=(443,)), fqdn("b.test"), True),
+        (rule("b.test", ports=(80,)), fqdn("b.test"), False),
+        (rule("b.test"), BackendSpec("ns/b", Destination.DYNAMIC), False),
+        (rule("p.test"), fqdn("b.test", parent=fqdn("p.test", 3128)), True),
+        (rule("p.test", ports=(3128,)), BackendSpec("ns/b", Destination.DYNAMIC, parent=fqdn("p.test", 3128)), True),
+        (rule("b.test", intercepts=True), fqdn("b.test"), False),
+    ],
+)
+def test_a_deny_holds_for_a_backend_of_that_name_and_for_its_parents(
+    entry: DestinationRule, backend: BackendSpec, is_denied: bool
+):
+    denial = DestinationPolicy(DestinationsSpec(deny=(entry,))).denial_of(backend)
+    assert (denial is not None) is is_denied
+
+
+def test_what_is_to_be_intercepted_hides_no_deny_of_the_same_name():
+    policy = DestinationPolicy(DestinationsSpec(deny=(rule("b.test", intercepts=True), rule("b.test"))))
+    assert policy.denial_of(fqdn("b.test")) is not None
+
+
+def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry():
+    policy = DestinationPolicy(DestinationsSpec(deny=(rule("a.test", "*.test", ports=(443, 8443)),)))
+    named = policy.denial(parse_authority(b"b.test:443", None))
+    denial = policy.denial_of(fqdn("b.test"))
+    assert named is not None
+    assert denial is not None
+    behind = denial.error()
+    assert named.message == behind.message == "b.test is denied on port 443 by policy ns/p"
+    assert named.rule == behind.rule == "EgressPolicy ns/p"
+    assert named.remedy == behind.remedy == "remove it from destinations.deny of that policy"
+    entry = 'denied by {hostnames: ["*.test"], ports: [443, 8443]} in destinations.deny'
+    assert named.detail == entry
+    assert behind.detail == f"backend ns/b leads to b.test:443; {entry}"

@@ -17,6 +17,7 @@ from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
+from egressproxy.config.compile.denials import Denials
 from egressproxy.config.compile.filters import ExtensionCompiler
 from egressproxy.config.compile.findings import Findings
 from egressproxy.config.compile.gateway_tls import ClientCertificates, add_revocations
@@ -45,6 +46,8 @@ __all__ = ["compile_config"]
 
 AnyRoute = HttpRoute | GrpcRoute | TlsRoute | TcpRoute
 
+#: A backend of a route stands for a place that policy denies.
+_DENIED = "egressproxy.io/Denied"
 _NAME_A_PARENT = "name the Gateway under parentRefs"
 _NOTHING_SERVED = "no listener is served: no client is answered"
 _SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or see the other warnings"
@@ -110,6 +113,7 @@ class _Run:
         self._routes = RouteCompiler(
             self._backends, self._policies, self._extensions, self._placement, self._certificates, defaults
         )
+        self._denials = Denials(defaults.denials)
         self._plans: list[GatewayPlan] = []
         self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
         self._served: dict[ListenerPlan, _Served] = defaultdict(_Served)
@@ -231,6 +235,11 @@ class _Run:
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
             for error in findings.unsaid(mirrored):
                 conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
+            for sentence in self._denials.sentences(listener.name, backends, mirrored):
+                if conditions.says(_DENIED):
+                    conditions.add_note(_DENIED, sentence)
+                else:
+                    conditions.set(_DENIED, True, "DestinationDenied", sentence)
         self._statuses[route.key] = status.to_status()
 
     def _unbarred(

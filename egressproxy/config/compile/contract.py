@@ -12,9 +12,22 @@ from typing import Any, Protocol
 
 from egressproxy.config.problems import Problem
 from egressproxy.config.resources.meta import Resource
+from egressproxy.errors import Denied
+from egressproxy.spec.backend import BackendSpec
 from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.spec.policy import PolicySpec
 
-__all__ = ["CONTROLLER", "Compiled", "Defaults", "FilterCatalog", "FilterTypeInfo", "Key", "Status", "age_of"]
+__all__ = [
+    "CONTROLLER",
+    "Compiled",
+    "Defaults",
+    "FilterCatalog",
+    "FilterTypeInfo",
+    "Key",
+    "RefusesBackends",
+    "Status",
+    "age_of",
+]
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
@@ -60,18 +73,24 @@ class FilterCatalog(Protocol):
         """All names, for suggestions."""
 
 
+#: Why the data plane will send nothing to a backend.
+RefusesBackends = Callable[[BackendSpec], Denied | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What the application says. `bind_addresses` are IP literals and networks (see `addresses`) for Gateways that give
     no address of their own.
 
     `check_pattern` raises ValueError for a regular expression that the data plane would refuse; without it none is
-    looked at. `why_unusable` says why this machine cannot bind an IP address, "" where it can.
+    looked at. `why_unusable` says why this machine cannot bind an IP address, "" where it can. `denials` makes of a
+    policy what refuses backends under it, whatever their clients ask for; without it status says nothing of that.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
     check_pattern: Callable[[str], object] = lambda _pattern: None
     why_unusable: Callable[[str], str] = lambda _address: ""
+    denials: Callable[[PolicySpec], RefusesBackends] = lambda _policy: lambda _backend: None
 
 
 @dataclass(frozen=True, slots=True)

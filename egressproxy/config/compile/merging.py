@@ -315,7 +315,8 @@ def _destinations(ordered: Sequence[Layer], is_routed: bool) -> DestinationsSpec
                     if not policy.spec.subjects:
                         group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
             if policy.spec.intercept is not None:
-                deny[DestinationRule(hostnames=policy.spec.intercept.hostnames, policy=policy.full_name)] = None
+                names = policy.spec.intercept.hostnames
+                deny[DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True)] = None
         if says_something and not (is_routed and layer.level <= Level.LISTENER):
             allow.append(tuple(group))
     return DestinationsSpec(tuple(allow), tuple(deny))

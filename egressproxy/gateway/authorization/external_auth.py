@@ -13,9 +13,12 @@ from typing import Protocol
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig
+from egressproxy.gateway.admission import enforce
 from egressproxy.gateway.authorization.held import HELD, HeldRequest
 from egressproxy.gateway.authorization.verdict import Verdict, apply
 from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.routing.destinations import Denial
+from egressproxy.spec.policy import Mode
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
@@ -39,10 +42,16 @@ class Asker(Protocol):
 
 
 class ExternalAuth(Filter):
-    """`asker` None: there is no server that could be asked, and every request is refused."""
+    """`asker` None: there is no server that could be asked, and every request is refused.
 
-    def __init__(self, spec: ExternalAuthSpec, asker: Asker | None, route: str, metrics: Metrics) -> None:
+    `closed_by`: the place of the server is denied by a policy; with an asker (Report mode) it is noted and no more.
+    """
+
+    def __init__(
+        self, spec: ExternalAuthSpec, asker: Asker | None, route: str, metrics: Metrics, closed_by: Denial | None = None
+    ) -> None:
         self._asker = asker
+        self._closed_by = closed_by
         self.max_body = spec.max_body
         self._error = spec.backend.error
         self._source = spec.place.source
@@ -57,6 +66,8 @@ class ExternalAuth(Filter):
     async def request_headers(self, x: Exchange) -> Answer | None:
         if self._asker is None:
             raise self.unusable()
+        if self._closed_by is not None:
+            enforce(x, Mode.REPORT, self._closed_by.error())
         assert x.notes is not None
         held: HeldRequest = x.notes[HELD]
         body = b""
@@ -106,8 +117,10 @@ class ExternalAuth(Filter):
         """Whether there is a server that can be asked."""
         return self._asker is not None
 
-    def unusable(self) -> GatewayFault:
+    def unusable(self) -> GatewayError:
         """What every request is answered with where there is none."""
+        if self._closed_by is not None:
+            return self._closed_by.error()
         message = "the authorization server of this route cannot be used"
         return GatewayFault(Reason.BACKEND_INVALID, message, rule=self._source, detail=self._error)
 

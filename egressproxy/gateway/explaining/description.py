@@ -11,6 +11,7 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.steps import Step
 from egressproxy.gateway.answers import is_denial
 from egressproxy.gateway.live import Choice, Listener, Port, Route
+from egressproxy.gateway.mirror import Mirror
 from egressproxy.routing.precedence import Match
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
 from egressproxy.spec.policy import DestinationRule
@@ -87,7 +88,14 @@ def backend_values(choice: Choice, total: int) -> dict[str, Any]:
         made["destination"] = spec.backend.destination.value
         made["via"] = [parent.name for parent in _parents(spec.backend)]
     if choice.mirrors is not None:
-        made["mirrors"] = [{"name": each.backend, "share": round(each.share, 4)} for each in choice.mirrors]
+        made["mirrors"] = [_mirror_values(each) for each in choice.mirrors]
+    return made
+
+
+def _mirror_values(mirror: Mirror) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": mirror.backend, "share": round(mirror.share, 4)}
+    if mirror.denied is not None:
+        made["denied"] = mirror.denied.error().message
     return made
 
 

@@ -145,14 +145,25 @@ def _policy(decided: Decision) -> dict[str, Any]:
         made["decision"] = "allowed, because mode is Report: it would be denied"
         refused = listener.destinations.refusal(x.authority) if x.authority is not None and is_default else None
         made["wouldDeny"] = error_values(refused) if refused is not None else {"reason": x.would_deny[0].value}
-    elif not is_default:
-        made["decision"] = "allowed by the route, and denied nowhere"
+    elif route is not None and not is_default:
+        made["decision"] = _of_backends(route)
     elif mode is Mode.OPEN:
         made["decision"] = "allowed: mode is Open, and it is denied nowhere"
     if is_default and x.authority is not None and decided.error is None and mode is not Mode.OPEN:
         made["entries"] = [entry_values(rule) for rule in listener.destinations.grounds(x.authority)]
     made["policies"] = list(listener.spec.policy.sources)
     return made
+
+
+def _of_backends(route: Route) -> str:
+    """What a route's own permission comes to, with the places of its backends."""
+    denied = [choice for choice in route.choices if choice.denied is not None]
+    if not denied:
+        return "allowed by the route, and denied nowhere"
+    which = "its backend is" if len(denied) == len(route.choices) else "some of its backends are"
+    if all(choice.connector is not None for choice in denied):
+        return f"allowed, because mode is Report: {which} denied"
+    return f"allowed by the route, but {which} denied"
 
 
 def _notes(decided: Decision, question: Question) -> list[str]:
@@ -213,10 +224,13 @@ async def _backend(
     made["filters"] = filter_values(choice.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
     made["timeouts"] = timeout_values(decided.listener, route, choice, is_tunnel=x.is_tunnel)
     made["credentials"] = secret_values(choice.chain, filters) if not x.is_tunnel else []
+    if choice.denied is not None:
+        place = choice.denied.authority
+        made["host"], made["port"] = place.host, place.port
     if choice.connector is None:
-        message = f"route {route.name} refers to a backend that cannot be used"
-        invalid = GatewayFault(Reason.BACKEND_INVALID, message, rule=route.name, detail=choice.error)
-        return {**made, "error": error_values(invalid)}
+        return {**made, "error": error_values(choice.fault(route.name))}
+    if choice.denied is not None:
+        made["wouldDeny"] = error_values(choice.denied.error())
     try:
         await _describe_way(made, decided, choice.connector, asks_dns=asks_dns)
         if not x.is_tunnel:

@@ -151,6 +151,8 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
         return Outcome(False, decided.error.reason.value, is_sure)
     if decided.route is None or not decided.route.choices:
         return Outcome(True, "-", is_sure)
+    if all(choice.denied is not None and choice.connector is None for choice in decided.route.choices):
+        return Outcome(False, Reason.DESTINATION_DENIED.value, is_sure)
     judged = [_judge(decided.x, choice.connector) for choice in decided.route.choices if choice.connector is not None]
     if judged and all(each is False for each in judged):
         return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)

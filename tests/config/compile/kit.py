@@ -8,6 +8,7 @@ from typing import Any
 from egressproxy.config.compile import Compiled, Defaults, compile_config
 from egressproxy.config.load import load_text
 from egressproxy.filters.catalog import Catalog
+from egressproxy.routing.destinations import denials
 from egressproxy.spec.gateway import ListenerSpec
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec
 
@@ -65,7 +66,7 @@ def compiled(
 ) -> Compiled:
     """Compile some YAML documents as one file, with the built-in filter types."""
     resources = load_text("\n---\n".join(manifests), "config.yaml")
-    return compile_config(resources, Catalog(), Defaults(bind, why_unusable=why_unusable), previous)
+    return compile_config(resources, Catalog(), Defaults(bind, why_unusable=why_unusable, denials=denials), previous)
 
 
 def policy(

@@ -459,3 +459,29 @@ def test_a_client_that_leaves_within_its_body_asks_nobody(converse_on: Start):
     talk.client.leaves()
     assert talk.record()["reason"] == "client_gone"
     talk.no_dial()
+
+
+# --- a deny means the place ------------------------------------------------------------------------------------------
+DENY_SERVER = {"deny": [{"hostnames": ["auth.example"]}]}
+
+
+def test_a_server_that_is_denied_is_not_asked_and_lets_nothing_pass(converse_on: Start):
+    talk = converse_on(guarded(destinations=DENY_SERVER))
+    talk.client >> GET
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "destination_denied")
+    assert error["message"] == "auth.example is denied by policy agents/default"
+    talk.no_dial()
+
+
+def test_in_report_mode_a_server_that_would_be_denied_is_asked(converse_on: Start):
+    talk = converse_on(guarded(destinations=DENY_SERVER, mode="Report"))
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << FORWARDED
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["would_deny"] == ["destination_denied"]

@@ -433,3 +433,30 @@ def test_codes_that_are_not_applied_to_what_a_parent_answers_are_noted():
     next(each for each in objects if each["metadata"]["name"] == "api")["spec"]["parent"] = {"name": "proxy"}
     notes = ask(objects, "GET", "http://api.example/v1")["notes"]
     assert "toward the parent of agents/api only connections are tried again" in notes[1]
+
+
+# --- a deny means the place ------------------------------------------------------------------------------------------
+def test_a_denied_backend_is_told_in_the_words_of_the_answer():
+    deny = {"destinations": {"deny": [{"hostnames": ["*.example"]}]}}
+    objects = reverse(**deny)
+    found = ask(objects, "GET", "/", "Host: front.test")
+    assert found["verdict"] == "denied"
+    assert found["policy"]["decision"] == "allowed by the route, but its backend is denied"
+    assert found["error"] == {
+        "status": 403, "reason": "destination_denied", "message": "a.example is denied by policy agents/default",
+        "denied": True, "rule": "EgressPolicy agents/default",
+        "remedy": "remove it from destinations.deny of that policy",
+        "detail": 'backend agents/a leads to a.example:80; denied by {hostnames: ["*.example"]} in destinations.deny',
+    }  # fmt: skip
+    (backend,) = found["backends"]
+    assert (backend["host"], backend["port"]) == ("a.example", 80)
+
+
+def test_in_report_mode_a_denied_backend_is_told_beside_what_becomes_of_it():
+    deny = {"destinations": {"deny": [{"hostnames": ["a.example"]}]}, "mode": "Report"}
+    objects = reverse(**deny)
+    next(each for each in objects if each["kind"] == "EgressPolicy")["spec"]["dns"] = DNS
+    found = ask(objects, "GET", "/", "Host: front.test")
+    assert found["verdict"] == "allowed"
+    assert found["policy"]["decision"] == "allowed, because mode is Report: its backend is denied"
+    assert found["backends"][0]["wouldDeny"]["message"] == "a.example is denied by policy agents/default"

@@ -144,3 +144,9 @@ def test_where_the_listener_is_gone_each_port_is_asked_once_for_all_of_its_liste
     monkeypatch.setattr(module, "outcome", counted)
     ask(None, [m.gateway(*hosts)], decision("GET", "h1.example", "destination_not_allowed"))
     assert len(asked) == 2  # for its own listener, and for the port
+
+
+def test_a_deny_of_the_place_that_a_route_leads_to_flips():
+    routed = decision("GET", "front.test:80", listener="http")
+    (flip,) = ask(reverse(), reverse(destinations={"deny": [{"hostnames": ["a.example"]}]}), routed)
+    assert (flip.before.is_allowed, flip.after.reason) == (True, "destination_denied")

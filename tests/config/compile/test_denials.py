@@ -1,0 +1,50 @@
+"""What status says of backends whose place a policy denies."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.config.compile.shortcomings import shortcomings
+from egressproxy.config.load import load_text
+from tests.config.compile.kit import PLAIN, REVERSE, ROUTE, compiled, policy
+
+DENY = "destinations: {deny: [{hostnames: [a.example]}]}"
+MIRROR = """
+    filters:
+    - type: RequestMirror
+      requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}
+"""
+
+
+def warnings(*manifests: str) -> list[str]:
+    """As `check` shows them."""
+    resources = load_text("\n---\n".join(manifests), "config.yaml")
+    found = (problem.message for problem in shortcomings(resources, compiled(*manifests)))
+    return [message for message in found if not message.startswith("Insecure")]
+
+
+@pytest.mark.parametrize("target", [("Gateway", "gw"), ("HTTPRoute", "route"), ("Backend", "plain")])
+def test_a_route_to_a_denied_place_is_warned_of_in_the_words_of_the_denial(target: tuple[str, str]):
+    (warning,) = warnings(REVERSE, PLAIN, ROUTE, policy(DENY, *target))
+    assert warning == (
+        "parent gw: egressproxy.io/Denied is True (DestinationDenied): a.example is denied by policy default/policy "
+        '(backend default/plain leads to a.example:80; denied by {hostnames: ["a.example"]} in destinations.deny): '
+        "this route can reach nothing there, and listener web answers 403"
+    )
+
+
+def test_report_mode_is_told_too():
+    (warning,) = warnings(REVERSE, PLAIN, ROUTE, policy(f"{DENY}\nmode: Report"))
+    assert warning.endswith("mode is Report, so listener web lets it pass and counts it")
+
+
+def test_a_mirror_to_a_denied_place_is_told():
+    other = PLAIN.replace("plain", "other").replace("a.example", "b.example")
+    route = ROUTE.replace("name: plain}", "name: other}") + MIRROR
+    (warning,) = warnings(REVERSE, PLAIN, other, route, policy(DENY))
+    assert warning.endswith("listener web mirrors nothing there")
+
+
+def test_a_deny_of_something_else_is_no_warning():
+    assert warnings(REVERSE, PLAIN, ROUTE, policy(DENY.replace("a.example", "b.example"))) == []
+    assert warnings(REVERSE, PLAIN, ROUTE, policy(DENY.replace("]}]}", "], ports: [443]}]}"))) == []
