@@ -283,13 +283,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 break
             except ssl.SSLZeroReturnError:
                 plain = b""
-            except ssl.SSLEOFError:
+            except ssl.SSLError as error:
+                if not _is_eof(error):
+                    self._fail(error)
+                    return
                 self._error = TlsTruncated("the connection ended without close_notify")
                 self._state = _CLOSED
                 self._transport.close()
-                return
-            except ssl.SSLError as error:
-                self._fail(error)
                 return
             if not plain:
                 self._peer_closed()
@@ -364,9 +364,14 @@ def tls_fault(exc: BaseException, retry: Retry = Retry.NEVER) -> UpstreamFault:
         if words == "is not trusted":
             remedy = "for a private authority, give the Backend its certificates: tls.caBundleRef"
         return UpstreamFault(Reason.TLS_CERTIFICATE, message, remedy=remedy, detail=detail)
-    if isinstance(exc, ssl.SSLError) and not isinstance(exc, ssl.SSLEOFError):
+    if isinstance(exc, ssl.SSLError) and not _is_eof(exc):
         message = "TLS with the upstream failed: it does not speak TLS, or refused our versions, ciphers or certificate"
         return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=retry)
     return UpstreamFault(
         Reason.TLS_PROTOCOL, "the upstream closed the connection during TLS", detail=detail, retry=retry
     )
+
+
+def _is_eof(error: ssl.SSLError) -> bool:
+    """The connection ended without close_notify. CPython 3.11.2 has no class of its own for that with OpenSSL 3."""
+    return isinstance(error, ssl.SSLEOFError) or getattr(error, "reason", None) == "UNEXPECTED_EOF_WHILE_READING"

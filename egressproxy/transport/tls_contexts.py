@@ -46,6 +46,8 @@ HTTP_1_1 = ("http/1.1",)
 _CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM:@SECLEVEL=2"
 _MAX_CONTEXTS = 256
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+#: Of OpenSSL 3, which earlier ones do without.
+_IGNORE_TRUNCATION = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
 _HOSTNAME_MISMATCH = 62  # X509_V_ERR_HOSTNAME_MISMATCH
 #: Where the SNI callback leaves the name on the connection: the ssl module tells it to nobody else.
 _SERVER_NAME = "egressproxy_server_name"
@@ -200,6 +202,8 @@ def _harden(context: ssl.SSLContext, minimum: ssl.TLSVersion, alpn: tuple[str, .
     context.minimum_version = minimum
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    # An end without close_notify is told from a whole one: CPython 3.11.2, for one, switches that off by itself.
+    context.options &= ~_IGNORE_TRUNCATION
     if alpn:
         context.set_alpn_protocols(list(alpn))
 

@@ -552,3 +552,11 @@ def test_only_an_untrusted_certificate_has_a_bundle_as_its_remedy(code: int, has
     error = ssl.SSLCertVerificationError("certificate verify failed")
     error.verify_code = code
     assert ("caBundleRef" in tls_fault(error).remedy) is has_remedy
+
+
+def test_an_end_is_told_from_other_errors_where_python_has_no_class_for_it():
+    """With OpenSSL 3, CPython 3.11.2 raises the general class for an end without close_notify."""
+    end = ssl.SSLError(1, "unexpected eof while reading")
+    end.reason = "UNEXPECTED_EOF_WHILE_READING"
+    assert tls_fault(end).message == tls_fault(ssl.SSLEOFError(8, "eof")).message
+    assert tls_fault(end).message != tls_fault(ssl.SSLError(1, "wrong version")).message

@@ -225,6 +225,13 @@ def test_every_cipher_has_forward_secrecy():
             assert cipher["protocol"] == "TLSv1.3" or cipher["name"].startswith(("ECDHE-", "DHE-"))
 
 
+def test_a_truncation_is_never_taken_for_an_end():
+    """CPython 3.11.2 and its neighbours would, with OpenSSL 3."""
+    ignored = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+    for context in (client_context(TRUST), server_context(PKI.listener("a.test"))):
+        assert not context.options & ignored
+
+
 def test_backends_with_the_same_trust_share_a_context():
     first = client_context(replace(TRUST, sni="a.test", pins=("sha256/x",)))
     assert client_context(replace(TRUST, sni="b.test")) is first
