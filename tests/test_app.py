@@ -19,6 +19,7 @@ from egressproxy.app import App, RunOptions
 from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.problems import ConfigError
 from egressproxy.loading import apart
+from egressproxy.protocols.http1 import request_head
 from egressproxy.workers.fleet import Refused
 from tests.support import manifests as m
 from tests.support.net import free_port
@@ -41,6 +42,17 @@ async def test_a_start_that_cannot_build_its_configuration_says_so_and_is_a_1(
     app = App(options(tmp_path, m.gateway(m.forward_listener(free_port()))))
     assert await app.serve() == 1
     assert "server x cannot be read" in capsys.readouterr().err
+
+
+async def test_a_start_on_a_python_that_misreads_http_serves_nothing_and_is_a_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    port = free_port()
+    monkeypatch.setattr(request_head, "plain_request_pattern", lambda _: re.compile(b"(.*)"))
+    assert await App(options(tmp_path, m.gateway(m.forward_listener(port)))).serve() == 1
+    assert "egressproxy: this Python misreads HTTP: " in capsys.readouterr().err
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 async def test_a_start_with_a_bad_manifest_raises_every_problem(tmp_path: Path):

@@ -122,7 +122,7 @@ class Handle:
 
     # --- what it is asked ------------------------------------------------------------------------------------------
     async def begin(self, asked: Begin, descriptors: Sequence[int]) -> None:
-        """Raises Refused where it cannot open the access log, WorkerEnded."""
+        """Raises Refused where it cannot open the access log or its Python misreads HTTP, WorkerEnded."""
         answer = await self._ask(asked, (Begun, NotBegun), BEGIN_S, descriptors)
         if isinstance(answer, NotBegun):
             raise Refused(answer.why)

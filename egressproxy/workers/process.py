@@ -19,6 +19,7 @@ from typing import Any, Final
 from egressproxy import __version__
 from egressproxy.filters.tally import Tally
 from egressproxy.gateway.live import Snapshot
+from egressproxy.protocols.http1.self_test import Misread
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.notices import NOTICES_S
@@ -171,6 +172,8 @@ class WorkerProcess:
             os.close(tally)
         except OSError as error:
             self._send(NotBegun(access_log_failed(asked.access_log, error)))
+        except Misread as error:
+            self._send(NotBegun(str(error)))
         else:
             self._send(Begun())
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.tally import Tally
+from egressproxy.gateway.connector import UPSTREAM_LIMITS
 from egressproxy.gateway.explaining.explain import explain
 from egressproxy.gateway.explaining.flips import DENIED, flips
 from egressproxy.gateway.explaining.question import Question, QuestionError
@@ -23,6 +24,8 @@ from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
 from egressproxy.gateway.recent import decisions
 from egressproxy.model.secret import Secret
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
@@ -44,7 +47,9 @@ MAX_SHOWN = 20
 
 
 class Worker:
-    """Made on the event loop. Raises OSError where the access log cannot be opened."""
+    """Made on the event loop. Raises OSError where the access log cannot be opened, Misread where this Python reads
+    messages otherwise than they are meant.
+    """
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class Worker:
         tally: Tally | None = None,
         session_key: bytes = b"",
     ) -> None:
+        check_codec(HeadLimits(), UPSTREAM_LIMITS)
         self.access_log = AccessLog(access_log, turn=turn)
         self.metrics = metrics
         self.gateway = Gateway(Catalog(tally=tally), self.metrics, self.access_log, pseudonym, bind, session_key)
@@ -141,6 +147,8 @@ class InProcess:
             self._worker = Worker(self._target, self._metrics, session_key=self._session_key.reveal())
         except OSError as error:
             raise Refused(access_log_failed(self._target, error)) from None
+        except Misread as error:
+            raise Refused(str(error)) from None
 
     async def apply(self, configuration: Configuration) -> None:
         try:

@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -230,6 +232,24 @@ async def test_a_place_that_cannot_be_bound_leaves_nothing_bound(fleet: Supervis
 async def test_a_worker_that_cannot_begin_fails_the_start(tmp_path: Path):
     fleet = Supervisor(2, str(tmp_path / "no" / "log"), "error", Metrics("1"))
     with pytest.raises(Refused, match=r"access log .*: No such file or directory"):
+        await fleet.start()
+    await fleet.stop()
+
+
+async def test_a_worker_whose_python_misreads_http_fails_the_start(monkeypatch: pytest.MonkeyPatch):
+    broken = (
+        "import re, sys; sys.path[:] = {path!r}; from egressproxy.protocols.http1 import request_head;"
+        " request_head.plain_request_pattern = lambda _: re.compile(b'(.*)');"
+        " from egressproxy.workers.process import main; sys.exit(main({descriptor}))"
+    )
+
+    def start(descriptor: int) -> subprocess.Popen[bytes]:
+        program = broken.format(path=sys.path, descriptor=descriptor)
+        return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
+
+    monkeypatch.setattr("egressproxy.workers.handle._start", start)
+    fleet = Supervisor(1, "off", "error", Metrics("1"))
+    with pytest.raises(Refused, match="this Python misreads HTTP"):
         await fleet.start()
     await fleet.stop()
 
