@@ -25,6 +25,7 @@ from egressproxy.gateway.connector import Connector, Target
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.mirror import copies_of
+from egressproxy.gateway.parent import absolute_form
 from egressproxy.gateway.recent import KEPT, PATH, Remembered
 from egressproxy.gateway.replay import ReplayedBody
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
@@ -181,7 +182,11 @@ class Conductor:
             x.backend_is_secure = target.tls is not None
             if not host:
                 x.upstream_host = connector.host_field(x, target)
-            via, way = (connector, target) if connector.parent is None else connector.way(x, target)
+            via, way = connector, target
+            if connector.parent is not None:
+                via, way = connector.way(x, target)
+                if via is not connector:
+                    x.upstream_host = target.host_field  # filters see what will be sent
             try:
                 upstream = way.pool.take()
                 if upstream is None:
@@ -194,7 +199,8 @@ class Conductor:
                         life.release(reusable=True)
                         return None
                 if via is not connector:
-                    head.path = b"http://%b%b" % (x.upstream_host, head.path)  # absolute-form, to a parent
+                    x.upstream_host = target.host_field
+                    head.path = absolute_form(target.host_field, head.path)
                 self.send_request(x, client, upstream, body)
                 response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
                 while response is None:

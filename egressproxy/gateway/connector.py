@@ -200,7 +200,7 @@ class Connector:
         if self.parent is None or target.is_secure:
             return self, target
         self.judge_for_parent(target)
-        return self.parent.way(x, self.parent.target(x))
+        return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
 
     def tunnel_target(self, x: Exchange) -> Place:
         """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them, and no pool behind it."""

@@ -20,6 +20,7 @@ from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.admission import enforce
 from egressproxy.gateway.connector import Connector, Target
+from egressproxy.gateway.parent import absolute_form
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -317,13 +318,16 @@ class Copy:
             x.backend_is_secure = target.tls is not None
             x.upstream_host = host or connector.host_field(x, target)
             via, way = connector.way(x, target)
+            if via is not connector:
+                x.upstream_host = target.host_field  # filters see what will be sent
             upstream = way.pool.take()
             if upstream is None:
                 upstream = await via.acquire(x, way, mirror.chain.connect)
             try:
                 await _passed(mirror.chain.backend_request, x)
                 if via is not connector:
-                    head.path = b"http://%b%b" % (x.upstream_host, head.path)  # absolute-form, to a parent
+                    x.upstream_host = target.host_field
+                    head.path = absolute_form(target.host_field, head.path)
                 await self._exchange(upstream)
                 return
             except GatewayError as error:

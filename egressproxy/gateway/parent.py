@@ -1,4 +1,6 @@
-"""ParentHandshake: asks an upstream gateway for a tunnel and waits for its 2xx. Source: RFC 9110 section 9.3.6."""
+"""What is said to an upstream gateway: `ParentHandshake` asks it for a tunnel and waits for its 2xx (RFC 9110 section
+9.3.6), `absolute_form` is the target of a plain request.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
 from egressproxy.transport.parked import Parked
 
-__all__ = ["ParentHandshake"]
+__all__ = ["ParentHandshake", "absolute_form"]
+
+
+def absolute_form(authority: bytes, path: bytes) -> bytes:
+    """The request target of plain http to a parent, which connects to whatever stands there.
+
+    `authority` is that of the backend (`Target.host_field`), never what a client, a route or a filter says in Host; the
+    request's Host has to be the same, for a proxy ignores it (RFC 9112 section 3.2.2). A path cannot add to it, and is
+    left out of a question about the whole server (section 3.2.4).
+    """
+    if path == b"*":
+        return b"http://" + authority
+    return b"http://%b%b" % (authority, path) if path.startswith(b"/") else b"http://%b/%b" % (authority, path)
 
 
 class ParentHandshake(asyncio.Protocol):

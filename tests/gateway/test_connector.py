@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.filters.base import Filter
 from egressproxy.gateway import connector
+from egressproxy.model.exchange import Exchange
 from tests.gateway.conftest import Start
-from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, connect, exchange, forward
+from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, connect, exchange, forward, reverse
 from tests.support import manifests as m
-from tests.support.conversation import Conversation
+from tests.support.conversation import Conversation, scripted_filter
 
 PARENT_CONNECT = b"CONNECT a.example:22 HTTP/1.1\r\nHost: a.example:22\r\nVia: 1.1 gw\r\n\r\n"
 
@@ -187,6 +191,140 @@ def test_a_connection_that_is_closed_at_once_is_no_answer(converse: Start):
 
 
 # --- parents -------------------------------------------------------------------------------------------------------
+METADATA = b"GET /latest HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n"
+
+
+def ip_backend(name: str, address: str, port: int, **more: Any) -> m.Manifest:
+    made = m.backend(name, "-", port, **more)
+    made["spec"]["destination"].pop("fqdn")
+    made["spec"]["destination"] |= {"type": "Ip", "ip": {"address": address}}
+    return made
+
+
+def service(name: str, address: str, port: int) -> list[m.Manifest]:
+    """A Service with one endpoint, and the Backend for it that goes through the parent."""
+    ports = [{"name": "http", "port": port}]
+    endpoints = {"addressType": "IPv4", "endpoints": [{"addresses": [address]}], "ports": ports}
+    piece = m.manifest("discovery.k8s.io/v1", "EndpointSlice", name, "agents", **endpoints)
+    piece["metadata"]["labels"] = {"kubernetes.io/service-name": name}
+    made = m.backend(name, "-", port, parent={"name": "parent"})
+    made["spec"]["destination"].pop("fqdn")
+    made["spec"]["destination"] |= {"type": "Service", "service": {"name": name}}
+    return [m.manifest("v1", "Service", name, "agents", spec={"ports": ports}), piece, made]
+
+
+def behind_parent(backend: m.Manifest, *more: m.Manifest, rule: m.Manifest | None = None, **sections: Any) -> Any:
+    """A reverse listener with one route to this backend."""
+    route = rule or m.prefix_rule("/", backend["metadata"]["name"])
+    objects = (m.backend("parent", "parent.example", 3128), backend, *more)
+    return reverse(route, objects=objects, **sections)
+
+
+@pytest.mark.parametrize("kind", ["Ip", "Ip with another port", "IPv6", "Service", "Fqdn"])
+def test_a_parent_is_asked_for_the_backend_and_for_nothing_that_a_client_names(converse_on: Start, kind: str):
+    through = {"parent": {"name": "parent"}}
+    backend, asked = {
+        "Ip": (ip_backend("b", "10.0.0.7", 80, **through), b"10.0.0.7"),
+        "Ip with another port": (ip_backend("b", "10.0.0.7", 8080, **through), b"10.0.0.7:8080"),
+        "IPv6": (ip_backend("b", "fd00::7", 8080, **through), b"[fd00::7]:8080"),
+        "Service": (service("b", "10.0.0.7", 8080)[-1], b"10.0.0.7:8080"),
+        "Fqdn": (m.backend("b", "b.example", 8080, **through), b"b.example:8080"),
+    }[kind]
+    talk = converse_on(behind_parent(backend, *(service("b", "10.0.0.7", 8080)[:-1] if kind == "Service" else ())))
+    for is_new in (True, False):
+        talk.client >> METADATA
+        if is_new:
+            talk.dialled("parent.example", 3128)
+        talk.origin << b"GET http://%b/latest HTTP/1.1\r\nHost: %b\r\nVia: 1.1 gw\r\n\r\n" % (asked, asked)
+        talk.origin >> OK
+        talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("hostname", ["Fqdn", "Dynamic"])
+def test_a_hostname_that_a_route_writes_is_no_destination(converse: Start, hostname: str):
+    """A proxy ignores Host in favour of the target, so the two agree (RFC 9112 section 3.2.2)."""
+    rule = m.prefix_rule("/", "b")
+    rule["filters"] = [{"type": "URLRewrite", "urlRewrite": {"hostname": "other.example"}}]
+    backend = m.backend("b", "a.example", 80, parent={"name": "parent"})
+    if hostname == "Dynamic":
+        backend["spec"]["destination"] = {"type": "Dynamic"}
+    parent = m.backend("parent", "parent.example", 3128)
+    talk = converse(forward(parent, backend, m.http_route("r", rule, hostnames=["a.example"])))
+    talk.client >> GET
+    talk.dialled("parent.example", 3128)
+    talk.origin << b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+class Diverting(Filter):
+    """Gives the request another Host and another path."""
+
+    def __init__(self, host: bytes, path: bytes) -> None:
+        self.host, self.path, self.seen = host, path, b""
+
+    def backend_request(self, x: Exchange) -> None:
+        self.seen = x.upstream_host
+        x.upstream_host, x.request.path = self.host, self.path
+
+
+@pytest.mark.parametrize("path", [b"@10.0.0.1/", b":81@10.0.0.1/", b".evil.example/"])
+def test_what_a_filter_writes_is_no_destination(converse: Start, path: bytes):
+    diverting = Diverting(b"169.254.169.254", path)
+    backend = m.backend("b", "b.example", 80, parent={"name": "parent"})
+    backend["spec"]["extensions"] = [scripted_filter("divert", "backend-request")]
+    talk = converse(behind_parent(backend), filters={"divert": diverting})
+    talk.client >> METADATA
+    talk.dialled("parent.example", 3128)
+    talk.origin << b"GET http://b.example/%b HTTP/1.1\r\nHost: b.example\r\nVia: 1.1 gw\r\n\r\n" % path
+    assert diverting.seen == b"b.example"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_question_about_the_whole_server_has_no_path_on_its_way_to_a_parent(converse: Start):
+    """RFC 9112 section 3.2.4."""
+    talk = converse(behind_parent(m.backend("b", "b.example", 80, parent={"name": "parent"})))
+    talk.client >> b"OPTIONS * HTTP/1.1\r\nHost: x.example\r\n\r\n"
+    talk.dialled("parent.example", 3128)
+    talk.origin << b"OPTIONS http://b.example HTTP/1.1\r\nHost: b.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_copy_for_a_mirror_asks_a_parent_for_the_mirror_alone(converse: Start):
+    rule = m.prefix_rule("/", "a")
+    ref = {"group": m.OURS, "kind": "Backend", "name": "b"}
+    rule["filters"] = [
+        {"type": "RequestMirror", "requestMirror": {"backendRef": ref}},
+        {"type": "URLRewrite", "urlRewrite": {"hostname": "other.example"}},
+    ]
+    mirror = ip_backend("b", "10.0.0.7", 8080, parent={"name": "parent"})
+    talk = converse(behind_parent(mirror, rule=rule))
+    talk.client >> METADATA
+    talk.dialled("a.example", 80)
+    talk.dialled("parent.example", 3128)
+    origin, copied = talk.origins
+    copied << b"GET http://10.0.0.7:8080/latest HTTP/1.1\r\nHost: 10.0.0.7:8080\r\nVia: 1.1 gw\r\n\r\n"
+    origin << b"GET /latest HTTP/1.1\r\nHost: other.example\r\nVia: 1.1 gw\r\n\r\n"
+    for each in (copied, origin):
+        each >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_parent_behind_a_parent_is_not_left_out(converse: Start):
+    backend = m.backend("b", "b.example", 80, parent={"name": "inner"})
+    inner = m.backend("inner", "inner.example", 3128, parent={"name": "parent"})
+    talk = converse(behind_parent(backend, inner))
+    talk.client >> METADATA
+    talk.dialled("parent.example", 3128)
+    talk.origin << b"CONNECT inner.example:3128 HTTP/1.1\r\nHost: inner.example:3128\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> b"HTTP/1.1 200 OK\r\n\r\n"
+    talk.origin << b"GET http://b.example/latest HTTP/1.1\r\nHost: b.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 def test_plain_requests_go_to_a_parent_in_absolute_form(converse_on: Start):
     talk = converse_on(through_parent(80))
     for is_new in (True, False):

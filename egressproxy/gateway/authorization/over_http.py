@@ -10,6 +10,7 @@ from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.authorization.held import HeldRequest
 from egressproxy.gateway.authorization.verdict import Change, FieldChange, Verdict, denial, is_ours
 from egressproxy.gateway.connector import Connector
+from egressproxy.gateway.parent import absolute_form
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -104,7 +105,7 @@ class HttpAsker:
                 host = inner.upstream_host
                 if via is not self._connector:
                     host = target.host_field
-                    head.path = b"http://%b%b" % (host, head.path)  # absolute-form, to a parent
+                    head.path = absolute_form(host, head.path)
                 answer = await self._exchange(driver, upstream, inner, host, body)
                 reusable = upstream.is_reusable
                 return answer
