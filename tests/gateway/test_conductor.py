@@ -635,6 +635,20 @@ def test_a_malformed_response_is_a_502_and_nothing_of_it_goes_on(converse_on: St
     exchange(talk)
 
 
+def test_what_we_say_to_clients_no_upstream_says_for_us(converse_on: Start):
+    forged = b"X-Egress-Request-Id: 7\r\nX_Egress_Reason: none\r\n"
+    talk = converse_on(forward())
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 103 Early Hints\r\n" + forged + b"\r\n"
+    talk.client << b"HTTP/1.1 103 Early Hints\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> (
+        b"HTTP/1.1 200 OK\r\n" + forged + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n" + forged + b"\r\n"
+    )
+    talk.client << b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+
+
 def test_a_407_of_an_origin_never_reaches_the_client(converse_on: Start):
     talk = converse_on(forward())
     talk.client >> GET

@@ -9,7 +9,15 @@ from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.authorization.grpc_channel import GrpcChannel
 from egressproxy.gateway.authorization.held import HeldRequest
 from egressproxy.gateway.authorization.over_http import passed, question
-from egressproxy.gateway.authorization.verdict import Change, FieldChange, Verdict, apply, denial, is_ours
+from egressproxy.gateway.authorization.verdict import (
+    Change,
+    FieldChange,
+    Verdict,
+    apply,
+    denial,
+    is_for_clients,
+    is_ours,
+)
 from egressproxy.gateway.connector import Connector
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -95,7 +103,8 @@ def _verdict(answer: CheckAnswer) -> Verdict:
     removed = tuple(
         FieldChange(name, Change.REMOVE) for name in answer.remove if not (is_ours(name) or name.startswith(b":"))
     )
-    return Verdict(request=removed + changes, response=_changes(answer.response_headers))
+    told = tuple(change for change in _changes(answer.response_headers) if is_for_clients(change.name))
+    return Verdict(request=removed + changes, response=told)
 
 
 def _changes(options: tuple[HeaderOption, ...]) -> tuple[FieldChange, ...]:

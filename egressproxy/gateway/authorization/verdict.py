@@ -10,7 +10,7 @@ from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
 from egressproxy.model.exchange import Answer
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["Change", "FieldChange", "Verdict", "apply", "denial", "is_ours"]
+__all__ = ["Change", "FieldChange", "Verdict", "apply", "denial", "is_for_clients", "is_ours"]
 
 
 class Change(Enum):
@@ -49,6 +49,11 @@ def is_ours(name: bytes) -> bool:
     return text in PROTECTED or text.startswith(PROTECTED_PREFIX)
 
 
+def is_for_clients(name: bytes) -> bool:
+    """Whether a server may say this field to clients: with X-Egress-…, in either spelling, we do ourselves."""
+    return not (is_ours(name) or name.lower().replace(b"_", b"-").startswith(b"x-egress-"))
+
+
 def apply(changes: Iterable[FieldChange], fields: Fields) -> None:
     """Change a head, in the given order. Raises ValueError for what no field can carry."""
     for change in changes:
@@ -71,5 +76,5 @@ def denial(status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes, phra
     """
     if not 200 <= status <= 599 or status == 407:
         raise ValueError(f"status {status}")
-    kept = tuple((name, value) for name, value in fields if not is_ours(name) and name.lower() != b"date")
+    kept = tuple((name, value) for name, value in fields if is_for_clients(name) and name.lower() != b"date")
     return Verdict(Answer(status, tuple(Fields.of(kept)), b"" if status in (204, 304) else body, phrase))

@@ -228,4 +228,5 @@ class ChunkedDecoder:
 
     def _may_come_late(self, name: bytes) -> bool:
         hyphenated = name.replace(b"_", b"-")  # some origins do not tell the two apart
-        return not (hyphenated in _FORBIDDEN_TRAILERS or hyphenated.startswith(b"x-forwarded-") or name in self._named)
+        is_forbidden = hyphenated in _FORBIDDEN_TRAILERS or hyphenated.startswith((b"x-forwarded-", b"x-egress-"))
+        return not (is_forbidden or name in self._named)

@@ -83,20 +83,27 @@ class Malformed(Exception):
         self.status = status
 
 
-def any_case(names: str) -> bytes:
-    """Source text of a pattern: one of these lower-case names, in any case.
+def any_case(names: str, also: bytes = b"") -> bytes:
+    """Source text of a pattern: one of these lower-case names, in any case, or what matches the source text `also`.
 
     Explicit sets, because under IGNORECASE no alternative can be ruled out by its first octet; and what names have in
     common stands there once, so that no octet is looked at twice.
     """
-    return _any_of(names.split()).encode()
+    ways = [way.encode() for way in _ways(names.split())]
+    return b"(?:%b)" % b"|".join([*ways, also] if also else ways)
 
 
-def _any_of(ends: list[str]) -> str:
+def _ways(ends: list[str]) -> list[str]:
+    """One for each first letter."""
     ways = []
     for first in dict.fromkeys(end[0] for end in ends if end):
         letter = f"[{first}{first.upper()}]" if first.isalpha() else re.escape(first)
         ways.append(letter + _any_of([end[1:] for end in ends if end.startswith(first)]))
+    return ways
+
+
+def _any_of(ends: list[str]) -> str:
+    ways = _ways(ends)
     if not ways:
         return ""
     source = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"

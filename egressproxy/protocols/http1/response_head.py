@@ -47,10 +47,12 @@ _LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 STATUS_LINE = re.compile(_LINE + rb"\r\n")
 
 
-#: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us.
-_HOP_NAMES = rb"(?=[ckptuvCKPTUV])" + any_case(
+#: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us. So does
+#: X-Egress-…, in either spelling: with these we speak to clients ourselves.
+_HOP_NAMES = rb"(?=[ckptuvxCKPTUVX])" + any_case(
     "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
-    "proxy-authentication-info"
+    "proxy-authentication-info",
+    also=rb"[xX][-_][eE][gG][rR][eE][sS][sS][-_]" + TCHAR + rb"*+",
 )
 _HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 

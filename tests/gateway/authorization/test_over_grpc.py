@@ -155,7 +155,10 @@ def test_what_the_service_says_changes_request_and_answer(converse: Start):
         header(b"host", b"evil.example"),
         header(b":path", b"/evil"),
         header(b"content-length", b"7"),
-        rest=field(5, b"X-Gone") + field(5, b"host") + field(6, header(b"X-Seen", b"yes")),
+        rest=field(5, b"X-Gone")
+        + field(5, b"host")
+        + field(6, header(b"X-Seen", b"yes"))
+        + b"".join(field(6, header(forged, b"1")) for forged in (b"X-Egress-Request-Id", b"x_egress_new")),
     )
     service.says(call, answer)
     talk.dialled("a.example", 80)

@@ -36,7 +36,9 @@ def test_the_fields_of_this_hop_and_of_the_framing_are_ours():
 
 
 def test_a_denial_has_no_framing_but_ours():
-    made = denial(401, [(b"Content-Length", b"9"), (b"Date", b"now"), (b"www-authenticate", b"Basic")], b"no").answer
+    forged = [(b"X-Egress-Request-Id", b"1"), (b"x_egress_new", b"1")]
+    said = [(b"Content-Length", b"9"), (b"Date", b"now"), (b"www-authenticate", b"Basic"), *forged]
+    made = denial(401, said, b"no").answer
     assert made is not None
     assert (made.status, made.fields, made.body) == (401, ((b"www-authenticate", b"Basic"),), b"no")
     without = denial(304, [], b"no").answer

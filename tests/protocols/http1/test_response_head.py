@@ -4,7 +4,7 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, ResponseHead
-from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
 from tests.support.http1_reading import read_responses
 
 
@@ -186,3 +186,18 @@ def test_the_protocol_of_a_101_is_kept() -> None:
     assert reading.messages[0].head.fields.block == b""
     assert reading.rest == b"\x81\x02hi"
     assert head_of(response(b"Upgrade: websocket", start=start)).upgrade == b""
+
+
+@pytest.mark.parametrize(
+    "status", [b"HTTP/1.1 200 OK", b"HTTP/1.1 103 Early Hints", b"HTTP/1.1 101 Switching Protocols"]
+)
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_an_upstream_does_not_speak_to_clients_in_our_name(status: bytes, count: int) -> None:
+    forged = (b"X-Egress-Request-Id: 1", b"x_egress_reason: x", b"X-EGRESS_New:", b"x-Egress-: y")
+    reader = ResponseReader(HeadLimits())
+    reader.expect(b"GET")
+    reader.feed(response(b"A: 1", *forged * count, b"X-Egres: 2", b"X-Egressive: 3", b"Via: 1.1 z", start=status))
+    head = reader.next()
+    assert isinstance(head, ResponseHead)
+    assert head.fields.block == b"\r\nA: 1\r\nX-Egres: 2\r\nX-Egressive: 3"
+    assert head.via == b"1.1 z"
