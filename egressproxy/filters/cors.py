@@ -16,7 +16,7 @@ from typing import Annotated
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import Checked, FieldName, FilterConfig, Within
 from egressproxy.model.exchange import Answer, Exchange
-from egressproxy.model.fields import TOKEN, Fields, cutter
+from egressproxy.model.fields import TOKEN, Fields, every_spelling
 
 __all__ = ["CORS", "Cors", "CorsConfig", "is_preflight"]
 
@@ -30,9 +30,9 @@ _MAX_ORIGIN = 300
 _DEFAULT_PORTS = ((b"http://", b":80"), (b"https://", b":443"))
 _NAMES = re.compile(rb"%b(?:[ \t]*,[ \t]*%b)*" % (TOKEN.pattern, TOKEN.pattern))
 
-_FIELDS = cutter(frozenset(
-    b"access-control-" + name for name in (
-        b"allow-credentials", b"allow-headers", b"allow-methods", b"allow-origin", b"expose-headers", b"max-age",
+_FIELDS = every_spelling(tuple(
+    "access-control-" + name for name in (
+        "allow-credentials", "allow-headers", "allow-methods", "allow-origin", "expose-headers", "max-age",
     )
 ))  # fmt: skip
 #: Readable without being exposed (Fetch, CORS-safelisted response-header name), or never readable.

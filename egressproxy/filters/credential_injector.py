@@ -18,11 +18,11 @@ from urllib.parse import quote, unquote_to_bytes
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
+from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import Checked, FieldName, FieldValue, FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import VALUE, cutter, every_spelling
+from egressproxy.model.fields import VALUE, every_spelling
 from egressproxy.model.secret import Secret
 
 __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfig"]
@@ -30,7 +30,7 @@ __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfi
 #: Where clients of the APIs that are used through an egress gateway put their keys.
 CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
-_SCRUB_FIELDS = cutter(frozenset((b"accept-encoding", b"range", b"if-range")))
+_SCRUB_FIELDS = every_spelling(("accept-encoding", "range", "if-range"))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"
 _instances = count()
 
@@ -56,9 +56,8 @@ class CredentialInjectorConfig(FilterConfig):
     def __post_init__(self) -> None:
         if bool(self.header) == bool(self.query):
             raise ValueError("exactly one of `header` and `query` has to be set")
-        name = self.header.lower()
-        if name in PROTECTED or name.startswith(PROTECTED_PREFIX):
-            raise ValueError(f"{name} is written by the gateway itself and cannot carry a credential")
+        if is_protected(self.header):
+            raise ValueError(f"{self.header} is written by the gateway itself and cannot carry a credential")
 
 
 class CredentialInjector(Filter):
@@ -167,9 +166,16 @@ class CredentialInjector(Filter):
 
 
 def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
-    """The target with this (encoded) parameter in place of every one of the name, in whatever encoding it came."""
+    """The target with this (encoded) parameter in place of every one of the name: in whatever encoding or case it came,
+    and behind a ";" too, which some origins take for an "&".
+    """
     path, _, query = target.partition(b"?")
-    kept = [pair for pair in query.split(b"&") if pair and unquote_to_bytes(pair.partition(b"=")[0]) != name]
+    name = name.lower()
+    kept = []
+    for pair in query.split(b"&"):
+        left = b";".join(part for part in pair.split(b";") if unquote_to_bytes(part.partition(b"=")[0]).lower() != name)
+        if left:
+            kept.append(left)
     return path + b"?" + b"&".join([*kept, parameter])
 
 

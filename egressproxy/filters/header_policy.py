@@ -2,7 +2,8 @@
 
 Compiled to one pattern that cuts and one block of bytes that is appended, whatever the number of edits.
 Source: Gateway API HTTPHeaderFilter (RequestHeaderModifier, ResponseHeaderModifier). `add` appends a line of its own,
-which means the same as joining by a comma (RFC 9110 section 5.3) and is right for fields that are not lists, too.
+which means the same as joining by a comma (RFC 9110 section 5.3) and is right for fields that are not lists, too. `set`
+and `remove` take out every spelling of a name that some origin takes for the same field (`X_Tenant` for `X-Tenant`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields, cutter
+from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["HEADER_POLICY", "HeaderEdits", "HeaderPolicy", "HeaderPolicyConfig"]
+__all__ = ["HEADER_POLICY", "HeaderEdits", "HeaderPolicy", "HeaderPolicyConfig", "is_protected"]
 
 #: Fields that the gateway itself writes or consumes: framing, routing and hop-by-hop (RFC 9110 section 7.6.1).
 PROTECTED = frozenset((
@@ -24,6 +25,13 @@ PROTECTED = frozenset((
     "transfer-encoding", "upgrade", "via",
 ))  # fmt: skip
 PROTECTED_PREFIX = "proxy-"
+
+
+def is_protected(name: str) -> bool:
+    """Whether the gateway itself writes or consumes this field, in whatever spelling."""
+    name = name.lower().replace("_", "-").strip("-")
+    return name in PROTECTED or name.startswith(PROTECTED_PREFIX)
+
 
 _REQUEST_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
 #: Where the response part of a filter runs that was placed in a request phase.
@@ -47,7 +55,7 @@ class HeaderEdits(FilterConfig):
     def __post_init__(self) -> None:
         names = [name.lower() for name in (*(v.name for v in self.set), *(v.name for v in self.add), *self.remove)]
         for name, count in Counter(names).items():
-            if name in PROTECTED or name.startswith(PROTECTED_PREFIX):
+            if is_protected(name):
                 remedy = "; rewrite the host instead (UrlRewrite)" if name == "host" else ""
                 raise ValueError(f"{name} is written by the gateway itself and cannot be edited{remedy}")
             if count > 1:
@@ -110,8 +118,8 @@ class _Edits:
     __slots__ = ("block", "cut")
 
     def __init__(self, edits: HeaderEdits) -> None:
-        names = frozenset(name.lower().encode() for name in (*(v.name for v in edits.set), *edits.remove))
-        self.cut: re.Pattern[bytes] | None = cutter(names) if names else None
+        names = (*(v.name for v in edits.set), *edits.remove)
+        self.cut: re.Pattern[bytes] | None = every_spelling(names) if names else None
         self.block = Fields.of((v.name.encode(), v.value.encode()) for v in (*edits.set, *edits.add)).block
 
     def __bool__(self) -> bool:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-__all__ = ["TOKEN", "VALUE", "Fields", "cutter", "every_spelling", "finder"]
+__all__ = ["TOKEN", "VALUE", "Fields", "every_spelling", "finder"]
 
 #: RFC 9110 section 5.6.2.
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -32,23 +32,23 @@ def finder(name: bytes) -> re.Pattern[bytes]:
 
 
 @lru_cache(maxsize=1024)
-def cutter(names: frozenset[bytes]) -> re.Pattern[bytes]:
-    """The pattern that matches every line of these fields, for `Fields.cut`."""
-    return re.compile(rb"\r\n(?:%s):[^\r]*" % b"|".join(re.escape(n) for n in sorted(names)), re.IGNORECASE)
-
-
-@lru_cache(maxsize=1024)
 def every_spelling(names: tuple[str, ...]) -> re.Pattern[bytes]:
-    """For `Fields.cut`: these fields in every case, with "_" for "-", and with either around (CVE-2025-64484)."""
-    forms = ("".join("[-_]" if letter in "-_" else re.escape(letter) for letter in name.lower()) for name in names)
-    return re.compile(rb"\r\n[-_]*(?:%s)[-_]*:[^\r]*" % "|".join(sorted(set(forms))).encode(), re.IGNORECASE)
+    """For `Fields.cut`: these fields in every case, with "_" for "-", and with either around (CVE-2025-64484).
+
+    Origins behind CGI and WSGI read `X_A` as `X-A` (RFC 3875 section 4.1.18: both are HTTP_X_A), so what sets or
+    removes one field has to take out both.
+    """
+    bare = {name.lower().strip("-_").replace("_", "-") for name in names}
+    forms = sorted(re.escape(name).replace(r"\-", "[-_]") for name in bare)
+    return re.compile(rb"\r\n[-_]*+(?:%s)[-_]*+:[^\r]*" % "|".join(forms).encode(), re.IGNORECASE)
 
 
 class Fields:
     """A header or trailer section that filters may read and change.
 
     Names are given in lower case (`b"content-type"`); matching ignores case. Values written are checked: a name that is
-    no token or a value with CR, LF, NUL or other control octets raises ValueError.
+    no token or a value with CR, LF, NUL or other control octets raises ValueError. What is read is a field of this very
+    name; what is removed or replaced is every spelling of it (see `every_spelling`).
     """
 
     __slots__ = ("block",)
@@ -85,15 +85,16 @@ class Fields:
         self.block += b"\r\n%s: %s" % (name, value)
 
     def set(self, name: bytes, value: bytes) -> None:
-        """Replace every line of this name by one."""
+        """Replace every line of this name, in every spelling, by one."""
         self.remove(name)
         self.add(name, value)
 
     def remove(self, name: bytes) -> None:
-        self.block = cutter(frozenset((name,))).sub(b"", self.block)
+        """Remove every line of this name, in every spelling."""
+        self.block = every_spelling((name.decode("latin-1"),)).sub(b"", self.block)
 
     def cut(self, pattern: re.Pattern[bytes]) -> None:
-        """Remove every line that the pattern (see `cutter`) matches."""
+        """Remove every line that the pattern (see `every_spelling`) matches."""
         self.block = pattern.sub(b"", self.block)
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:

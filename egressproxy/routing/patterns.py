@@ -40,7 +40,7 @@ _REMEDIES = (
     (r"invalid perl operator: \(\?<?[=!]", "RE2 has no lookaround; make what is to be excepted a rule of its own"),
     (r"invalid perl operator: \(\?P(?!<)|invalid escape sequence: \\[1-9gk]",
      "RE2 has no backreferences; write out what may stand there"),
-    (r"invalid perl operator: \(\?>", "RE2 never backtracks; write (?:…) in place of (?>…)"),
+    (r"invalid perl operator: \(\?>", "RE2 never backtracks, so it has no atomic groups; write (?:…)"),
     (r"bad repetition operator: ([*+?]|\{[0-9,]*\})\+\Z",
      "RE2 never backtracks, so it has no possessive repeats; write a+ in place of a++"),
     (r"invalid perl operator: \(\?#", "RE2 has no comments; leave the comment out"),

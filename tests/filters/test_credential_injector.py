@@ -171,6 +171,21 @@ def test_the_secret_reference_is_declared():
     assert kind.secret_refs(validated(kind.config_model, json.dumps(BEARER))) == (("s", "token"),)
 
 
+@pytest.mark.parametrize("target", [b"/x?KEY=theirs", b"/x?a=1;key=theirs", b"/x?a=1;Ke%79=theirs;b=2", b"/x?key"])
+def test_a_parameter_is_replaced_in_every_case_and_behind_every_separator(target):
+    path = sent(config={**REF, "query": "key"}, target=target).path
+    assert b"theirs" not in path
+    assert path.lower().replace(b"%79", b"y").count(b"key") == 1
+    assert path.endswith(b"key=S3CR3T-INJ")
+    assert (b"a=1" in path, b"b=2" in path) == (b"a=1" in target, b"b=2" in target)
+
+
+@pytest.mark.parametrize("name", ["Proxy_Authorization", "Content_Length"])
+def test_a_field_of_the_gateway_in_another_spelling_carries_no_credential(name):
+    with pytest.raises(FilterBuildError, match="written by the gateway itself"):
+        chain({**REF, "header": name})
+
+
 # -- scrubResponses ----------------------------------------------------------------------------------------------------
 
 SCRUB = {**BEARER, "scrubResponses": True}
@@ -189,7 +204,10 @@ def test_without_scrubbing_no_response_phase_exists():
 
 
 def test_a_body_that_can_be_read_is_asked_for():
-    request = sent((b"Accept-Encoding", b"gzip"), (b"range", b"bytes=0-5"), (b"if-range", b"x"), config=SCRUB)
+    request = sent(
+        (b"Accept-Encoding", b"gzip"), (b"Accept_Encoding", b"gzip"), (b"range", b"bytes=0-5"), (b"if-range", b"x"),
+        (b"If_Range", b"x"), config=SCRUB,
+    )  # fmt: skip
     assert list(request.fields) == [(b"authorization", b"Bearer S3CR3T-INJ"), (b"accept-encoding", b"identity")]
 
 

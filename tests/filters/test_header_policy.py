@@ -100,3 +100,29 @@ def test_fields_that_the_gateway_writes_are_refused(name):
 def test_what_no_field_can_be_is_refused(edits):
     with pytest.raises(FilterBuildError):
         chain(request=edits)
+
+
+#: What origins behind CGI and WSGI read as X-Tenant (RFC 3875 section 4.1.18: HTTP_X_TENANT).
+TWINS = (b"X_Tenant", b"x_tenant", b"X-TENANT", b"X_TENANT")
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("edits", [{"set": [pair("X-Tenant", "ours")]}, {"remove": ["X-Tenant"]}])
+def test_set_and_remove_take_out_every_spelling_of_the_name(edits, twin):
+    x = exchange((twin, b"theirs"), (b"x-tenant", b"theirs"), (b"x-tenants", b"another"))
+    run(chain(request=edits).request_headers, x)
+    assert [value for _, value in x.request.fields if value != b"another"] == [b"ours"] * ("set" in edits)
+    run(chain(response=edits).response_headers, x)
+    assert [value for _, value in x.response.fields if value != b"another"] == [b"ours"] * ("set" in edits)
+
+
+def test_a_name_with_underscores_takes_out_the_one_with_hyphens():
+    x = exchange((b"X-Tenant", b"theirs"), (b"x_tenant", b"theirs"))
+    run(chain(request={"set": [pair("X_Tenant", "ours")]}).request_headers, x)
+    assert list(x.request.fields) == [(b"x_tenant", b"ours")]
+
+
+@pytest.mark.parametrize("name", ["Content_Length", "transfer_encoding", "Proxy_Authorization", "Keep_Alive"])
+def test_a_field_of_the_gateway_is_one_in_every_spelling(name):
+    with pytest.raises(FilterBuildError, match="written by the gateway itself"):
+        chain(request={"set": [pair(name, "5")]})

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from egressproxy.filters.header_policy import PROTECTED, PROTECTED_PREFIX
+from egressproxy.filters.header_policy import is_protected
 from egressproxy.model.exchange import Answer
 from egressproxy.model.fields import Fields, every_spelling
 
@@ -45,8 +45,7 @@ class Verdict:
 
 def is_ours(name: bytes) -> bool:
     """Whether the gateway itself writes this field, and nobody else may: framing, routing, this hop."""
-    text = name.decode("latin-1").lower()
-    return text in PROTECTED or text.startswith(PROTECTED_PREFIX)
+    return is_protected(name.decode("latin-1"))
 
 
 def is_for_clients(name: bytes) -> bool:
@@ -61,10 +60,11 @@ def apply(changes: Iterable[FieldChange], fields: Fields) -> None:
         kind = change.change
         if kind is Change.ADD_IF_ABSENT and name in fields:
             continue
-        if kind is Change.SET_IF_PRESENT and name not in fields:
+        spellings = every_spelling((name.decode("latin-1"),))
+        if kind is Change.SET_IF_PRESENT and spellings.search(fields.block) is None:
             continue
         if kind is not Change.APPEND:  # an absent field may be there in another spelling, which some origins read
-            fields.cut(every_spelling((name.decode("latin-1"),)))
+            fields.cut(spellings)
         if kind is not Change.REMOVE:
             fields.add(name, change.value)
 

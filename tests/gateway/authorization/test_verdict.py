@@ -21,6 +21,7 @@ def test_each_change_does_what_its_name_says():
     assert changed(Change.ADD_IF_ABSENT, b"\r\nX_A: 2") == b"\r\nx-a: new"  # no client adds to it by another spelling
     assert changed(Change.SET_IF_PRESENT) == b"\r\nx-b: 3\r\nx-a: new"
     assert changed(Change.SET_IF_PRESENT, b"\r\nx-b: 3") == b"\r\nx-b: 3"
+    assert changed(Change.SET_IF_PRESENT, b"\r\nX_A: 1") == b"\r\nx-a: new"
 
 
 @pytest.mark.parametrize(("name", "value"), [(b"x a", b"1"), (b"x", b"1\r\nb: 2"), (b"", b"1"), (b":path", b"/")])
