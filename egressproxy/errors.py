@@ -65,6 +65,7 @@ class Reason(str, Enum):
     HEAD_TOO_LARGE = "head_too_large"
     TARGET_TOO_LONG = "target_too_long"
     QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
     # the client's message
     BAD_REQUEST_LINE = "bad_request_line"
     BAD_VERSION = "bad_version"

@@ -47,6 +47,7 @@ PROXY_ERRORS: dict[Reason, str] = {
     Reason.RESPONSE_TIMEOUT: "http_response_timeout",
     Reason.REQUEST_TIMEOUT: "http_response_timeout",
     Reason.QUEUE_FULL: "connection_limit_reached",
+    Reason.QUEUE_TIMEOUT: "connection_limit_reached",
     Reason.CONNECTION_LIMIT: "connection_limit_reached",
     Reason.TUNNEL_LIMIT: "connection_limit_reached",
 }

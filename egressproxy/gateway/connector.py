@@ -10,7 +10,8 @@ import asyncio
 import secrets
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from ipaddress import ip_address
 from types import MappingProxyType
 
@@ -20,26 +21,29 @@ from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
+from egressproxy.model.shares import client_of
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, ConnectionSpec, Destination, Endpoint, Protocol
 from egressproxy.transport.flow import peer_name
 from egressproxy.transport.parked import Parked
-from egressproxy.transport.timers import TimerWheel
+from egressproxy.transport.timers import Deadline, TimerWheel
 from egressproxy.transport.tls import TlsStream, tls_fault
 from egressproxy.transport.tls_contexts import HTTP_1_1, client_tls
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import Dialer, abandon
 from egressproxy.upstream.own_sockets import NO_SOCKETS
-from egressproxy.upstream.pool import Pool
+from egressproxy.upstream.pool import Claim, Pool
 from egressproxy.upstream.resolver import Resolver
 
 __all__ = ["NO_PORTS", "OPERATOR", "Channel", "Connector", "Network", "Place", "Target", "served_ports"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
-#: Beyond this number of destinations of one connector, those without a connection are forgotten.
-MAX_TARGETS = 1024
+#: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
+#: that one client has named first, those of them.
+MAX_TARGETS = 4096
+MAX_TARGETS_OF_CLIENT = 1024
 #: How many are freed at one time.
 FREED_TARGETS = 64
 DEFAULT_TLS = BackendTlsSpec()
@@ -49,6 +53,7 @@ NO_PORTS: Mapping[str, Collection[int]] = MappingProxyType({})
 #: Backends whose addresses the configuration names.
 OPERATOR = (Destination.IP, Destination.SERVICE)
 LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
+_Key = tuple[str, int, bool]  # host, port, whether over TLS
 
 
 class Place:
@@ -63,13 +68,16 @@ class Place:
 
 
 class Target(Place):
-    """One destination of a connector, and the connections to it."""
+    """One destination of a connector, and the connections to it. `client` has named it first, or "": the operator."""
 
-    __slots__ = ("host_field", "pool")
+    __slots__ = ("client", "host_field", "pool")
 
-    def __init__(self, host: str, port: int, tls: BackendTlsSpec | None, pool: Pool[UpstreamConnection]) -> None:
+    def __init__(
+        self, host: str, port: int, tls: BackendTlsSpec | None, pool: Pool[UpstreamConnection], client: str = ""
+    ) -> None:
         super().__init__(host, port, tls)
         self.pool = pool
+        self.client = client
         self.host_field = Authority(host, port).host_field(443 if tls is not None else 80)
 
     @property
@@ -147,7 +155,8 @@ class Connector:
         self.parent: Connector | None = None
         if spec.backend.parent is not None:
             self.parent = Connector(parent_spec(spec), network)
-        self._targets: dict[tuple[str, int, bool], Target] = {}
+        self._targets: dict[_Key, Target] = {}
+        self._targets_of: dict[str, dict[_Key, Target]] = {}  # of each client that has named some first
         self.is_retired = False
         self.channel: Channel | None = None
         self._policy = AddressPolicy(spec.addresses, network.own)
@@ -171,7 +180,8 @@ class Connector:
             if authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
             tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
-            return self._target(authority.host, authority.port, tls)
+            found = self._targets.get((authority.host, authority.port, tls is not None))
+            return found if found is not None else self._new_target(x, authority, tls)
         return self.endpoint_target(self._next_endpoint())
 
     def endpoint_target(self, endpoint: Endpoint) -> Target:
@@ -242,8 +252,12 @@ class Connector:
     async def acquire(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> UpstreamConnection:
         """A new connection, or one that becomes free while we wait. Raises UpstreamFault, Denied, LimitExceeded."""
         pool = target.pool
-        while not pool.may_open():
-            given = await self._wait(pool)
+        claim: Claim[UpstreamConnection] = Claim(client_of(x))
+        kept = pool.take_kept(claim)
+        if kept is not None:
+            return kept
+        while not pool.may_open(claim):
+            given = await self._wait(pool, claim)
             if given is None:
                 break  # the right to open one, counted already
             if not given.is_lost:
@@ -253,8 +267,9 @@ class Connector:
             await self.open(x, target, connect, connection)
         except BaseException:
             connection.deadline.close()  # it holds the connection, which nobody else will end
-            pool.lost()
+            pool.lost(claim)
             raise
+        pool.opened(claim, connection)
         connection.on_lost = pool.lost
         if connection.is_lost:  # gone between the handshake and here
             pool.lost(connection)
@@ -273,39 +288,71 @@ class Connector:
         elif connection.is_idle:
             connection.deadline.after(self.spec.idle_s)
 
-    async def _wait(self, pool: Pool[UpstreamConnection]) -> UpstreamConnection | None:
-        future = pool.wait(self.network.loop)
+    async def _wait(
+        self, pool: Pool[UpstreamConnection], claim: Claim[UpstreamConnection]
+    ) -> UpstreamConnection | None:
+        """As `Pool.wait`, for the time that there is to connect (as HAProxy's `timeout queue`)."""
+        future = pool.wait(claim, self.network.loop)
+        deadline = Deadline(self.network.wheel, partial(pool.too_late, claim))
+        deadline.after(self.spec.connect_s)
         try:
             return await future
         except BaseException:
-            given = pool.leave(future)
+            given = pool.leave(claim)
             if given is not None:
                 surplus = pool.release(given, reusable=not given.is_lost)
                 if surplus is not None:
                     surplus.close()
             raise
+        finally:
+            deadline.close()
+            del future  # its error's traceback holds this frame: no cycle
 
     def _target(self, host: str, port: int, tls: BackendTlsSpec | None) -> Target:
+        """What the configuration names."""
         key = (host, port, tls is not None)
         target = self._targets.get(key)
         if target is None:
-            if len(self._targets) >= MAX_TARGETS:
-                self._forget_unused_targets()
             target = self._targets[key] = Target(host, port, tls, Pool(self.name))
             target.pool.is_retired = self.is_retired
         return target
 
-    def _forget_unused_targets(self) -> None:
-        """Those without a connection; then idle ones, oldest first: many names of one client keep nobody out."""
-        for key in [key for key, target in self._targets.items() if target.pool.is_empty]:
-            del self._targets[key]
-        idle = [key for key, target in self._targets.items() if target.pool.is_all_idle]
-        for key in idle[: max(0, len(self._targets) - MAX_TARGETS + FREED_TARGETS)]:
-            for connection in self._targets.pop(key).pool.retire():
-                connection.close()
+    def _new_target(self, x: Exchange, authority: Authority, tls: BackendTlsSpec | None) -> Target:
+        """What this client names as the first. Raises LimitExceeded (503) where it uses too many such, or all do."""
+        client = client_of(x)
+        own = self._targets_of.get(client)
+        if own is not None and len(own) >= MAX_TARGETS_OF_CLIENT:
+            self._forget_unused_targets(own, MAX_TARGETS_OF_CLIENT)
+            if len(own) >= MAX_TARGETS_OF_CLIENT:
+                message = f"this client has connections to too many destinations (backend {self.name})"
+                raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
         if len(self._targets) >= MAX_TARGETS:
-            message = f"backend {self.name} has connections to too many destinations"
-            raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+            self._forget_unused_targets(self._targets, MAX_TARGETS)
+            if len(self._targets) >= MAX_TARGETS:
+                message = f"backend {self.name} has connections to too many destinations"
+                raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+        key = (authority.host, authority.port, tls is not None)
+        target = self._targets[key] = Target(authority.host, authority.port, tls, Pool(self.name), client)
+        target.pool.is_retired = self.is_retired
+        self._targets_of.setdefault(client, {})[key] = target
+        return target
+
+    def _forget_unused_targets(self, targets: Mapping[_Key, Target], limit: int) -> None:
+        """Those without a connection; then idle ones, oldest first, until there is room below the limit."""
+        self._forget([key for key, target in targets.items() if target.pool.is_empty])
+        idle = [key for key, target in targets.items() if target.pool.is_all_idle]
+        self._forget(idle[: max(0, len(targets) - limit + FREED_TARGETS)])
+
+    def _forget(self, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            target = self._targets.pop(key)
+            own = self._targets_of.get(target.client)
+            if own is not None:
+                del own[key]
+                if not own:
+                    del self._targets_of[target.client]
+            for connection in target.pool.retire():
+                connection.close()
 
     # --- opening -----------------------------------------------------------------------------------------------
     async def open(
@@ -447,12 +494,17 @@ class Connector:
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
-        idle = sum(len(target.pool.idle) for target in self._targets.values())
+        idle = sum(target.pool.idle_count for target in self._targets.values())
         active = sum(target.pool.open for target in self._targets.values()) - idle
         if self.channel is not None:
             more_active, more_idle = self.channel.counts()
             return active + more_active, idle + more_idle
         return active, idle
+
+    @property
+    def waiting(self) -> int:
+        """Exchanges that wait for a connection, for metrics."""
+        return sum(len(target.pool.waiting) for target in self._targets.values())
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self._targets)} targets)"

@@ -176,15 +176,15 @@ class Gateway:
         self._is_hurried = True
 
     # --- metrics -----------------------------------------------------------------------------------------------------
-    def _upstream_counts(self) -> Iterator[tuple[str, int, int]]:
-        totals: dict[str, tuple[int, int]] = {}
+    def _upstream_counts(self) -> Iterator[tuple[str, int, int, int]]:
+        totals: dict[str, tuple[int, int, int]] = {}
         if self.snapshot is not None:
             for connector in self.snapshot.connectors.values():
                 active, idle = connector.counts()
-                known = totals.get(connector.name, (0, 0))
-                totals[connector.name] = (known[0] + active, known[1] + idle)
-        for name, (active, idle) in totals.items():
-            yield name, active, idle
+                known = totals.get(connector.name, (0, 0, 0))
+                totals[connector.name] = (known[0] + active, known[1] + idle, known[2] + connector.waiting)
+        for name, numbers in totals.items():
+            yield name, *numbers
 
     def _downstream_counts(self) -> Iterator[tuple[str, str, int]]:
         for port in self._bound.values():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv6Network
 from typing import Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.live import Port
+from egressproxy.model.shares import origin_of
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
@@ -15,14 +15,6 @@ __all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState"]
 #: Why a connection is refused before there is an exchange.
 BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
 TOO_MANY = Refusal(Reason.CONNECTION_LIMIT, "a connection was refused: too many are open")
-
-
-def origin_of(client: str) -> str:
-    """Who counts as one client of `address:port`: an IPv4 address, or an IPv6 /64 (one host may have all of it)."""
-    address = client.rpartition(":")[0]
-    if not address.startswith("["):
-        return address
-    return str(IPv6Network((address[1:-1].partition("%")[0], 64), strict=False))
 
 
 class Connection(Protocol):

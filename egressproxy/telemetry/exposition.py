@@ -111,9 +111,18 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
         "Open connections to backends; pools are shared by routes and clients.",
         labels=(*_LABELS, "state"),
     )
+    waiting = GaugeMetricFamily(
+        "egress_upstream_waiting_requests",
+        "Requests that wait for a connection to a backend, since it has as many as it, or their client, may have.",
+        labels=_LABELS,
+    )
     for (backend, state), count in sorted(counts.upstream.items()):
-        upstream.add_metric(("-", "-", backend, "-", "-", state), count)
+        if state == "waiting":
+            waiting.add_metric(("-", "-", backend, "-", "-"), count)
+        else:
+            upstream.add_metric(("-", "-", backend, "-", "-", state), count)
     yield upstream
+    yield waiting
     downstream = GaugeMetricFamily(
         "egress_downstream_connections", "Open connections from clients.", labels=("gateway", "listener")
     )

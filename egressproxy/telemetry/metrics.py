@@ -64,6 +64,9 @@ BUCKETS_S: Final = (
 MAX_IDENTITY_SERIES: Final = 1000
 OVERFLOW: Final = "_other"
 
+#: What is counted of a backend's pools: connections in two states, and those who wait for one.
+UPSTREAM_STATES: Final = ("active", "idle", "waiting")
+
 #: What nginx logs, and Envoy's dashboards know, for a client that left before it was answered.
 CLIENT_CLOSED: Final = 499
 
@@ -98,8 +101,8 @@ class FilterCounts(Protocol):
     timed_out: int
 
 
-#: Yields (backend, active connections, idle connections).
-UpstreamSource = Callable[[], Iterable[tuple[str, int, int]]]
+#: Yields (backend, active connections, idle connections, exchanges that wait for one).
+UpstreamSource = Callable[[], Iterable[tuple[str, int, int, int]]]
 #: Yields (gateway, listener, open connections).
 DownstreamSource = Callable[[], Iterable[tuple[str, str, int]]]
 FilterSource = Callable[[], Iterable[FilterCounts]]
@@ -415,9 +418,9 @@ class Metrics:
     def gather(self) -> Counts:
         """Ask the sources. On the event loop only; a source that raises is left out, and logged."""
         upstream: dict[tuple[str, str], int] = {}
-        for backend, active, idle in _read_all(self._upstream_sources):
-            upstream[backend, "active"] = upstream.get((backend, "active"), 0) + active
-            upstream[backend, "idle"] = upstream.get((backend, "idle"), 0) + idle
+        for backend, *numbers in _read_all(self._upstream_sources):
+            for state, number in zip(UPSTREAM_STATES, numbers, strict=True):
+                upstream[backend, state] = upstream.get((backend, state), 0) + number
         downstream: dict[tuple[str, str], int] = {}
         for gateway, listener, connections in _read_all(self._downstream_sources):
             downstream[gateway, listener] = downstream.get((gateway, listener), 0) + connections

@@ -19,6 +19,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.TUNNEL_LIMIT: "UO",
     Reason.CONNECTION_LIMIT: "UO",
     Reason.QUEUE_FULL: "UO",
+    Reason.QUEUE_TIMEOUT: "UO",
     # the client's message
     Reason.BAD_REQUEST_LINE: "DPE",  # downstream protocol error
     Reason.BAD_VERSION: "DPE",

@@ -1,21 +1,28 @@
 """Pool: the connections to one destination. It decides without awaiting, writing or closing; the caller acts.
 
 One connection carries one exchange at a time. A free connection is taken last-in first-out, so that the rest can grow
-old and
-go. When the limit is reached exchanges wait in a bounded queue; a connection (or the right to open one) that becomes
-free
-goes to the one that has waited longest.
+old and go. When the limit is reached exchanges wait in a bounded queue, in which clients take turns; a connection (or
+the right to open one) that becomes free goes to whose turn it is.
+
+No client keeps the others out. Up to `share` open connections nobody is counted: `take` gives an idle one to whoever
+asks. Beyond, or while somebody waits, each connection is counted for the client that holds it, none is in `idle`, and
+a client that holds `share` of them waits while others are served. What a client held before the counting began is at
+most a share, too, so it never holds more than two.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.model.shares import FairQueue
 
-__all__ = ["Pool", "Pooled"]
+__all__ = ["Claim", "Pool", "Pooled"]
+
+#: Connections to one destination, and exchanges that wait for one: in all, and (of what is counted) of one client.
+MAX_OPEN = 4096
+SHARE = 1024
 
 
 class Pooled(Protocol):
@@ -32,20 +39,60 @@ class Pooled(Protocol):
 C = TypeVar("C", bound=Pooled)
 
 
+class Claim(Generic[C]):
+    """A client's wish for a connection, until it has one. `given` is there while it waits."""
+
+    __slots__ = ("client", "given")
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.given: asyncio.Future[C | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Claim({self.client}, {'waits' if self.given is not None else 'has asked'})"
+
+
 class Pool(Generic[C]):
-    """`open` counts connections that are busy, idle or being opened; `limit` bounds it, `max_waiting` the queue."""
+    """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.
 
-    __slots__ = ("idle", "is_retired", "limit", "max_idle", "max_waiting", "name", "open", "waiting")
+    `kept` are idle connections while it counts, which are given to claims alone.
+    """
 
-    def __init__(self, name: str, limit: int = 1024, max_idle: int = 256, max_waiting: int = 1024) -> None:
+    __slots__ = (
+        "_held",
+        "_holders",
+        "idle",
+        "is_counting",
+        "is_retired",
+        "kept",
+        "limit",
+        "max_idle",
+        "name",
+        "open",
+        "share",
+        "waiting",
+    )
+
+    def __init__(
+        self, name: str, limit: int = MAX_OPEN, max_idle: int = 256, max_waiting: int = MAX_OPEN, share: int = SHARE
+    ) -> None:
         self.name = name
         self.limit = limit
+        self.share = share
         self.max_idle = max_idle
-        self.max_waiting = max_waiting
         self.idle: list[C] = []
+        self.kept: list[C] = []
         self.open = 0
-        self.waiting: deque[asyncio.Future[C | None]] = deque()
+        self.waiting: FairQueue[Claim[C]] = FairQueue(max_waiting, share)
+        self.is_counting = False
         self.is_retired = False
+        self._holders: dict[C | Claim[C], str] = {}  # while it counts: who holds what was given since
+        self._held: dict[str, int] = {}  # by client, how many of these
+
+    @property
+    def idle_count(self) -> int:
+        """Open connections that nobody uses."""
+        return len(self.idle) + len(self.kept)
 
     @property
     def is_empty(self) -> bool:
@@ -54,8 +101,9 @@ class Pool(Generic[C]):
     @property
     def is_all_idle(self) -> bool:
         """Nothing is in use, and nobody waits."""
-        return self.open == len(self.idle) and not self.waiting
+        return self.open == self.idle_count and not self.waiting
 
+    # --- asking ------------------------------------------------------------------------------------------------
     def take(self) -> C | None:
         """An idle connection, now busy; or None."""
         idle = self.idle
@@ -65,70 +113,156 @@ class Pool(Generic[C]):
                 return connection
         return None
 
-    def may_open(self) -> bool:
-        """Whether the caller may open a connection; if so it is counted, and `lost` has to be called when it is gone
-        or fails.
-        """
-        if self.open >= self.limit:
-            return False
-        self.open += 1
-        return True
-
-    def wait(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[C | None]:
-        """A place in the queue: gives a connection, or None for the right to open one (already counted).
-
-        Raises LimitExceeded (503) if the queue is full.
-        """
-        if len(self.waiting) >= self.max_waiting:
-            message = f"too many requests are waiting for backend {self.name}"
-            raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
-        future: asyncio.Future[C | None] = loop.create_future()
-        self.waiting.append(future)
-        return future
-
-    def leave(self, future: asyncio.Future[C | None]) -> C | None:
-        """Whoever waited has gone. Returns a connection that was given to it in the meantime, to be released again."""
-        if future in self.waiting:
-            self.waiting.remove(future)
-        elif future.done() and not future.cancelled() and future.exception() is None:
-            given = future.result()
-            if given is None:
-                self.lost()
-            return given
+    def take_kept(self, claim: Claim[C]) -> C | None:
+        """As `take`, while connections are counted: None also for a client that holds its share."""
+        if not self._may_hold(claim.client):
+            return None
+        while self.kept:
+            connection = self.kept.pop()
+            if not connection.is_leaving:
+                self._count(connection, claim.client)
+                return connection
         return None
 
+    def may_open(self, claim: Claim[C]) -> bool:
+        """Whether the caller may open a connection. If so it is counted, and has to be told of: `opened` when it is
+        there, `lost` with the claim if that fails.
+        """
+        if self.open >= self.share:
+            self._begin_to_count()
+        if self.open >= self.limit or not self._may_hold(claim.client):
+            return False
+        self.open += 1
+        if self.is_counting:
+            self._count(claim, claim.client)
+        return True
+
+    def opened(self, claim: Claim[C], connection: C) -> None:
+        """What the claim had the right to open; `lost` has to be called when it is gone."""
+        client = self._holders.pop(claim, None)
+        if client is not None:
+            self._holders[connection] = client
+
+    def wait(self, claim: Claim[C], loop: asyncio.AbstractEventLoop) -> asyncio.Future[C | None]:
+        """A place in the queue: gives a connection, or None for the right to open one (already counted).
+
+        Raises LimitExceeded (503) if the queue is full, or full of this client.
+        """
+        if not self.waiting.add(claim.client, claim):
+            message = f"too many requests are waiting for backend {self.name}"
+            raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+        self._begin_to_count()
+        claim.given = loop.create_future()
+        return claim.given
+
+    def leave(self, claim: Claim[C]) -> C | None:
+        """Whoever waited has gone. Returns a connection that was given to it in the meantime, to be released again."""
+        given, claim.given = claim.given, None
+        if self.waiting.remove(claim.client, claim):
+            self._end_counting()
+        elif given is not None and given.done() and not given.cancelled() and given.exception() is None:
+            connection = given.result()
+            if connection is None:
+                self.lost(claim)
+            return connection
+        return None
+
+    def too_late(self, claim: Claim[C]) -> None:
+        """It has waited for too long: LimitExceeded (503) is what it gets, unless it has something already."""
+        if claim.given is not None and not claim.given.done():
+            message = f"no connection to backend {self.name} became free in time"
+            claim.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
+
+    # --- giving back -------------------------------------------------------------------------------------------
     def release(self, connection: C, *, reusable: bool) -> C | None:
         """An exchange is over. Returns the connection if it is to be closed (`lost` is called when it has gone)."""
         if not reusable or connection.is_leaving or self.is_retired:
             return connection
-        while self.waiting:
-            future = self.waiting.popleft()
-            if not future.done():
-                future.set_result(connection)
-                return None
+        if self.is_counting:
+            return self._release_counted(connection)
         if len(self.idle) >= self.max_idle:
             return connection
         self.idle.append(connection)
         return None
 
-    def lost(self, connection: C | None = None) -> None:
-        """A counted connection is gone, or was never opened. Its place goes to whoever waits."""
-        if connection is not None and connection in self.idle:
-            self.idle.remove(connection)
-        while self.waiting:
-            future = self.waiting.popleft()
-            if not future.done():
-                future.set_result(None)
+    def lost(self, gone: C | Claim[C]) -> None:
+        """A counted connection is gone, or was never opened. Its place goes to whose turn it is."""
+        if gone in self.idle:
+            self.idle.remove(gone)  # a claim is never in there
+        if self.is_counting:
+            if gone in self.kept:
+                self.kept.remove(gone)
+            self._forget(gone)
+            following = self._next()
+            if following is not None:
+                assert following.given is not None
+                self._count(following, following.client)
+                following.given.set_result(None)
                 return
         self.open -= 1
+        self._end_counting()
 
     def retire(self) -> list[C]:
         """No new exchange will come: returns the idle connections, to be closed. Busy ones are closed at their
         release.
         """
         self.is_retired = True
-        idle, self.idle = self.idle, []
+        idle = self.idle + self.kept
+        self.idle, self.kept = [], []
         return idle
 
+    # --- counting ----------------------------------------------------------------------------------------------
+    def _begin_to_count(self) -> None:
+        if not self.is_counting:
+            self.is_counting = True
+            self.kept, self.idle = self.idle, []
+
+    def _end_counting(self) -> None:
+        """Where nothing is scarce any more."""
+        if self.is_counting and self.open < self.share and not self.waiting:
+            self.is_counting = False
+            self.idle, self.kept = self.kept, []
+            self._holders.clear()
+            self._held.clear()
+
+    def _may_hold(self, client: str) -> bool:
+        """Whether this client may have one more."""
+        return self._held.get(client, 0) < self.share
+
+    def _count(self, held: C | Claim[C], client: str) -> None:
+        self._holders[held] = client
+        self._held[client] = self._held.get(client, 0) + 1
+
+    def _forget(self, held: C | Claim[C]) -> None:
+        client = self._holders.pop(held, None)
+        if client is None:  # it was given before the counting began
+            return
+        left = self._held[client] - 1
+        if left:
+            self._held[client] = left
+        else:
+            del self._held[client]
+
+    def _next(self) -> Claim[C] | None:
+        """Whose turn it is."""
+        while True:
+            claim = self.waiting.next(self._may_hold)
+            if claim is None or (claim.given is not None and not claim.given.done()):
+                return claim
+
+    def _release_counted(self, connection: C) -> C | None:
+        self._forget(connection)
+        following = self._next()
+        if following is not None:
+            assert following.given is not None
+            self._count(connection, following.client)
+            following.given.set_result(connection)
+            return None
+        if len(self.kept) >= self.max_idle:
+            return connection
+        self.kept.append(connection)
+        self._end_counting()
+        return None
+
     def __repr__(self) -> str:
-        return f"Pool({self.name}, open={self.open}, idle={len(self.idle)}, waiting={len(self.waiting)})"
+        return f"Pool({self.name}, open={self.open}, idle={self.idle_count}, waiting={len(self.waiting)})"

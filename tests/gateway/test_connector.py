@@ -74,7 +74,7 @@ def test_a_full_queue_is_a_503(converse: Start):
     talk = converse(forward())
     exchange(talk)
     (pool,) = talk.pools()
-    pool.limit = pool.max_waiting = 0
+    pool.limit = pool.waiting.limit = 0
     pool.take().transport.abort()
     talk.settle()
     talk.client >> GET
@@ -82,7 +82,138 @@ def test_a_full_queue_is_a_503(converse: Start):
     assert (status, error["reason"], fields["Retry-After"]) == (503, "queue_full", "1")
 
 
+def test_who_waits_too_long_is_told_to_come_again(converse: Start):
+    talk = converse(forward(traffic={"timeouts": {"connect": "2s"}}))
+    exchange(talk)
+    (pool,) = talk.pools()
+    pool.limit = 1
+    second, third = talk.connect(), talk.connect()
+    talk.client >> GET
+    second >> GET
+    talk.after(1.5)
+    third >> GET
+    second.hears_nothing()
+    talk.after(1)
+    status, _, fields, error = second.answer()
+    assert (status, error["reason"], fields["Retry-After"]) == (503, "queue_timeout", "1")
+    assert talk.record()["reason"] == "queue_timeout"
+    third.hears_nothing()
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    third << OK_PASSED
+
+
+# --- several clients -------------------------------------------------------------------------------------------------
+SLOW_POST = b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\nContent-Length: 9\r\n\r\n"
+SLOW_POST_SENT = b"POST / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nContent-Length: 9\r\n\r\n"
+
+
+def test_slow_uploads_of_one_client_leave_connections_for_others(converse_on: Start):
+    talk = converse_on(forward())
+    exchange(talk)
+    (pool,) = talk.pools()
+    pool.limit, pool.share = 6, 2
+    for number in range(6):
+        slow = talk.connect(address="127.0.0.66")
+        slow >> SLOW_POST
+        if 0 < number < 4:  # the first has the connection that was there
+            talk.dialled("a.example", 80)
+        if number < 4:
+            talk.origin << SLOW_POST_SENT
+    assert (pool.open, len(pool.waiting)) == (4, 2)
+    other = talk.connect(address="127.0.0.7")
+    for is_new in (True, False):
+        other >> GET
+        if is_new:
+            talk.dialled("a.example", 80)
+        talk.origin << GET_SENT
+        talk.origin >> OK
+        other << OK_PASSED
+
+
+def test_a_client_that_leaves_gives_its_share_back_at_once(converse_on: Start):
+    talk = converse_on(forward())
+    exchange(talk)
+    (pool,) = talk.pools()
+    pool.limit = pool.share = 1
+    slow = talk.connect(address="127.0.0.66")
+    slow >> SLOW_POST
+    talk.origin << SLOW_POST_SENT
+    talk.client >> GET
+    talk.no_dial()
+    slow.resets()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_the_next_free_connection_is_for_whoever_has_waited_among_many_of_one_client(converse_on: Start):
+    talk = converse_on(forward())
+    exchange(talk)
+    (pool,) = talk.pools()
+    pool.limit = 1
+    many = [talk.connect(address="127.0.0.66") for _ in range(4)]
+    for client in many:
+        client >> GET
+    other = talk.connect(address="127.0.0.7")
+    other >> GET
+    for client in (many[0], many[1], other, many[2], many[3]):
+        talk.origin << GET_SENT
+        talk.origin >> OK
+        client << OK_PASSED
+
+
 # --- many destinations ---------------------------------------------------------------------------------------------
+def test_silent_destinations_of_one_client_close_forwarding_for_nobody_else(
+    converse_on: Start, monkeypatch: pytest.MonkeyPatch
+):
+    bounded(monkeypatch, 5, 2, of_client=2)
+    talk = converse_on(forward(allow=("*.example",)))
+    for host in ("a.example", "b.example", "c.example"):
+        greedy = talk.connect(address="127.0.0.66")
+        greedy >> GET.replace(b"a.example", host.encode())
+        if host != "c.example":
+            talk.dialled(host, 80)
+    status, _, fields, error = greedy.answer()
+    assert (status, error["reason"], fields["Retry-After"]) == (503, "queue_full", "1")
+    assert "this client" in error["message"]
+    for host in ("d.example", "e.example", "f.example", "a.example"):  # each makes way for the next
+        visit(talk, host)
+    for silenced in talk.clients[1:3]:
+        silenced.resets()
+
+
+def test_a_client_with_its_share_of_destinations_uses_those_of_others(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    bounded(monkeypatch, 5, 2, of_client=1)
+    talk = converse(forward(allow=("*.example",)))
+    visit(talk, "b.example")
+    greedy = talk.connect(address="127.0.0.66")
+    greedy >> GET
+    talk.dialled("a.example", 80)
+    other, talk.client = talk.client, talk.connect(address="127.0.0.66")
+    talk.client >> GET.replace(b"a.example", b"b.example")
+    talk.origins[0].take(rb"GET / .*?\r\n\r\n")
+    talk.origins[0] >> OK
+    talk.client << OK_PASSED
+    other.is_open()
+
+
+def test_the_destinations_of_a_client_that_it_no_longer_uses_make_way_for_its_others(
+    converse: Start, monkeypatch: pytest.MonkeyPatch
+):
+    bounded(monkeypatch, 100, 1, of_client=2)
+    talk = converse(forward(allow=("*.example",)))
+    for host in ("a.example", "b.example", "c.example", "d.example", "a.example"):
+        visit(talk, host)
+    (only,) = talk.snapshot.connectors.values()
+    assert len(only._targets) == 2
+    assert {len(own) for own in only._targets_of.values()} == {2}
+
+
 def visit(talk: Conversation, host: str) -> None:
     """A request for this host, whose connection is idle afterwards."""
     talk.client >> GET.replace(b"a.example", host.encode())
@@ -92,8 +223,9 @@ def visit(talk: Conversation, host: str) -> None:
     talk.client << OK_PASSED
 
 
-def bounded(monkeypatch: pytest.MonkeyPatch, targets: int, freed: int) -> None:
+def bounded(monkeypatch: pytest.MonkeyPatch, targets: int, freed: int, *, of_client: int = 0) -> None:
     monkeypatch.setattr(connector, "MAX_TARGETS", targets)
+    monkeypatch.setattr(connector, "MAX_TARGETS_OF_CLIENT", of_client or targets)
     monkeypatch.setattr(connector, "FREED_TARGETS", freed)
 
 

@@ -9,7 +9,7 @@ import ssl
 
 import pytest
 
-from egressproxy.gateway.listener_state import origin_of
+from egressproxy.model.shares import origin_of
 from egressproxy.transport.tls_contexts import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start

@@ -610,11 +610,13 @@ class Conversation:
 
     # --- the ends ------------------------------------------------------------------------------------------------
     def connect(self, port: int = 0, address: str = "10.0.0.9") -> Peer:
-        """One more client; `port` is the index of the bound port."""
+        """One more client; `port` is the index of the bound port. Of `address` sockets know those of loopback alone."""
         bound = self.ports[port]
         if not self.is_memory:
             listening = bound._sock.getsockname()[1]
-            _, client = self.run(self.loop.create_connection(lambda: SocketPeer(self), "127.0.0.1", listening))
+            local = (address, 0) if address.startswith("127.") else None
+            dial = self.loop.create_connection(lambda: SocketPeer(self), "127.0.0.1", listening, local_addr=local)
+            _, client = self.run(dial)
             self.clients.append(client)
             self.settle()
             return client
@@ -696,7 +698,7 @@ class Conversation:
 
     @property
     def idle(self) -> int:
-        return sum(len(pool.idle) for pool in self.pools())
+        return sum(pool.idle_count for pool in self.pools())
 
     def series(self, name: str) -> int:
         """The sum of one counter over all series: an integer field, or the values of a dictionary."""
@@ -727,7 +729,8 @@ class Conversation:
             assert bound.state.per_client == {}
         for pool in self.pools():
             assert pool.open == 0, pool
-            assert not pool.idle, pool
+            assert not pool.idle_count, pool
+            assert not pool._held, pool
             assert not pool.waiting, pool
         assert not [dial for dial in self.dialer.dials if self.is_memory and not dial.future.done()], "a dial goes on"
         assert self.series("tunnels_active") == 0

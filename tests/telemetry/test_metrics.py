@@ -209,11 +209,12 @@ def test_reloads_tell_generation_result_and_time():
 
 def test_sources_are_read_at_every_scrape_and_added_up():
     metrics = Metrics("1")
-    pools = [("default/b", 2, 1), ("default/b", 3, 0)]
+    pools = [("default/b", 2, 1, 0), ("default/b", 3, 0, 4)]
     metrics.add_upstream_source(lambda: pools)
     metrics.add_downstream_source(lambda: [("default/gw", "forward", 7)])
     assert value(metrics, "egress_upstream_connections", backend="default/b", state="active", route="-") == 5
     assert value(metrics, "egress_upstream_connections", backend="default/b", state="idle") == 1
+    assert value(metrics, "egress_upstream_waiting_requests", backend="default/b", route="-") == 4
     assert value(metrics, "egress_downstream_connections", gateway="default/gw", listener="forward") == 7
     pools.clear()
     assert not [key for key in scrape(metrics) if key[0] == "egress_upstream_connections"]
@@ -246,7 +247,7 @@ def test_a_source_that_raises_takes_nothing_else_away(caplog: pytest.LogCaptureF
         raise RuntimeError("gone")
 
     metrics.add_upstream_source(broken)
-    metrics.add_upstream_source(lambda: [("b", 1, 0)])
+    metrics.add_upstream_source(lambda: [("b", 1, 0, 0)])
     assert value(metrics, "egress_upstream_connections", backend="b", state="active") == 1
     assert "source of metrics failed" in caplog.text
 
@@ -307,7 +308,7 @@ def counted(lag_s: float, dropped: int, tunnels: int) -> Counts:
     series.attempt("ok")
     series.tunnels_active = tunnels
     metrics.count_dns("hit")
-    metrics.add_upstream_source(lambda: [("b", 2, 1)])
+    metrics.add_upstream_source(lambda: [("b", 2, 1, 0)])
     metrics.add_downstream_source(lambda: [("g", "l", 3)])
     metrics.add_peak("egress_event_loop_lag_max_seconds", "Lag.", lambda: lag_s)
     metrics.add_counter("egress_access_log_dropped", "Lines lost.", lambda: dropped)

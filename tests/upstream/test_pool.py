@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from hypothesis.strategies import booleans, data
+from hypothesis.strategies import booleans, data, sampled_from
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.upstream.pool import Pool
+from egressproxy.upstream.pool import Claim, Pool
 
 
 class Connection:
@@ -26,9 +26,32 @@ def loop():
     made.close()
 
 
-def opened(pool: Pool[Connection]) -> Connection:
-    assert pool.may_open()
-    return Connection()
+def opened(pool: Pool[Connection], client: str = "c") -> Connection:
+    claim: Claim[Connection] = Claim(client)
+    assert pool.may_open(claim)
+    connection = Connection()
+    pool.opened(claim, connection)
+    return connection
+
+
+def may_open(pool: Pool[Connection], client: str = "c") -> bool:
+    return pool.may_open(Claim(client))
+
+
+def waits(pool: Pool[Connection], loop: asyncio.AbstractEventLoop, client: str = "c") -> Claim[Connection]:
+    claim: Claim[Connection] = Claim(client)
+    pool.wait(claim, loop)
+    return claim
+
+
+def given(claim: Claim[Connection]) -> Connection | None:
+    assert claim.given is not None
+    assert claim.given.done(), "it waits"
+    return claim.given.result()
+
+
+def has_waited(claim: Claim[Connection]) -> bool:
+    return claim.given is not None and claim.given.done()
 
 
 def test_the_connection_that_was_used_last_is_taken_first():
@@ -61,30 +84,30 @@ def test_a_pool_is_all_idle_while_nothing_is_in_use_and_nobody_waits(loop):
     two = opened(pool)
     assert not pool.is_all_idle
     pool.take()
-    waiter = pool.wait(loop)
+    waiter = waits(pool, loop)
     pool.release(one, reusable=True)
-    assert waiter.result() is one
+    assert given(waiter) is one
     pool.release(one, reusable=True)
     pool.release(two, reusable=True)
     assert pool.is_all_idle
-    pool.wait(loop)
+    waits(pool, loop)
     assert not pool.is_all_idle
 
 
 def test_the_limit_holds_and_a_lost_connection_frees_its_place():
     pool: Pool[Connection] = Pool("p", limit=1)
     one = opened(pool)
-    assert not pool.may_open()
+    assert not may_open(pool)
     pool.lost(one)
-    assert pool.may_open()
+    assert may_open(pool)
 
 
 def test_a_full_queue_refuses_with_503(loop):
     pool: Pool[Connection] = Pool("p", limit=1, max_waiting=1)
     opened(pool)
-    pool.wait(loop)
+    waits(pool, loop)
     with pytest.raises(LimitExceeded) as caught:
-        pool.wait(loop)
+        waits(pool, loop)
     assert (caught.value.status, caught.value.reason) == (503, Reason.QUEUE_FULL)
 
 
@@ -98,23 +121,100 @@ def test_too_many_idle_connections_are_given_back_to_be_closed():
 def test_who_left_gives_on_what_was_given_to_him(loop):
     pool: Pool[Connection] = Pool("p", limit=1)
     one = opened(pool)
-    first, second = pool.wait(loop), pool.wait(loop)
+    first, second = waits(pool, loop), waits(pool, loop)
     pool.release(one, reusable=True)
-    given = pool.leave(first)
-    assert given is one
-    assert pool.release(given, reusable=True) is None
-    assert second.result() is one
+    assert pool.leave(first) is one
+    assert pool.release(one, reusable=True) is None
+    assert given(second) is one
 
 
 def test_the_right_to_open_is_passed_on_when_its_holder_has_left(loop):
     pool: Pool[Connection] = Pool("p", limit=1)
     one = opened(pool)
-    first, second = pool.wait(loop), pool.wait(loop)
+    first, second = waits(pool, loop), waits(pool, loop)
     pool.lost(one)
-    assert first.result() is None
+    assert given(first) is None
     assert pool.leave(first) is None
-    assert second.result() is None
+    assert given(second) is None
     assert pool.open == 1
+
+
+# --- several clients -------------------------------------------------------------------------------------------------
+def test_clients_take_turns_however_many_of_one_wait(loop):
+    pool: Pool[Connection] = Pool("p", limit=1)
+    one = opened(pool, "busy")
+    many = [waits(pool, loop, "busy") for _ in range(5)]
+    other, third = waits(pool, loop, "other"), waits(pool, loop, "third")
+    served = []
+    for _ in range(7):
+        pool.release(one, reusable=True)
+        served += [claim for claim in (*many, other, third) if has_waited(claim) and claim not in served]
+    assert served == [many[0], other, third, *many[1:]]
+
+
+def test_one_client_has_no_more_than_its_share_of_the_queue(loop):
+    pool: Pool[Connection] = Pool("p", limit=1, max_waiting=4, share=2)
+    opened(pool)
+    for _ in range(2):
+        waits(pool, loop, "greedy")
+    with pytest.raises(LimitExceeded):
+        waits(pool, loop, "greedy")
+    waits(pool, loop, "other")
+
+
+def test_a_client_with_its_share_waits_while_others_open_connections(loop):
+    pool: Pool[Connection] = Pool("p", limit=8, share=2)
+    for _ in range(2):
+        opened(pool, "greedy")  # before anything is scarce, nobody is counted
+    held = [opened(pool, "greedy") for _ in range(2)]
+    assert not may_open(pool, "greedy")
+    waiter = waits(pool, loop, "greedy")
+    other = opened(pool, "other")
+    pool.release(other, reusable=True)
+    assert not has_waited(waiter)
+    assert pool.take() is None, "who asks without being counted gets none"
+    assert pool.take_kept(Claim("greedy")) is None
+    assert pool.take_kept(Claim("other")) is other
+    pool.lost(held[0])
+    assert given(waiter) is None
+
+
+def test_an_idle_connection_goes_to_the_client_below_its_share(loop):
+    pool: Pool[Connection] = Pool("p", limit=3, share=1)
+    opened(pool, "greedy")
+    two, three = opened(pool, "greedy"), opened(pool, "other")
+    greedy, third = waits(pool, loop, "greedy"), waits(pool, loop, "third")
+    pool.release(three, reusable=True)
+    assert given(third) is three
+    assert not has_waited(greedy)
+    pool.release(two, reusable=True)
+    assert given(greedy) is two
+
+
+def test_counting_ends_when_nothing_is_scarce_any_more(loop):
+    pool: Pool[Connection] = Pool("p", limit=4, share=2)
+    one, two, three = (opened(pool) for _ in range(3))
+    pool.release(one, reusable=True)
+    assert pool.take() is None
+    pool.lost(two)
+    pool.lost(three)
+    assert pool.take() is one
+    assert not pool._held
+
+
+def test_whoever_waits_too_long_is_told_so(loop):
+    pool: Pool[Connection] = Pool("p", limit=1)
+    one = opened(pool)
+    late, other = waits(pool, loop), waits(pool, loop)
+    pool.too_late(late)
+    with pytest.raises(LimitExceeded) as caught:
+        given(late)
+    assert (caught.value.status, caught.value.reason) == (503, Reason.QUEUE_TIMEOUT)
+    assert pool.leave(late) is None
+    pool.release(one, reusable=True)
+    assert given(other) is one
+    pool.too_late(other)
+    assert given(other) is one
 
 
 def test_a_retired_pool_keeps_nothing():
@@ -133,30 +233,34 @@ def test_its_state_can_be_read():
 
 
 class Life(RuleBasedStateMachine):
-    """Exchanges that take, open, wait, leave, release; connections that die at any moment."""
+    """Exchanges of two clients that take, open, wait, leave, release; connections that die at any moment."""
 
-    LIMIT = 3
+    LIMIT, SHARE = 6, 2
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.pool: Pool[Connection] = Pool("p", limit=self.LIMIT, max_idle=2, max_waiting=4)
+        self.pool: Pool[Connection] = Pool("p", limit=self.LIMIT, max_idle=2, max_waiting=4, share=self.SHARE)
         self.busy: list[Connection] = []
-        self.opening = 0
+        self.holders: dict[Connection, str] = {}  # of `busy`
+        self.opening: list[Claim[Connection]] = []
         self.closing: list[Connection] = []  # closed, and not yet reported as lost
-        self.queue: list[asyncio.Future[Connection | None]] = []
+        self.queue: list[Claim[Connection]] = []
 
     def teardown(self) -> None:
-        for future in self.queue:
-            self._leave(future)
-        idle = [one for one in self.pool.idle if one not in self.closing]  # each is lost once
-        for connection in [*self.busy, *idle, *self.closing]:
+        for claim in self.queue:
+            self._leave(claim)
+        known = [*self.busy, *self.closing]
+        idle = [one for one in (*self.pool.idle, *self.pool.kept) if one not in known]  # each is lost once
+        for connection in [*known, *idle]:
             connection.is_lost = connection.is_leaving = True
             self.pool.lost(connection)
-        for _ in range(self.opening):
-            self.pool.lost()
+        for claim in self.opening:
+            self.pool.lost(claim)
         assert self.pool.open == 0
         assert self.pool.is_empty
+        assert not self.pool._held
+        assert not self.pool._holders
         self.loop.close()
 
     def _close(self, connection: Connection) -> None:
@@ -168,32 +272,44 @@ class Life(RuleBasedStateMachine):
         if surplus is not None and not surplus.is_lost:
             self._close(surplus)
 
-    def _leave(self, future: asyncio.Future[Connection | None]) -> None:
-        future.cancel()
-        given = self.pool.leave(future)
-        if given is not None:
-            self._release(given, True)
-
-    @rule()
-    def ask(self) -> None:
-        connection = self.pool.take()
+    def _leave(self, claim: Claim[Connection]) -> None:
+        assert claim.given is not None
+        claim.given.cancel()
+        connection = self.pool.leave(claim)
         if connection is not None:
-            assert connection not in self.busy
+            self._release(connection, True)
+
+    def _take(self, connection: Connection, client: str) -> None:
+        assert connection not in self.busy
+        self.busy.append(connection)
+        self.holders[connection] = client
+
+    @rule(client=sampled_from("ab"))
+    def ask(self, client: str) -> None:
+        claim: Claim[Connection] = Claim(client)
+        connection = self.pool.take() or self.pool.take_kept(claim)
+        if connection is not None:
             assert not connection.is_leaving
-            self.busy.append(connection)
-        elif self.pool.may_open():
-            self.opening += 1
-        elif len(self.pool.waiting) < self.pool.max_waiting:
-            self.queue.append(self.pool.wait(self.loop))
+            self._take(connection, client)
+        elif self.pool.may_open(claim):
+            self.opening.append(claim)
+        else:
+            try:
+                self.pool.wait(claim, self.loop)
+            except LimitExceeded:
+                return
+            self.queue.append(claim)
 
     @precondition(lambda self: self.opening)
-    @rule(works=booleans())
-    def opening_ends(self, works: bool) -> None:
-        self.opening -= 1
+    @rule(choice=data(), works=booleans())
+    def opening_ends(self, choice, works: bool) -> None:
+        claim = self.opening.pop(choice.draw(_index(self.opening)))
         if works:
-            self.busy.append(Connection())
+            connection = Connection()
+            self.pool.opened(claim, connection)
+            self._take(connection, claim.client)
         else:
-            self.pool.lost()
+            self.pool.lost(claim)
 
     @precondition(lambda self: self.busy)
     @rule(choice=data(), reusable=booleans())
@@ -201,10 +317,11 @@ class Life(RuleBasedStateMachine):
         connection = self.busy.pop(choice.draw(_index(self.busy)))
         self._release(connection, reusable)
 
-    @precondition(lambda self: self.pool.idle)
+    @precondition(lambda self: self.pool.idle or self.pool.kept)
     @rule(choice=data())
     def idle_closes(self, choice) -> None:
-        connection = self.pool.idle[choice.draw(_index(self.pool.idle))]
+        idle = self.pool.idle + self.pool.kept
+        connection = idle[choice.draw(_index(idle))]
         if connection not in self.closing:
             self._close(connection)
 
@@ -220,28 +337,46 @@ class Life(RuleBasedStateMachine):
     def leave(self, choice) -> None:
         self._leave(self.queue.pop(choice.draw(_index(self.queue))))
 
-    @precondition(lambda self: any(future.done() for future in self.queue))
+    @precondition(lambda self: any(has_waited(claim) for claim in self.queue))
     @rule()
     def served(self) -> None:
-        """Whoever was given something goes on; those before him in the queue were given something, too."""
-        states = [future.done() for future in self.queue]
-        assert states == sorted(states, reverse=True), "served in order"
-        given = self.queue.pop(0).result()
-        if given is None:
-            self.opening += 1
+        """Whoever was given something goes on; those of its client before it in the queue were given something, too."""
+        for client in "ab":
+            states = [has_waited(claim) for claim in self.queue if claim.client == client]
+            assert states == sorted(states, reverse=True), "served in order"
+        claim = next(claim for claim in self.queue if has_waited(claim))
+        self.queue.remove(claim)
+        connection = given(claim)
+        if connection is None:
+            self.opening.append(claim)
         else:
-            assert given not in self.busy
-            self.busy.append(given)
+            self._take(connection, claim.client)
 
     @invariant()
     def everything_is_counted_once(self) -> None:
-        given = [future.result() for future in self.queue if future.done() and not future.cancelled()]
-        rights = sum(one is None for one in given)
-        held = [one for one in given if one is not None]
-        hands = [*self.busy, *held, *self.closing, *(one for one in self.pool.idle if one not in self.closing)]
+        results = [given(claim) for claim in self.queue if has_waited(claim)]
+        rights = sum(one is None for one in results)
+        held = [one for one in results if one is not None]
+        idle = [one for one in (*self.pool.idle, *self.pool.kept) if one not in self.closing]
+        hands = [*self.busy, *held, *self.closing, *idle]
         assert len(set(map(id, hands))) == len(hands), "no connection is in two hands"
         assert 0 <= self.pool.open <= self.LIMIT
-        assert self.pool.open == len(hands) + self.opening + rights
+        assert self.pool.open == len(hands) + len(self.opening) + rights
+
+    @invariant()
+    def nobody_holds_more_than_two_shares(self) -> None:
+        for client in "ab":
+            claims = [*self.opening, *(claim for claim in self.queue if has_waited(claim))]
+            held = sum(claim.client == client for claim in claims)
+            held += sum(self.holders[connection] == client for connection in self.busy)
+            assert held <= 2 * self.SHARE
+
+    @invariant()
+    def nobody_waits_for_what_is_there(self) -> None:
+        for claim in self.queue:
+            if not has_waited(claim) and self.pool._held.get(claim.client, 0) < self.SHARE:
+                assert self.pool.open == self.LIMIT
+                assert not [one for one in self.pool.kept if not one.is_leaving]
 
 
 def _index(items):

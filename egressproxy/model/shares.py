@@ -1,0 +1,126 @@
+"""Shares: who counts as one client, and how much of what is bounded for all one client may have.
+
+A bound for everybody that one client can fill is a way to keep everybody else out. So each has two numbers: a limit in
+all, and a share, beyond which one client gets no more while others may. Shares are counted where something is scarce or
+slow to come by (a connection, a dial, a question to a DNS server), never on the way of a request that finds what it
+needs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from ipaddress import IPv6Network
+from typing import Generic, TypeVar
+
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["FairQueue", "Shares", "client_of", "most_of", "origin_of"]
+
+T = TypeVar("T")
+
+
+def client_of(x: Exchange) -> str:
+    """Who is counted as one client for this exchange: today its address."""
+    return origin_of(x.client)
+
+
+def origin_of(peer: str) -> str:
+    """Who counts as one client of `address:port`: an IPv4 address, or an IPv6 /64 (one host may have all of it)."""
+    address = peer.rpartition(":")[0]
+    if not address.startswith("["):
+        return address
+    return str(IPv6Network((address[1:-1].partition("%")[0], 64), strict=False))
+
+
+def most_of(limit: int) -> int:
+    """Three quarters, rounded up: what one client gets of a limit where nobody says it. 0 stays 0, no limit."""
+    return limit - limit // 4
+
+
+class Shares:
+    """How many of `limit` things each client holds; none holds more than `share`."""
+
+    __slots__ = ("_held", "limit", "share", "total")
+
+    def __init__(self, limit: int, share: int) -> None:
+        self.limit = limit
+        self.share = share
+        self.total = 0
+        self._held: dict[str, int] = {}
+
+    def take(self, client: str) -> bool:
+        """One more for this client; false, and nothing is counted, where it has its share or none is left."""
+        held = self._held.get(client, 0)
+        if self.total >= self.limit or held >= self.share:
+            return False
+        self._held[client] = held + 1
+        self.total += 1
+        return True
+
+    def give_back(self, client: str) -> None:
+        """One that `take` has given."""
+        self.total -= 1
+        left = self._held[client] - 1
+        if left:
+            self._held[client] = left
+        else:
+            del self._held[client]
+
+    def of(self, client: str) -> int:
+        """What this client holds."""
+        return self._held.get(client, 0)
+
+    def __repr__(self) -> str:
+        return f"Shares({self.total} of {self.limit}, {len(self._held)} clients)"
+
+
+class FairQueue(Generic[T]):
+    """Who waits: clients take turns, and the first of a client comes first. Bounded in all and for each client."""
+
+    __slots__ = ("_of", "_size", "limit", "share")
+
+    def __init__(self, limit: int, share: int) -> None:
+        self.limit = limit
+        self.share = share
+        self._of: dict[str, deque[T]] = {}  # in the order of turns
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, client: str, waiter: T) -> bool:
+        """A place behind those of this client; false where it has its share of places, or none is left."""
+        own = self._of.get(client)
+        if self._size >= self.limit or (self.share if own is None else self.share - len(own)) <= 0:
+            return False
+        if own is None:
+            own = self._of[client] = deque()
+        own.append(waiter)
+        self._size += 1
+        return True
+
+    def remove(self, client: str, waiter: T) -> bool:
+        """Whoever waited has gone; false if it did not wait."""
+        own = self._of.get(client)
+        if own is None or waiter not in own:
+            return False
+        own.remove(waiter)
+        self._size -= 1
+        if not own:
+            del self._of[client]
+        return True
+
+    def next(self, may: Callable[[str], bool] | None = None) -> T | None:
+        """Whose turn it is among the clients that may have one; its client comes last from now on. None: nobody."""
+        for client, own in self._of.items():
+            if may is None or may(client):
+                del self._of[client]
+                if len(own) > 1:
+                    self._of[client] = own
+                self._size -= 1
+                return own.popleft()
+        return None
+
+    def __repr__(self) -> str:
+        return f"FairQueue({self._size} of {len(self._of)} clients)"
