@@ -128,6 +128,23 @@ async def test_a_start_and_an_end_are_told_in_plain_words(tmp_path: Path, caplog
     assert caplog.messages[-1] == "stopped"
 
 
+async def test_a_backend_whose_certificate_is_not_verified_is_told_when_it_comes_into_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    loose = m.backend("loose", "a.example", 443, tls=True)
+    loose["spec"]["destination"]["ports"][0]["tls"]["insecureSkipVerify"] = True
+    app = App(options(tmp_path, m.gateway(m.forward_listener(free_port())), loose))
+    await served(app)
+    (told,) = [record for record in caplog.records if "not verified" in record.getMessage()]
+    assert told.levelno == logging.WARNING
+    assert "Backend agents/loose" in told.getMessage()
+    app._tell_shortcomings([told.getMessage()])  # the next configuration has it, too
+    assert sum("not verified" in message for message in caplog.messages) == 1
+    app._tell_shortcomings([])
+    app._tell_shortcomings([told.getMessage()])
+    assert sum("not verified" in message for message in caplog.messages) == 2
+
+
 async def test_a_process_that_serves_nothing_is_not_ready_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     gateway = m.gateway(m.forward_listener(free_port()))
     gateway["spec"]["gatewayClassName"] = "istio"

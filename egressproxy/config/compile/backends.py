@@ -371,18 +371,17 @@ def _port_entry(backend: Resource, ports: Sequence[BackendPort], number: int | N
 
 
 def _insecurity(backend: AnyBackend) -> str:
-    """Why an external backend is not protected, "" if it is."""
+    """Why an external backend is not protected, or another one less than it seems; "" if all is well."""
     if isinstance(backend, XBackend):
         return "requests go in plain text" if backend.spec.tls is not None and backend.spec.tls.mode == "None" else ""
     destination = backend.spec.destination
-    if destination.type not in ("Fqdn", "Dynamic"):
-        return ""
     settings: list[BackendTls] = [port.tls for port in destination.ports if port.tls is not None]
+    said = []
     if destination.type == "Fqdn" and any(tls.mode == "None" for tls in settings):
-        return "requests go in plain text"
+        said.append("requests go in plain text")
     if any(tls.insecure_skip_verify for tls in settings):
-        return "the server's certificate is not verified"
-    return ""
+        said.append("the server's certificate is not verified (insecureSkipVerify)")
+    return "; ".join(said)
 
 
 def _notes(backend: AnyBackend) -> list[str]:

@@ -134,8 +134,18 @@ def test_plain_text_is_marked_as_insecure():
 
 
 def test_a_backend_that_is_not_verified_is_marked_as_insecure():
-    made = compiled(REVERSE, ROUTE, fqdn("mode: Simple, insecureSkipVerify: true"))
-    assert of_object(made, "Backend", "default/plain", "Insecure")[0] == "True"
+    unverified = "tls: {mode: Simple, insecureSkipVerify: true}"
+    for destination in (
+        f"type: Fqdn, fqdn: {{hostname: a.example}}, ports: [{{number: 443, {unverified}}}]",
+        f"type: Dynamic, ports: [{{number: 443, {unverified}}}]",
+        f"type: Ip, ip: {{address: 10.0.0.1}}, ports: [{{number: 443, {unverified}}}]",
+        f"type: Fqdn, fqdn: {{hostname: a.example}}, "
+        f"ports: [{{number: 80, tls: {{mode: None}}}}, {{number: 443, {unverified}}}]",
+    ):
+        made = compiled(REVERSE, ROUTE, ours(destination))
+        state, _, message = of_object(made, "Backend", "default/plain", "Insecure")
+        assert state == "True"
+        assert "not verified" in message
 
 
 def test_fail_over_is_not_served_yet():
