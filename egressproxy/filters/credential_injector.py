@@ -3,8 +3,8 @@
 What the client sent in the fields where credentials travel is removed first, in every spelling that an origin may take
 for the same field (`X_Api_Key`). The value is bound to the backend: where that is not reached over TLS, nothing is
 sent. A secret that is missing fails closed. With `scrubResponses` the value is masked in what the upstream sends back;
-that needs a body which can be read, so `Accept-Encoding: identity` is asked for, ranges are not, and a response that is
-encoded or upgraded nevertheless ends with 502.
+that needs a body which can be read, so `Accept-Encoding: identity` is asked for, ranges and deltas are not, and a
+response that is not known to be plain, or is upgraded, ends with 502.
 
 This is a configured role of the origin side: a proxy must not change Authorization by itself (RFC 9110 section 11.6.2).
 """
@@ -22,7 +22,7 @@ from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import Checked, FieldName, FieldValue, FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import VALUE, every_spelling
+from egressproxy.model.fields import VALUE, Fields, every_spelling
 from egressproxy.model.secret import Secret
 
 __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfig"]
@@ -30,7 +30,10 @@ __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfi
 #: Where clients of the APIs that are used through an egress gateway put their keys.
 CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
-_SCRUB_FIELDS = every_spelling(("accept-encoding", "range", "if-range"))
+#: What would have an upstream send a body in which nothing can be found (RFC 9110 sections 12.5.3, 14.2; RFC 3229).
+_SCRUB_FIELDS = every_spelling(("accept-encoding", "range", "if-range", "a-im"))
+#: What says in an answer how its body was coded: Content-Encoding, and IM of RFC 3229.
+_CODINGS = every_spelling(("content-encoding", "im"))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"
 _instances = count()
 
@@ -141,8 +144,7 @@ class CredentialInjector(Filter):
         """Masks the head. Raises UpstreamFault(BAD_RESPONSE) where the body could not be masked."""
         assert self._mask is not None
         response = x.response
-        coding = response.fields.get(b"content-encoding")
-        if response.status == 101 or (response.body != 0 and coding is not None and coding.lower() != b"identity"):
+        if response.status == 101 or (response.body != 0 and _is_coded(response.fields)):
             raise UpstreamFault(
                 Reason.BAD_RESPONSE,
                 f"backend {x.backend} sent a body in which filter {self._name} cannot look for its credential",
@@ -163,6 +165,12 @@ class CredentialInjector(Filter):
 
     def __repr__(self) -> str:
         return f"CredentialInjector({self._name}, {'ready' if self._value else 'secret missing'})"
+
+
+def _is_coded(fields: Fields) -> bool:
+    """Whether any line of a coding says anything but `identity`: lists, unknown and empty codings do."""
+    lines = _CODINGS.findall(fields.block)
+    return any(line.partition(b":")[2].strip(b" \t").lower() != b"identity" for line in lines)
 
 
 def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:

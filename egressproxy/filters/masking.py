@@ -1,14 +1,17 @@
 """Masking: finds a secret in text, in the forms in which an upstream may echo it, and overwrites it with asterisks.
 
 The length never changes, so that framing stays true. Besides the octets themselves these forms are found:
-percent-encoded (in both cases of the digits, "+" or "%20"), escaped for JSON, hexadecimal, and base64 in both alphabets
-at every alignment, so that a base64 of something *around* the secret is found, too.
+percent-encoded (in both cases of the digits, "+" or "%20"), escaped for JSON and HTML as common libraries do it, in
+UTF-16, hexadecimal, and base64 in both alphabets at every alignment, so that a base64 of something *around* the secret
+is found, too. What was coded twice, compressed, or cut to pieces is not found.
 """
 
 from __future__ import annotations
 
+import html
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from urllib.parse import quote, quote_plus
 
 from egressproxy.model.secret import Secret
@@ -77,8 +80,8 @@ def _forms(value: bytes) -> set[bytes]:
         text = value.decode()
     except UnicodeDecodeError:
         text = value.decode("latin-1")
-    escaped = json.dumps(text)[1:-1].encode()
-    found |= {escaped, escaped.replace(b"/", b"\\/")}
+    found |= {form.encode() for form in (*_json_forms(text), *_html_forms(text))}
+    found |= {text.encode("utf-16-le"), text.encode("utf-16-be")}
     for before in range(3):
         whole = b64encode(b"\0" * before + value).rstrip(b"=")
         # Only digits that depend on the secret alone: the ones at both ends mix in its neighbours.
@@ -87,6 +90,25 @@ def _forms(value: bytes) -> set[bytes]:
         core = whole[first:last]
         found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
     return found
+
+
+def _json_forms(text: str) -> Iterator[str]:
+    """As Python, PHP ("/" escaped) and Go (what HTML would take for markup escaped) write it, with and without "é"."""
+    for is_ascii in (True, False):
+        escaped = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
+        yield escaped
+        yield escaped.replace("/", "\\/")
+        yield escaped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _html_forms(text: str) -> Iterator[str]:
+    """As Python and Go write it; Go's templates escape "+", too."""
+    bare = html.escape(text, quote=False)
+    yield bare
+    yield html.escape(text)
+    numeric = bare.replace('"', "&#34;").replace("'", "&#39;")
+    yield numeric
+    yield numeric.replace("+", "&#43;")
 
 
 def _lower_escapes(encoded: bytes) -> bytes:

@@ -206,7 +206,7 @@ def test_without_scrubbing_no_response_phase_exists():
 def test_a_body_that_can_be_read_is_asked_for():
     request = sent(
         (b"Accept-Encoding", b"gzip"), (b"Accept_Encoding", b"gzip"), (b"range", b"bytes=0-5"), (b"if-range", b"x"),
-        (b"If_Range", b"x"), config=SCRUB,
+        (b"If_Range", b"x"), (b"A-IM", b"gzip"), config=SCRUB,
     )  # fmt: skip
     assert list(request.fields) == [(b"authorization", b"Bearer S3CR3T-INJ"), (b"accept-encoding", b"identity")]
 
@@ -245,6 +245,20 @@ def test_a_body_is_masked_across_its_pieces_and_keeps_its_length():
         ([(b"content-encoding", b"gzip")], 200, 5, False),
         ([(b"content-encoding", b"gzip")], 304, 0, True),
         ([(b"Content-Encoding", b"Identity")], 200, 5, True),
+        ([(b"Content-Encoding", b"identity"), (b"content-encoding", b"Identity")], 200, 5, True),
+        ([(b"Content-Encoding", b"identity"), (b"Content-Encoding", b"gzip")], 200, 5, False),
+        ([(b"Content-Encoding", b"gzip"), (b"Content-Encoding", b"identity")], 200, 5, False),
+        ([(b"Content_Encoding", b"gzip")], 200, 5, False),
+        ([(b"content-encoding", b"identity"), (b"CONTENT_ENCODING", b"br")], 200, 5, False),
+        ([(b"Content-Encoding", b"identity, gzip")], 200, 5, False),
+        ([(b"Content-Encoding", b"gzip,identity")], 200, 5, False),
+        ([(b"Content-Encoding", b"X-GZIP")], 200, -2, False),
+        ([(b"Content-Encoding", b"aes128gcm")], 206, -1, False),
+        ([(b"Content-Encoding", b"")], 200, 5, False),
+        ([(b"Content-Encoding", b"none")], 200, 5, False),
+        ([(b"Content-Encoding", b"gzip")], 200, 0, True),
+        ([(b"IM", b"gzip")], 226, 5, False),
+        ([(b"IM", b"identity")], 226, 5, True),
         ([], 200, -2, True),
         ([(b"upgrade", b"websocket")], 101, 0, False),
     ],

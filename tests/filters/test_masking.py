@@ -1,3 +1,4 @@
+import html
 import json
 from base64 import b64encode, urlsafe_b64encode
 from urllib.parse import quote, quote_plus
@@ -28,6 +29,7 @@ def feed(mask, pieces):
         VALUE, quote(VALUE).encode(), quote(VALUE, safe="").encode(), quote_plus(VALUE).encode(),
         b"sk-T0p%2fSec%2bret%22%3d%20%e9~x", VALUE.hex().encode(), VALUE.hex().upper().encode(),
         JSON.encode(), JSON.replace("/", "\\/").encode(),
+        VALUE.decode("latin-1").encode("utf-16-le"), VALUE.decode("latin-1").encode("utf-16-be"),
     ],
 )  # fmt: skip
 def test_every_form_is_overwritten_at_its_length(form):
@@ -76,3 +78,19 @@ def test_however_a_stream_is_cut_the_secret_is_masked_and_the_length_kept(secret
     out = b"".join(feed(Mask(Secret(secret)), pieces))
     assert len(out) == len(body)
     assert secret == b"*" * len(secret) or secret not in out
+
+
+TEXT = "k<e>y&\"+'\u00e9\\/9"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        TEXT, html.escape(TEXT), html.escape(TEXT, quote=False),
+        "k&lt;e&gt;y&amp;&#34;+&#39;\u00e9\\/9", "k&lt;e&gt;y&amp;&#34;&#43;&#39;\u00e9\\/9",  # Go: html, templates
+        json.dumps(TEXT)[1:-1], json.dumps(TEXT, ensure_ascii=False)[1:-1],
+        r'k\u003ce\u003ey\u0026\"+' + "'\u00e9" + r"\\/9",  # Go's encoding/json
+    ],
+)  # fmt: skip
+def test_what_pages_and_other_encoders_of_json_write_is_overwritten(form):
+    assert Mask(Secret(TEXT.encode())).apply(f"<{form}>".encode()) == b"<" + b"*" * len(form.encode()) + b">"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.authorization.grpc_channel import GrpcChannel
 from egressproxy.gateway.authorization.held import HeldRequest
-from egressproxy.gateway.authorization.over_http import passed, question
+from egressproxy.gateway.authorization.over_http import passed, passed_body, question
 from egressproxy.gateway.authorization.verdict import (
     Change,
     FieldChange,
@@ -64,6 +64,7 @@ class GrpcAsker:
             await passed(self._chain.backend_request, inner)
             metadata = list(head.fields)
             answer = await self._channel.call(inner, self._chain.connect, head.path, metadata, message, timeout_s)
+            answer = await passed_body(self._chain.response_body, inner, answer)
         finally:
             if self._chain.complete is not None:
                 finish(self._chain.complete, inner)

@@ -6,6 +6,7 @@ Source: Gateway API HTTPExternalAuthFilter with protocol HTTP, HTTPAuthConfig.
 from __future__ import annotations
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, Retry, UpstreamFault
+from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.authorization.held import HeldRequest
 from egressproxy.gateway.authorization.verdict import Change, FieldChange, Verdict, denial, is_ours
@@ -20,7 +21,7 @@ from egressproxy.protocols.http1.writer import request_bytes
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.transport.driver import Driver, driven, pause
 
-__all__ = ["HttpAsker", "passed", "question"]
+__all__ = ["HttpAsker", "passed", "passed_body", "question"]
 
 #: The longest answer that is read: a page that tells people where to log in.
 MAX_ANSWER_OCTETS = 1024 * 1024
@@ -141,7 +142,7 @@ class HttpAsker:
         answer = _Answer()
         upstream.send_response_body_to(answer)
         await upstream.response_end()
-        return response, b"".join(answer.parts)
+        return response, await passed_body(self._chain.response_body, inner, b"".join(answer.parts))
 
 
 class _Answer:
@@ -170,6 +171,14 @@ def question(x: Exchange, head: RequestHead, connector: Connector) -> Exchange:
     inner.request, inner.method, inner.path = head, head.method, x.path
     inner.backend = connector.name
     return inner
+
+
+async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
+    """What the filters of the answer's body make of a whole one: a client may get it."""
+    if plan is None:
+        return body
+    outcome = plan.begin(x).feed(x, body, True)
+    return outcome if isinstance(outcome, bytes) else await outcome
 
 
 async def passed(steps: Steps | None, x: Exchange) -> None:

@@ -362,6 +362,21 @@ def test_the_server_gets_its_own_credential_and_the_backend_does_not(converse: S
     talk.client << OK_PASSED
 
 
+def test_the_credential_of_the_server_is_masked_in_its_denial(converse: Start):
+    """Its extensions hold for what a client is told: head and body alike."""
+    config = {"secretRef": {"name": "k", "key": "t"}, "header": "X-Key", "allowPlaintext": True, "scrubResponses": True}
+    injector = {"name": "i", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request"}
+    server = m.backend("auth", "auth.example", 9000, extensions=[{**injector, "config": config}])
+    talk = converse([*guarded(server=server), m.secret("k", {"t": "hidden-123"})])
+    talk.client >> GET
+    asked(talk)
+    assert b"X-Key: hidden-123" in talk.origin.take(rb"GET .*?\r\n\r\n")[0]
+    talk.origin >> b"HTTP/1.1 403 Forbidden\r\nX-Saw: hidden-123\r\nContent-Length: 15\r\n\r\nkey: hidden-123"
+    answer = talk.client.take(rb"HTTP/1.1 403 .*?\r\n\r\nkey: .{10}")[0]
+    assert b"hidden-123" not in answer
+    assert answer.endswith(b"key: **********")
+
+
 # --- bodies --------------------------------------------------------------------------------------------------------
 POST = b"POST /x HTTP/1.1\r\nHost: app.example\r\nContent-Length: 10\r\n\r\n0123456789"
 POST_ASKED = b"POST /x HTTP/1.1\r\nHost: app.example\r\nVia: 1.1 gw\r\nContent-Length: %d\r\n\r\n%b"

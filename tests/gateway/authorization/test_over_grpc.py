@@ -332,6 +332,25 @@ def test_the_service_gets_its_own_credential(converse: Start):
     talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")
 
 
+def test_the_credential_of_the_service_is_masked_in_its_denial(converse: Start):
+    config = {"secretRef": {"name": "k", "key": "t"}, "header": "X-Key", "allowPlaintext": True, "scrubResponses": True}
+    injector = {"name": "i", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request"}
+    extensions = [{**injector, "config": config}]
+    server = m.backend("auth", "auth.example", 9001, protocol="GRPC", extensions=extensions)
+    talk = converse([*guarded(server=server), m.secret("k", {"t": "hidden-123"})])
+    talk.client >> GET
+    service = Service(talk)
+    call = service.asked()
+    assert call.headers[b"x-key"] == b"hidden-123"
+    denied = field(
+        2, field(1, number(1, 403)) + field(2, header(b"x-saw", b"hidden-123")) + text(3, b"key: hidden-123")
+    )
+    service.says(call, DENIED + denied)
+    answer = talk.client.take(rb"HTTP/1.1 403 .*?\r\n\r\nkey: .{10}")[0]
+    assert b"hidden-123" not in answer
+    assert b"x-saw: **********" in answer.lower()
+
+
 def test_a_backend_that_the_configuration_loses_is_left_when_its_calls_have_ended(converse_on: Start):
     talk = converse_on(guarded())
     talk.client >> GET
