@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason, Retry, UpstreamFault
+from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, Retry, UpstreamFault
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
@@ -73,7 +73,7 @@ class ClientConnection(DownstreamConnection):
         )
 
     def close_if_idle(self) -> None:
-        if not self.in_exchange:
+        if not self.in_exchange or self.awaits_octets:
             self.close()
 
     # --- the exchange's clock ------------------------------------------------------------------------------------
@@ -116,6 +116,8 @@ class ClientConnection(DownstreamConnection):
     def look_at_clock(self) -> GatewayError | None:
         """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
         now = self.wheel.now
+        if self.awaits_octets:
+            return BadRequest(Reason.CLIENT_TIMEOUT, "nothing came in the tunnel", status=408)
         if now >= self.exchange_ends_at:
             return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
         if now >= self.attempt_ends_at:

@@ -15,9 +15,9 @@ from egressproxy.gateway.admission import enforce, note_denied
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
-from egressproxy.gateway.tunnels import dial, hand_over, relay, take_tunnel_slot
+from egressproxy.gateway.tunnels import dial, hand_over, refuse_answer, relay, take_tunnel_slot
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
@@ -193,10 +193,8 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
         enforce(x, route.mode, route.destinations.denial(x.authority))
     if route.chain.request_headers is not None:
         outcome = run(route.chain.request_headers, x)
-        if outcome is not None and not isinstance(outcome, Answer):
-            outcome = await outcome
         if outcome is not None:
-            raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
+            await refuse_answer(outcome)
     choice = life.choice = route.choose()
     note_denied(x, choice)
     x.backend, x.series = choice.backend, choice.series

@@ -1,16 +1,20 @@
 """Tunnels: CONNECT, upgraded connections, and TLS or TCP listeners, from the decision to the last octet.
 
-Source: RFC 9110 section 9.3.6; security.md; clients.md (a CONNECT to port 80 is parsed).
+In a tunnel to port 80 the first octets decide what it is, since clients tunnel both there: TLS goes by a TLSRoute or
+the policy, HTTP is read, and each request goes by the HTTPRoutes or the policy.
+
+Source: RFC 9110 section 9.3.6.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.chain import run
+from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.filters.chain import Outcome, run
 from egressproxy.gateway.admission import (
     HTTP_PORT,
     default_route,
@@ -23,14 +27,15 @@ from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
+from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.relay import TransportTunnel
 from egressproxy.protocols.tunnel.sockets import SocketTunnel
 from egressproxy.spec.policy import Mode, SniCheck
-from egressproxy.transport.driver import Driver
+from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.sockets import SocketTransport
 
@@ -38,7 +43,13 @@ if TYPE_CHECKING:
     from egressproxy.gateway.client import ClientConnection
     from egressproxy.gateway.conductor import Conductor
 
-__all__ = ["dial", "hand_over", "relay", "serve_connect", "switch_protocols", "take_tunnel_slot"]
+__all__ = [
+    "admit_http", "dial", "hand_over", "refuse_answer", "relay", "route_tunnel", "serve_connect", "switch_protocols",
+    "take_tunnel_slot", "ways_to_http_port",
+]  # fmt: skip
+
+#: An alert of TLS: access_denied (RFC 8446 section 6.2).
+ACCESS_DENIED = b"\x15\x03\x03\x00\x02\x02\x31"
 
 
 log = logging.getLogger(__name__)
@@ -68,11 +79,11 @@ class PlainClient(TunnelClient, Protocol):
 
 
 async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:
-    """A CONNECT: decide, dial, answer 200, relay. A tunnel to port 80 is read as HTTP instead.
+    """A CONNECT: decide, dial, answer 200, relay. In a tunnel to port 80 the answer comes first, then the decision.
 
     True if the exchange has been handed over to the tunnel, which completes it; what holds it now has to let go.
     """
-    listener, life = client.listener, client.life
+    listener = client.listener
     x.is_tunnel = True
     x.kind = "tunnel"
     if not listener.is_forward or client.tunnel_authority is not None:
@@ -80,10 +91,77 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     authority = x.authority = read_authority(head.target, None)
     if head.via:
         refuse_loops(head, conductor.pseudonym)
-    route = route_tunnel(x, listener, authority)
-    if route is None:
-        speak_http_inside(x, client, authority)
+    if authority.port == HTTP_PORT:
+        return await serve_http_port(conductor, x, client, authority)
+    return await open_tunnel(conductor, x, client, authority, route_tunnel(x, listener, authority))
+
+
+async def serve_http_port(conductor: Conductor, x: Exchange, client: ClientConnection, authority: Authority) -> bool:
+    """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200 and listened to.
+
+    The first octet tells: no method of HTTP begins with one that a TLS server would take.
+    """
+    ways_to_http_port(x, client.listener, authority)
+    client.send(TUNNEL_ESTABLISHED)
+    x.status = 200
+    listener = await first_octets(client)
+    first = client.reader.first_octet
+    if not first or not may_start_tls(first):
+        with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
+            admit_http(x, listener, authority)
+        client.tunnel_authority = authority
+        client.enter_tunnel(listener.head_limits)
         return False
+    try:
+        route = route_tunnel(x, listener, authority)
+    except Denied as denied:
+        conductor.blame(x, client.life, denied)
+        client.send(ACCESS_DENIED)
+        client.life.close = True
+        return False
+    return await open_tunnel(conductor, x, client, authority, route)
+
+
+async def first_octets(client: ClientConnection) -> Listener:
+    """Wait until the client has said something, or its end. Gives its listener of that moment.
+
+    Raises BadRequest (CLIENT_TIMEOUT) where nothing comes in the time for a request head.
+    """
+    client.deadline.after(client.request_headers_s)
+    while not client.reader.buffered and not client.has_ended:
+        client.awaits_octets = True
+        await pause()
+    client.awaits_octets = False
+    client.deadline.clear()
+    if client.state.is_closed:
+        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
+    return client.listener
+
+
+def ways_to_http_port(x: Exchange, listener: Listener, authority: Authority) -> tuple[Route | None, bool]:
+    """The route of TLS in a tunnel to port 80 (None: it would be refused), and whether HTTP may go there.
+
+    Raises Denied where neither may; it is the denial of HTTP.
+    """
+    tls = None
+    try:
+        with suppress(Denied):
+            tls = route_tunnel(x, listener, authority)
+        admit_http(x, listener, authority)
+    except Denied:
+        if tls is None:
+            raise
+        return tls, False
+    finally:
+        x.would_deny = None  # it is noted of the way that is taken
+    return tls, True
+
+
+async def open_tunnel(
+    conductor: Conductor, x: Exchange, client: ClientConnection, authority: Authority, route: Route
+) -> bool:
+    """Filter, choose, dial, answer 200 unless that was said already, relay. True: as `serve_connect`."""
+    listener, life = client.listener, client.life
     life.route = route
     x.route = route.name
     x.series = route.series
@@ -91,20 +169,28 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     steps = route.chain.request_headers
     if steps is not None:
         outcome = run(steps, x)
-        if outcome is not None and await conductor.is_answered(outcome, steps, x, client):
-            return False
+        if outcome is not None:
+            if x.status:
+                await refuse_answer(outcome)
+            elif await conductor.is_answered(outcome, steps, x, client):
+                return False
     choice = life.choice = route.choose()
     note_denied(x, choice)
     x.backend = choice.backend
     x.series = choice.series
     take_tunnel_slot(client.state, life, listener)
     guard = None
-    if route.is_tls_only or listener.destinations.sni_check(authority) is SniCheck.MATCH:
-        guard = SniGuard(authority, must_be_tls=route.is_tls_only, only_reports=route.mode is Mode.REPORT)
+    is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is SniCheck.MATCH
+    if is_tls or checks_name or x.status:
+        guard = SniGuard(
+            authority, must_be_tls=is_tls or x.status != 0, only_reports=route.mode is Mode.REPORT,
+            checks_name=is_tls or checks_name,
+        )  # fmt: skip
     upstream = await dial(x, choice)
     through_parent = choice.connector is not None and choice.connector.parent is not None
-    client.send(TUNNEL_ESTABLISHED)
-    x.status = 200
+    if not x.status:
+        client.send(TUNNEL_ESTABLISHED)
+        x.status = 200
     rest = client.detach()
     if hand_over(conductor, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
         return True
@@ -112,27 +198,28 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     return False
 
 
-def route_tunnel(x: Exchange, listener: Listener, authority: Authority) -> Route | None:
-    """The route of a tunnel, or None for one that we read HTTP in. Raises Denied."""
+async def refuse_answer(outcome: Outcome) -> None:
+    """Wait for filters where no response can be sent any more. Raises Denied if one of them answers."""
+    answer = outcome if isinstance(outcome, Answer) else await outcome
+    if answer is not None:
+        raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
+
+
+def route_tunnel(x: Exchange, listener: Listener, authority: Authority) -> Route:
+    """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
     route = listener.streams.match(authority.host)
     if route is not None and route.serves(authority.host, authority.port):
         enforce(x, route.mode, route.destinations.denial(authority))
         return route
-    if authority.port != HTTP_PORT:
-        return default_route(x, listener, authority)
+    return default_route(x, listener, authority)
+
+
+def admit_http(x: Exchange, listener: Listener, authority: Authority) -> None:
+    """Whether HTTP in a tunnel to port 80 could be allowed at all: each request is decided by itself. Raises Denied."""
     if listener.hosts.match(authority.host):
         enforce(x, listener.mode, listener.destinations.denial(authority))
     else:
         default_route(x, listener, authority)
-    return None
-
-
-def speak_http_inside(x: Exchange, client: ClientConnection, authority: Authority) -> None:
-    """Answer 200 and read requests from now on; each is routed, filtered and decided like an absolute-form one."""
-    client.send(TUNNEL_ESTABLISHED)
-    x.status = 200
-    client.tunnel_authority = authority
-    client.enter_tunnel(client.listener.head_limits)
 
 
 async def dial(x: Exchange, choice: Choice, *, terminated: bool = False) -> Parked:

@@ -84,7 +84,10 @@ class World:
         self.dns.stop()
 
     def manifests(self) -> list[manifests.Manifest]:
-        """On the reverse listener: /allowed, /denied and /down to three backends, /keyed to one with a credential."""
+        """On the reverse listener: /allowed, /denied and /down to three backends, /keyed to one with a credential.
+
+        On the forward one a TLSRoute names the origin, for clients that open tunnels for http:// URLs, too.
+        """
         injector = {
             "name": "key",
             "type": "egressproxy.io/CredentialInjector:v1",
@@ -102,6 +105,8 @@ class World:
         rules = [manifests.prefix_rule(f"/{name}", name, rewrite="/") for name in [*hosts, "keyed"]]
         rules.append(manifests.prefix_rule("/npm", "allowed"))  # npm keeps the path of a tarball's URL
         leaf = self.pki.issue("127.0.0.1")
+        anywhere = manifests.backend("anywhere", "-", port)
+        anywhere["spec"]["destination"] = {"type": "Dynamic"}
         pair = {"tls.crt": chain(leaf), "tls.key": leaf.private_key_pem.bytes().decode()}
         tls = {"mode": "Terminate", "certificateRefs": [{"name": "listener"}]}
         return [
@@ -116,6 +121,8 @@ class World:
             manifests.config_map("ca", {"ca.crt": self.pki.ca_pem}),
             manifests.secret("provider", {"token": PROVIDER_KEY}),
             *backends,
+            anywhere,
+            manifests.tls_route("tunnels", "anywhere", hostnames=[ORIGIN], section="forward"),
             manifests.http_route("base", *rules, section="http"),
             manifests.http_route("base-tls", *rules, section="https"),
         ]

@@ -521,6 +521,254 @@ def test_no_tunnel_inside_a_tunnel(converse_on: Start):
     assert talk.client.answer()[0] == 405
 
 
+def both_ways(*, allow: tuple[str, ...] = (), **sections: object) -> list[m.Manifest]:
+    """An HTTPRoute and a TLSRoute to the same TLS backend for a.example, as for a provider with a base URL."""
+    backend = m.backend("a", "a.example", 443, tls=True)
+    rule = m.prefix_rule("/v1", "a")
+    routes = (m.http_route("h", rule, hostnames=["a.example"]), m.tls_route("t", "a", hostnames=["a.example"]))
+    return forward(backend, *routes, allow=allow, **sections)
+
+
+def alone(kind: str) -> list[m.Manifest]:
+    """A route of one kind alone names a.example:80, and no policy allows it."""
+    if kind == "http":
+        backend, route = (
+            m.backend("a", "a.example", 80),
+            m.http_route("h", m.prefix_rule("/", "a"), hostnames=["a.example"]),
+        )
+    else:
+        backend, route = m.backend("a", "a.example", 80, protocol="TCP"), m.tls_route("t", "a", hostnames=["a.example"])
+    return forward(backend, route, allow=("b.example",))
+
+
+INSIDE = b"GET /v1/x HTTP/1.1\r\nHost: a.example\r\n\r\n"
+DENIED_ALERT = b"\x15\x03\x03\x00\x02\x02\x31"
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_http_in_a_tunnel_to_port_80_goes_by_the_http_route_though_a_tls_route_names_the_host(
+    converse_on: Start, is_early: bool
+):
+    """undici tunnels plain http so; the backend has TLS, which the gateway opens."""
+    talk = converse_on(both_ways())
+    early = INSIDE.replace(b"/v1/x", b"/v2/x") if is_early else b""
+    talk.client >> connect("a.example:80") + early
+    talk.client << ESTABLISHED
+    if not is_early:
+        talk.client >> INSIDE.replace(b"/v1/x", b"/v2/x")
+    assert talk.client.answer()[0] == 403
+    talk.no_dial()
+    talk.client >> INSIDE
+    talk.dialled("a.example", 443)
+    talk.origin.take(rb"\x16\x03")
+    talk.counts_octets = False  # the client does not wait for its answer
+    talk.client.leaves()
+    talk.origin.leaves()
+    talk.until(lambda: len(talk.records) == 3)
+    assert [record["kind"] for record in talk.records] == ["tunnel", "request", "request"]
+    assert [record["route"] for record in talk.records] == ["-", "-", "agents/h"]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5000])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_tls_in_a_tunnel_to_port_80_goes_by_the_tls_route(converse_on: Start, cut: int, is_early: bool):
+    talk = converse_on(both_ways())
+    hello = client_hello("a.example")
+    talk.client >> connect("a.example:80") + (hello[:cut] if is_early else b"")
+    talk.client << ESTABLISHED
+    if not is_early:
+        talk.no_dial()
+        talk.client >> hello[:cut]
+    talk.dialled("a.example", 443)
+    talk.client >> hello[cut:]
+    talk.origin << hello
+    talk.origin >> b"answer"
+    talk.client << b"answer"
+    talk.client.leaves()
+    talk.origin.leaves()
+    record = talk.record()
+    assert (record["route"], record["authority"], record["reason"]) == ("agents/t", "a.example:80", "-")
+    assert record["bytes_in"] == len(connect("a.example:80")) + len(hello)
+    assert record["bytes_out"] == len(ESTABLISHED) + len(b"answer")
+
+
+@pytest.mark.parametrize("name", ["b.example", None])
+@pytest.mark.parametrize("manifests", [both_ways(), forward()])
+def test_tls_in_a_tunnel_to_port_80_has_to_name_the_host(
+    converse_on: Start, name: str | None, manifests: list[m.Manifest]
+):
+    talk = converse_on(manifests)
+    talk.client >> connect("a.example:80") + client_hello(name)
+    assert talk.pending_dial()
+    talk.dialled("a.example", talk.dialer.dials[0].endpoints[0][1])
+    talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
+    talk.origin.is_closed()
+    assert talk.record()["reason"] == "sni_mismatch"
+
+
+def test_tls_in_a_tunnel_to_port_80_goes_by_the_policy_where_no_route_is(converse_on: Start):
+    talk = converse_on(forward())
+    hello = client_hello("a.example")
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    talk.client >> hello
+    talk.dialled("a.example", 80)
+    talk.origin << hello
+
+
+def test_any_name_in_a_tunnel_to_port_80_is_one_in_a_hello(converse_on: Start):
+    """`sni: Any` lifts the comparison: what is neither TLS nor HTTP is refused all the same."""
+    allow = [{"hostnames": ["a.example"], "sni": "Any"}]
+    for first, passes in ((client_hello("b.example"), True), (b"\x16\x03\x01GET /v1 HTTP/1.1\r\n\r\n", False)):
+        talk = converse_on([m.gateway(m.forward_listener(3128)), m.policy(destinations={"allow": allow})])
+        talk.client >> connect("a.example:80") + first
+        talk.dialled("a.example", 80)
+        if passes:
+            talk.origin << first
+        else:
+            talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)  # noqa: B023   called at once
+            talk.origin.is_closed()
+
+
+def test_a_connect_to_port_80_is_refused_where_neither_way_could_be_allowed(converse_on: Start):
+    for manifests in (alone("http"), alone("tls"), forward(allow=("b.example",))):
+        talk = converse_on(manifests)
+        talk.client >> connect("c.example:80")
+        status, _, _, error = talk.client.answer()
+        assert (status, error["reason"]) == (403, "destination_not_allowed")
+        talk.no_dial()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_tls_that_only_http_is_allowed_for_is_closed_with_an_alert(converse_on: Start, is_early: bool):
+    talk = converse_on(alone("http"))
+    hello = client_hello("a.example")
+    talk.client >> connect("a.example:80") + (hello if is_early else b"")
+    talk.client << ESTABLISHED
+    if not is_early:
+        talk.client >> hello
+    talk.client << DENIED_ALERT
+    talk.client.is_closed()
+    talk.no_dial()
+    record = talk.record()
+    assert (record["kind"], record["status"], record["reason"]) == ("tunnel", 200, "destination_not_allowed")
+    assert talk.series("denied") == 1
+
+
+def test_http_that_only_tls_is_allowed_for_is_refused_request_by_request(converse_on: Start):
+    talk = converse_on(alone("tls"))
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    for _ in range(2):
+        talk.client >> INSIDE
+        status, _, _, error = talk.client.answer()
+        assert (status, error["reason"]) == (403, "destination_not_allowed")
+    talk.no_dial()
+
+
+@pytest.mark.parametrize("first", [b"SSH-2.0-x\r\n", b"\x00\x01", b"\x19\x03", b"\r\n\x16\x03\x01"])
+def test_what_is_neither_tls_nor_http_is_refused_in_a_tunnel_to_port_80(converse_on: Start, first: bytes):
+    talk = converse_on(both_ways(allow=("a.example",)))
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    talk.client >> first
+    status, _, fields, error = talk.client.answer()
+    assert (status, fields["Connection"]) == (400, "close")
+    assert error["reason"] == "bad_request_line"
+    talk.no_dial()
+
+
+def test_a_client_that_waits_for_the_server_in_a_tunnel_to_port_80_is_cut_in_time(converse: Start):
+    talk = converse(both_ways())
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    talk.after(8)
+    talk.client.is_open()
+    talk.after(4)
+    assert talk.client.is_gone
+    talk.no_dial()
+    assert talk.record()["reason"] == "client_timeout"
+
+
+def test_half_a_head_in_a_tunnel_to_port_80_has_its_time(converse: Start):
+    talk = converse(both_ways())
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    for at in range(5):
+        talk.client >> INSIDE[at : at + 1]
+        talk.after(2.5)
+    assert talk.client.answer()[0] == 408
+
+
+@pytest.mark.parametrize("way", ["ends", "leaves", "resets", "drained"])
+def test_a_client_that_leaves_a_tunnel_to_port_80_without_a_word(converse_on: Start, way: str):
+    talk = converse_on(both_ways())
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    if way == "drained":
+        talk.act(talk.ports[0].close_idle)
+    else:
+        getattr(talk.client, way)()
+    talk.until(lambda: bool(talk.records))
+    is_end = way == "ends" or (way == "leaves" and not talk.is_memory)
+    assert talk.record()["reason"] == ("-" if is_end else "client_gone")
+    talk.client.is_closed()
+
+
+def test_what_a_tunnel_to_port_80_may_carry_is_decided_when_it_is_said(converse_on: Start):
+    talk = converse_on(both_ways())
+    talk.client >> connect("a.example:80")
+    talk.client << ESTABLISHED
+    talk.reload(forward(allow=("b.example",)))
+    talk.client >> client_hello("a.example")
+    talk.client << DENIED_ALERT
+    talk.client.is_closed()
+    talk.no_dial()
+
+
+class Forbidding(Filter):
+    """Answers every request."""
+
+    def request_headers(self, x: Exchange) -> Answer | None:
+        return Answer(418)
+
+
+def test_a_filter_that_answers_a_tunnel_to_port_80_closes_it(converse_on: Start):
+    extensions = [scripted_filter("no")]
+    talk = converse_on(both_ways(extensions=extensions), filters={"no": Forbidding()})
+    talk.client >> connect("a.example:80") + client_hello("a.example")
+    talk.client << ESTABLISHED
+    talk.until(lambda: talk.client.has_eof)
+    talk.no_dial()
+    assert talk.record()["reason"] == "filter_rejected"
+
+
+@pytest.mark.parametrize("first", [client_hello("a.example"), INSIDE])
+def test_report_mode_notes_of_a_tunnel_to_port_80_what_its_way_breaks(converse_on: Start, first: bytes):
+    talk = converse_on(forward(allow=("b.example",), mode="Report"))
+    talk.client >> connect("a.example:80") + first
+    talk.client << ESTABLISHED
+    talk.dialled("a.example", 80)
+    talk.counts_octets = False  # the client does not wait for its answer
+    talk.client.leaves()
+    talk.origin.leaves()
+    talk.until(lambda: talk.open == 0)
+    assert [record["would_deny"] for record in talk.records] == [["destination_not_allowed"]] * len(talk.records)
+
+
+def test_the_limit_of_tunnels_holds_for_tls_in_a_tunnel_to_port_80(converse_on: Start):
+    talk = converse_on(both_ways(limits={"tunnels": 1}))
+    talk.client >> connect("a.example:80") + client_hello("a.example")
+    talk.client << ESTABLISHED
+    talk.dialled("a.example", 443)
+    second = talk.connect()
+    second >> connect("a.example:80") + client_hello("a.example")
+    second << ESTABLISHED
+    talk.until(lambda: second.has_eof or second.is_gone)
+    talk.no_dial()
+    assert talk.records[-1]["reason"] == "tunnel_limit"
+
+
 # --- upgrades ------------------------------------------------------------------------------------------------------
 def test_an_upgrade_becomes_a_tunnel(converse_on: Start):
     talk = converse_on(forward())

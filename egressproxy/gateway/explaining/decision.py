@@ -9,13 +9,20 @@ from types import SimpleNamespace
 from typing import cast
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.gateway.admission import enforce, name_destination, read_authority, refuse_loops, route_request
+from egressproxy.gateway.admission import (
+    HTTP_PORT,
+    enforce,
+    name_destination,
+    read_authority,
+    refuse_loops,
+    route_request,
+)
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.explaining.question import Question
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener, Port, Route, Snapshot
 from egressproxy.gateway.streams import StreamConnection, name_stream
-from egressproxy.gateway.tunnels import route_tunnel
+from egressproxy.gateway.tunnels import admit_http, route_tunnel, ways_to_http_port
 from egressproxy.model.exchange import Exchange, Identity
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.tls.client_hello import ClientHello
@@ -30,13 +37,17 @@ _NOBODY = cast(RequestHandler, None)  # is called by connections that receive so
 
 @dataclass(slots=True)
 class Decision:
-    """`route` None with no `error`: a tunnel to port 80, whose requests are decided one by one."""
+    """`route` None with no `error`: a tunnel to port 80, whose requests are decided one by one.
+
+    `tls_route`: what TLS in such a tunnel goes by; None: it is refused.
+    """
 
     x: Exchange
     port: Port
     listener: Listener
     route: Route | None = None
     error: GatewayError | None = None
+    tls_route: Route | None = None
 
     @property
     def originates_tls(self) -> bool:
@@ -87,7 +98,14 @@ def _decide_tunnel(made: Decision, question: Question) -> None:
     if not made.listener.is_forward:
         raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "CONNECT is served by forward-proxy listeners alone", status=405)
     x.authority = read_authority(head.target, None)
-    made.route = route_tunnel(x, made.listener, x.authority)
+    if x.authority.port == HTTP_PORT:
+        made.tls_route, reads_http = ways_to_http_port(x, made.listener, x.authority)
+        if reads_http:
+            admit_http(x, made.listener, x.authority)  # mode Report notes what it would refuse
+        else:
+            made.route = route_tunnel(x, made.listener, x.authority)
+    else:
+        made.route = route_tunnel(x, made.listener, x.authority)
     if made.route is not None:
         x.route, x.series = made.route.name, made.route.series
 

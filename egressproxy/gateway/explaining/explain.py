@@ -181,6 +181,9 @@ def _notes(decided: Decision, question: Question) -> list[str]:
         notes.append("identities are not told apart yet: what is said holds for every client")
     if x.is_tunnel and decided.error is None and decided.route is None:
         notes.append(f"HTTP is read inside a tunnel to port 80: explain http://{x.authority}/ for its requests")
+        tls = decided.tls_route
+        goes = "is refused there" if tls is None else f"there goes by {'policy' if tls.name == '-' else tls.name}"
+        notes.append(f"what begins with a ClientHello {goes}")
     elif x.is_tunnel and decided.error is None and listener.is_forward and x.authority is not None:
         if decided.route is not None and decided.route.is_tls_only:
             notes.append(f"what the tunnel carries has to be TLS for {x.authority.host}")

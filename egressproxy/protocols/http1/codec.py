@@ -114,6 +114,11 @@ class _Reader:
         """Octets fed and not yet turned into events."""
         return len(self._buffer) - self._at
 
+    @property
+    def first_octet(self) -> bytes:
+        """What is buffered begins with it; b"" where nothing is."""
+        return bytes(self._buffer[self._at : self._at + 1])
+
     def feed(self, data: bytes) -> None:
         """Take what came from the peer."""
         buffer = self._buffer

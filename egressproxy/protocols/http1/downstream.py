@@ -49,6 +49,7 @@ class DownstreamConnection(Flow):
 
     __slots__ = (
         "_is_pumping",
+        "awaits_octets",
         "body_limit",
         "body_octets",
         "client",
@@ -89,6 +90,7 @@ class DownstreamConnection(Flow):
         self.client = "-"
         self.in_exchange = False
         self.is_request_read = False  # the current request's body is whole
+        self.awaits_octets = False  # the exchange waits for what the client says behind its request
         self.has_ended = False  # the client has sent its FIN
         self.is_lingering = False
         self.is_lost = False
@@ -233,7 +235,11 @@ class DownstreamConnection(Flow):
                     break
                 if self.in_exchange:
                     if self.is_request_read or self.sink is None:
-                        break
+                        if not self.awaits_octets or not (self.reader.buffered or self.has_ended):
+                            break
+                        self.awaits_octets = False
+                        self.driver.resume()
+                        continue
                 elif self.is_write_blocked or self.driver.is_busy:
                     break
                 event = self.reader.next()

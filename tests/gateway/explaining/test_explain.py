@@ -176,6 +176,16 @@ def test_a_tunnel_to_port_80_is_read_as_http():
     found = ask(open_forward("a.example"), "CONNECT", "a.example:80")
     assert found["verdict"] == "allowed"
     assert "explain http://a.example:80/" in found["notes"][0]
+    assert found["notes"][1] == "what begins with a ClientHello there goes by policy"
+
+
+def test_a_tunnel_to_port_80_where_http_is_refused_goes_by_its_tls_route():
+    backend = m.backend("a", "a.example", 80, protocol="TCP")
+    route = m.tls_route("t", "a", hostnames=["a.example"])
+    found = ask([*open_forward("b.example"), backend, route], "CONNECT", "a.example:80")
+    assert found["verdict"] == "allowed"
+    assert found["notes"] == ["what the tunnel carries has to be TLS for a.example"]
+    assert ask([*open_forward("b.example"), backend, route], "CONNECT", "c.example:80")["verdict"] == "denied"
 
 
 def test_report_mode_lets_pass_and_says_what_it_would_deny():
