@@ -1,9 +1,18 @@
 # Everything a developer or a pipeline calls. `make help` lists it.
-# Needs: make, Python 3.11 or newer with its venv module. Nothing else is installed outside of .venv and .cache.
+# Needs: make, Python 3.11 or newer with its venv module. Nothing is installed outside of .venv, .venv-* and .cache.
 
 PYTHON      ?= python3
+# The python3 of this machine has .venv; one that is named (make test PYTHON=python3.13) has a folder of its own beside it.
+ifeq ($(origin PYTHON),file)
 VENV        ?= .venv
+endif
+ifndef VENV
+VENV        := .venv-$(or $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null),none)
+endif
 SHARED_CASES ?= ../shared/cases
+# What says the most about a Python in the shortest time: a real process, the codec, and what goes between processes.
+SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/transport/test_tls.py \
+               tests/spec tests/workers/test_messages.py tests/loading/test_request.py tests/loading/test_result.py
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"
 ARGS        ?=
 CASES       ?=
@@ -13,7 +22,7 @@ PIP         := $(BIN)/python -m pip -qq --disable-pip-version-check
 CASES_VENV  := .cache/cases-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types imports image-lint cases cases-venv bench bench-micro soak trouble install install-dev clean
+.PHONY: help run test smoke check format lint types imports image-lint cases cases-venv bench bench-micro soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +32,9 @@ run: install ## install what is missing and start the gateway (options: ARGS="�
 
 test: install-dev ## run the whole test suite (options: ARGS="…")
 	@$(BIN)/python -m pytest $(ARGS)
+
+smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
+	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
 
 check: lint types imports image-lint test ## format, lint, types, import direction, image files, then the tests
 
@@ -67,14 +79,16 @@ bench-micro: install-dev ## what each stage of a request costs (options: ARGS="�
 
 install: $(VENV)/.installed
 
+install-tests: $(VENV)/.installed-tests
+
 install-dev: $(VENV)/.installed-dev
 
 clean: ## remove everything that these targets made
-	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "egressproxy needs Python 3.11 or newer; $(PYTHON) is not. Name another: make PYTHON=python3.11 …"; exit 1; }
+	  || { echo "egressproxy needs Python 3.11 or newer; $(PYTHON) is not. Name another: make run PYTHON=python3.11 VENV=.venv"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "Python's venv module is missing. On Debian: apt-get install python3-venv"; exit 1; }
 
@@ -84,10 +98,15 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@$(PIP) install --editable .
 	@touch $@
 
+$(VENV)/.installed-tests: pyproject.toml | $(BIN)/python
+	@echo "Installing egressproxy and what its tests import into $(VENV) …"
+	@$(PIP) install --editable '.[tests]'
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing egressproxy and its test tools into $(VENV) …"
 	@$(PIP) install --editable '.[dev,clients]'
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.installed-tests $@
 
 $(CASES_VENV)/.installed: $(SHARED_CASES)/requirements.txt
 	@mkdir -p .cache

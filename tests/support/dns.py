@@ -121,5 +121,5 @@ class DnsServer(asyncio.DatagramProtocol):
                 if target in self.zone and depth < 40:
                     self._add(reply, target, kind, self.zone[target], depth + 1)
             elif (":" in record) == (kind == "AAAA"):
-                data = AAAA(ip_address(record).exploded) if kind == "AAAA" else A(record)
+                data = AAAA(list(ip_address(record).packed)) if kind == "AAAA" else A(record)
                 reply.add_answer(RR(name, getattr(QTYPE, kind), rdata=data, ttl=rule.ttl))
