@@ -24,6 +24,7 @@ __all__ = [
     "check_switch",
     "default_route",
     "enforce",
+    "judge",
     "name_destination",
     "note_denied",
     "read_authority",
@@ -92,8 +93,8 @@ def route_request(x: Exchange, listener: Listener) -> Route:
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, x.path_prefix = found
-        if route.destinations.denies:
-            enforce(x, route.mode, route.destinations.denial(authority))
+        if route.is_judged:
+            judge(x, route, authority)
     elif listener.is_forward:
         route = default_route(x, listener, authority)
     else:
@@ -107,6 +108,15 @@ def route_request(x: Exchange, listener: Listener) -> Route:
     x.route = route.name
     x.series = route.series
     return route
+
+
+def judge(x: Exchange, route: Route, authority: Authority) -> None:
+    """What policy says of a destination that a route matches. Raises Denied."""
+    if route.destinations.denies:
+        enforce(x, route.mode, route.destinations.denial(authority))
+    permission = route.permission
+    if permission is not None and authority.text not in permission.permitted:
+        enforce(x, permission.mode, permission.refusal(authority))
 
 
 def default_route(x: Exchange, listener: Listener, authority: Authority) -> Route:

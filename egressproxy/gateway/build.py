@@ -25,11 +25,13 @@ from egressproxy.gateway.connector import NO_PORTS, Connector, Network, served_p
 from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Listener, Port, Route, Snapshot
 from egressproxy.gateway.mirror import Mirror
 from egressproxy.gateway.sessions import Sessions
+from egressproxy.model.authority import Authority
 from egressproxy.model.steps import Steps, finished
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostTable
+from egressproxy.routing.permission import Permission, strictest
 from egressproxy.routing.table import HttpTable
-from egressproxy.spec.backend import ConnectionSpec
+from egressproxy.spec.backend import ConnectionSpec, Destination
 from egressproxy.spec.gateway import (
     ClientCertificatesSpec,
     ConfigSpec,
@@ -55,6 +57,9 @@ from egressproxy.transport.tls_contexts import server_context
 __all__ = ["build", "building"]
 
 NO_FILTERS = Chain()
+#: The ports that a route to a Dynamic backend is for: those of http and https; a tunnel with TLS is for the second.
+HTTP_PORTS = (80, 443)
+PERMITTED_PORTS = {"TLSRoute": (443,)}
 
 
 def build(
@@ -139,7 +144,9 @@ class _Builder:
                 rules.append(self.rule(spec, route, rule))
                 yield None
             http.append((route, rules))
-            named.append(HostEntry(route.hostnames, True, route.created, route.name))
+            hostnames = permitted_by(route, rules)
+            if hostnames is not None:
+                named.append(HostEntry(hostnames, True, route.created, route.name))
         table = yield from HttpTable.building(http)
         hosts = yield from HostTable.building(named)
         entries = []
@@ -190,12 +197,14 @@ class _Builder:
         return self.route(
             listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
             auth=rule.auth, mirrors=rule.mirrors, retry=rule.retry, session=rule.session, kind=route.kind,
+            names=route.names,
         )  # fmt: skip
 
     def stream(self, listener: ListenerSpec, route: StreamRouteSpec) -> Route:
         made = self.route(
-            listener, route.name, route.extensions, route.backends, route.policy, 0.0, None, kind=route.kind
-        )
+            listener, route.name, route.extensions, route.backends, route.policy, 0.0, None, kind=route.kind,
+            names=route.names,
+        )  # fmt: skip
         made.is_tls_only = route.kind == "TLSRoute"
         return made
 
@@ -204,16 +213,21 @@ class _Builder:
         Sequence[WeightedBackend],
         policy: PolicySpec, request_s: float, backend_request_s: float | None, auth: ExternalAuthSpec | None = None,
         mirrors: Sequence[MirrorSpec] = (), retry: RetrySpec | None = None, session: SessionSpec | None = None,
-        kind: str = "",
+        kind: str = "", names: tuple[str, ...] | None = None,
     ) -> Route:  # fmt: skip
+        """`names`: the hostnames that a route has written; None for what is served without one."""
         asking = None
         if auth is not None:
             place = replace(auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
             extensions = (*extensions, place)
             asking = self.external_auth(name, auth)
             self.asking[place] = PlacedFilter(place, EXTERNAL_AUTH, asking, notices=self.metrics.notices)
-        copied = self.mirrors(listener, name, mirrors)  # one for all backends: each request counts once in its share
-        choices = [self.choice(listener, name, extensions, backend, backend_request_s, copied) for backend in backends]
+        copied = self.mirrors(
+            listener, name, mirrors, names
+        )  # one for all backends: each request counts once in its share
+        choices = [
+            self.choice(listener, name, extensions, backend, backend_request_s, copied, names) for backend in backends
+        ]
         series = self.metrics.series(listener.gateway, name, "-")
         attempts = None
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(c.backend_request_s for c in choices)))
@@ -224,6 +238,7 @@ class _Builder:
         return Route(
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
             request_s=request_s, auth=asking, attempts=attempts, kind=kind,
+            permission=self.permission(listener, name, kind, names, policy, backends),
         )  # fmt: skip
 
     def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:
@@ -249,7 +264,7 @@ class _Builder:
 
     def choice(
         self, listener: ListenerSpec, route: str, extensions: tuple[ExtensionSpec, ...], backend: WeightedBackend,
-        backend_request_s: float | None, mirrors: tuple[Mirror, ...],
+        backend_request_s: float | None, mirrors: tuple[Mirror, ...], names: tuple[str, ...] | None,
     ) -> Choice:  # fmt: skip
         name = backend.backend.name if backend.backend is not None else "-"
         policy = backend.policy
@@ -261,11 +276,13 @@ class _Builder:
             name, None if is_closed else self.connector(backend), self.chain(extensions + backend.extensions),
             self.metrics.series(listener.gateway, route, name),
             weight=backend.weight, error=backend.error, backend_request_s=backend_request_s,
-            mirrors=mirrors + self.mirrors(listener, route, backend.mirrors) or None, denied=denied,
+            mirrors=mirrors + self.mirrors(listener, route, backend.mirrors, names) or None, denied=denied,
             served_ports=served_ports(backend.backend) if backend.backend is not None else NO_PORTS,
         )  # fmt: skip
 
-    def mirrors(self, listener: ListenerSpec, route: str, specs: Sequence[MirrorSpec]) -> tuple[Mirror, ...]:
+    def mirrors(
+        self, listener: ListenerSpec, route: str, specs: Sequence[MirrorSpec], names: tuple[str, ...] | None
+    ) -> tuple[Mirror, ...]:
         """Those whose backend can be used; the others are told in status."""
         made = []
         for spec in specs:
@@ -277,8 +294,25 @@ class _Builder:
                 name, connector, own.request_headers, self.chain(spec.extensions + backend.extensions),
                 self.metrics.series(listener.gateway, route, name), policy, self.destination_policy(policy),
                 (spec.numerator, spec.denominator), self.denial(backend),
+                self.permission(listener, route, "HTTPRoute", names, policy, (backend,)),
             ))  # fmt: skip
         return tuple(made)
+
+    def permission(
+        self, listener: ListenerSpec, route: str, kind: str, names: tuple[str, ...] | None, policy: PolicySpec,
+        backends: Iterable[WeightedBackend],
+    ) -> Permission | None:  # fmt: skip
+        """What a route to a Dynamic backend permits by itself; None for other routes: they permit what they lead to."""
+        dynamic = [
+            each.backend
+            for each in backends
+            if each.backend is not None and each.backend.destination is Destination.DYNAMIC
+        ]
+        if names is None or not dynamic:
+            return None
+        ports = {*PERMITTED_PORTS.get(kind, HTTP_PORTS), *(backend.port for backend in dynamic if backend.port)}
+        mode = strictest(listener.policy.mode, policy.mode)
+        return Permission(f"{kind} {route}", names, ports, self.destination_policy(listener.policy), mode)
 
     def denial(self, weighted: WeightedBackend) -> Denial | None:
         """The `deny` entry that holds for this backend itself, whatever its clients ask for."""
@@ -318,6 +352,15 @@ class _Builder:
                 found = self.destinations[key] = DestinationPolicy(policy.destinations, policy.sources)
             self.known_destinations[identity] = found
         return found
+
+
+def permitted_by(route: HttpRouteSpec, rules: Sequence[Route]) -> tuple[str, ...] | None:
+    """The hostnames whose plain http this route permits by itself, () for every host; None where it permits nothing."""
+    permissions = [rule.permission for rule in rules if rule.permission is not None]
+    if len(permissions) < len(rules):
+        return route.hostnames
+    left = [h for h in route.hostnames if any(each.names(Authority(h, HTTP_PORTS[0])) for each in permissions)]
+    return tuple(left) or None
 
 
 def clients_of(listeners: Iterable[Listener]) -> ClientCertificatesSpec | None:

@@ -16,6 +16,7 @@ from egressproxy.gateway.connector import NO_PORTS, Connector
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.hosts import HostTable
+from egressproxy.routing.permission import Permission
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
 from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerSpec
@@ -110,10 +111,12 @@ class Route:
         "clock_s",
         "destinations",
         "idle_s",
+        "is_judged",
         "is_tls_only",
         "kind",
         "mode",
         "name",
+        "permission",
         "request_s",
         "series",
         "total",
@@ -134,6 +137,7 @@ class Route:
         is_tls_only: bool = False,
         auth: ExternalAuth | None = None,
         kind: str = "",
+        permission: Permission | None = None,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -148,6 +152,8 @@ class Route:
         self.series = series
         self.mode: Mode = policy.mode
         self.destinations = destinations
+        self.permission = permission  # a Dynamic backend: what the route permits by itself
+        self.is_judged = destinations.denies or permission is not None  # else whatever it matches may go
         self.request_s = request_s
         self.clock_s = on_the_wheel(request_s)
         self.idle_s = policy.timeouts.idle_s
@@ -249,7 +255,7 @@ class Listener:
         self.name = spec.name
         self.port = spec.port
         self.http = http
-        self.hosts = hosts  # the hostnames that any HTTPRoute serves
+        self.hosts = hosts  # the hostnames that any HTTPRoute serves and permits by itself, on port 80
         self.streams = streams
         self.default = default
         self.destinations = destinations

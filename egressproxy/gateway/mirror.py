@@ -27,6 +27,7 @@ from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import request_bytes
 from egressproxy.routing.destinations import Denial, DestinationPolicy
+from egressproxy.routing.permission import Permission
 from egressproxy.spec.policy import PolicySpec
 from egressproxy.telemetry.metrics import Series
 from egressproxy.transport.driver import Driver, pause
@@ -58,8 +59,8 @@ class Mirror:
     """One RequestMirror filter, live: where copies go, and which requests are copied.
 
     `limits` are the steps of its own backend that look at a request before it is sent (limits of bodies); `chain` has
-    everything else that runs for a copy. `denied`: its place is denied by a policy. `held` counts the octets that wait
-    for it.
+    everything else that runs for a copy. `denied`: its place is denied by a policy. `permission`: what the route
+    permits a Dynamic one. `held` counts the octets that wait for it.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class Mirror:
         "in_progress",
         "limits",
         "mode",
+        "permission",
         "rest_s",
         "series",
     )
@@ -90,6 +92,7 @@ class Mirror:
         destinations: DestinationPolicy,
         share: tuple[int, int],
         denied: Denial | None = None,
+        permission: Permission | None = None,
     ) -> None:
         self.backend = backend
         self.connector = connector
@@ -99,6 +102,7 @@ class Mirror:
         self.mode = policy.mode
         self.destinations = destinations
         self.denied = denied
+        self.permission = permission
         self.rest_s = policy.timeouts.backend_request_s or REST_S
         self.held = 0
         self.in_progress = 0
@@ -309,6 +313,8 @@ class Copy:
             enforce(x, mirror.mode, mirror.destinations.denial(x.authority))
             if mirror.denied is not None:
                 enforce(x, mirror.mode, mirror.denied.error())
+        if mirror.permission is not None and x.authority is not None:
+            enforce(x, mirror.permission.mode, mirror.permission.refusal(x.authority))
         await _passed(mirror.limits, x)
         connector, head = mirror.connector, x.request
         block, path, host = head.fields.block, head.path, x.upstream_host

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import run
-from egressproxy.gateway.admission import enforce, note_denied
+from egressproxy.gateway.admission import judge, note_denied
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
@@ -190,7 +190,7 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
     life.route = route
     x.route, x.series = route.name, route.series
     if x.authority is not None:
-        enforce(x, route.mode, route.destinations.denial(x.authority))
+        judge(x, route, x.authority)
     if route.chain.request_headers is not None:
         outcome = run(route.chain.request_headers, x)
         if outcome is not None:

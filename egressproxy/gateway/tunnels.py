@@ -19,6 +19,7 @@ from egressproxy.gateway.admission import (
     HTTP_PORT,
     default_route,
     enforce,
+    judge,
     note_denied,
     read_authority,
     refuse_loops,
@@ -209,7 +210,7 @@ def route_tunnel(x: Exchange, listener: Listener, authority: Authority) -> Route
     """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
     route = listener.streams.match(authority.host)
     if route is not None and route.serves(authority.host, authority.port):
-        enforce(x, route.mode, route.destinations.denial(authority))
+        judge(x, route, authority)
         return route
     return default_route(x, listener, authority)
 

@@ -63,6 +63,11 @@ class DestinationPolicy:
         self._sources = tuple(sources)
         self._allowed: dict[tuple[str, int], SniCheck] = {}  # what was asked for and may be reached
 
+    @property
+    def has_allow_list(self) -> bool:
+        """Whether any policy says what is allowed, be it nothing."""
+        return bool(self._allow)
+
     def denial(self, authority: Authority) -> Denied | None:
         """The refusal if a `deny` entry matches: holds for routes too."""
         if not self.denies:

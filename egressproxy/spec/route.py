@@ -157,7 +157,8 @@ class HttpRuleSpec:
 class HttpRouteSpec:
     """`name` is "namespace/name"; `hostnames` are already intersected with the listener's (empty: every host).
 
-    `created` is the creationTimestamp as an ISO string, "~" (sorts last) where there is none.
+    `created` is the creationTimestamp as an ISO string, "~" (sorts last) where there is none. `names`, for a route with
+    a Dynamic backend or mirror, are the hostnames as it has written them: what it permits by itself.
     """
 
     name: str
@@ -165,11 +166,12 @@ class HttpRouteSpec:
     rules: tuple[HttpRuleSpec, ...]
     created: str = "~"
     kind: str = "HTTPRoute"
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRouteSpec:
-    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames` as above; empty for TCPRoute.
+    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames`, `names` as above; empty for TCPRoute.
 
     `extensions` as in HttpRuleSpec (request-headers phase sees a tunnel).
     """
@@ -181,3 +183,4 @@ class StreamRouteSpec:
     extensions: tuple[ExtensionSpec, ...] = ()
     created: str = "~"
     kind: str = "TLSRoute"
+    names: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from egressproxy.spec.policy import Mode
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward, reverse
 from tests.support import manifests as m
+from tests.support.conversation import Conversation
 
 
 def test_a_denial_answers_what_by_whom_why_and_what_to_add(converse_on: Start):
@@ -282,6 +283,187 @@ def test_a_new_deny_holds_for_the_pooled_connection_of_a_backend(converse_on: St
     talk.reload(reverse(destinations={"deny": [{"hostnames": ["a.example"]}]}))
     talk.client >> PLAIN_GET
     assert talk.client.answer()[0] == 403
+
+
+# --- a route to a Dynamic backend permits what it names ----------------------------------------------------------
+def dynamic(*hostnames: str, allow: tuple[str, ...] | None = ("ok.example",), **sections: Any) -> list[m.Manifest]:
+    """A forward proxy with a route to wherever the request says, which adds a field to everything."""
+    added = {"type": "RequestHeaderModifier", "requestHeaderModifier": {"add": [{"name": "X-Team", "value": "red"}]}}
+    return [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(allow, **sections),
+        m.dynamic(),
+        m.http_route("all", m.prefix_rule("/", "any", filters=[added]), hostnames=hostnames),
+    ]
+
+
+def absolute(authority: str, scheme: str = "http") -> bytes:
+    return f"GET {scheme}://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode()
+
+
+def refused(talk: Conversation, request: bytes) -> dict[str, Any]:
+    """The error of the one answer to this request, for which nothing is dialled."""
+    talk.client >> request
+    status, _, _, error = talk.client.answer()
+    talk.no_dial()
+    assert status == 403
+    return error
+
+
+def passes(talk: Conversation, authority: str) -> None:
+    """One exchange with this host on a new connection, through the filter of the route."""
+    host, _, port = authority.partition(":")
+    talk.client >> absolute(authority)
+    talk.dialled(host, int(port or 80))
+    assert b"X-Team: red" in talk.origin.take(rb"GET .*?\r\n\r\n")[0]
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_filter_for_everything_opens_nothing(converse_on: Start, scheme: str):
+    talk = converse_on(dynamic())
+    error = refused(talk, absolute("other.example", scheme))
+    assert (error["reason"], error["rule"]) == ("destination_not_allowed", "EgressPolicy agents/default")
+    assert talk.record()["detail"].startswith("HTTPRoute agents/all leads to a Dynamic backend, and permits by itself")
+
+
+def test_what_destinations_allow_is_served_by_the_route_with_its_filter(converse_on: Start):
+    talk = converse_on(dynamic())
+    passes(talk, "ok.example")
+    assert talk.record()["route"] == "agents/all"
+
+
+def test_without_any_policy_a_route_without_hostnames_permits_nothing(converse_on: Start):
+    objects = dynamic()
+    talk = converse_on([each for each in objects if each["kind"] != "EgressPolicy"])
+    assert refused(talk, absolute("ok.example"))["reason"] == "no_policy"
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "allow", "host", "is_permitted"),
+    [
+        (("a.example",), ("ok.example",), "a.example", True),
+        (("a.example",), (), "a.example", True),
+        (("a.example",), None, "a.example", True),
+        (("*.a.example",), None, "b.a.example", True),
+        (("*.a.example",), ("b.a.example",), "b.a.example", True),
+        (("*.a.example",), ("b.a.example",), "c.a.example", False),
+        (("*.a.example",), (), "b.a.example", False),
+        (("*.a.example", "c.a.example"), ("b.a.example",), "c.a.example", True),
+        (("a.example",), None, "a.example:443", True),
+        (("a.example",), None, "a.example:22", False),
+        (("a.example",), ("a.example",), "a.example:22", True),
+        (("*.a.example",), None, "b.a.example:8080", False),
+    ],
+)
+def test_a_route_permits_the_hosts_that_it_names_on_the_ports_of_http(
+    converse: Start, hostnames: tuple[str, ...], allow: tuple[str, ...] | None, host: str, is_permitted: bool
+):
+    talk = converse(dynamic(*hostnames, allow=allow))
+    if is_permitted:
+        passes(talk, host)
+    else:
+        refused(talk, absolute(host))
+
+
+def test_a_port_of_the_dynamic_backend_is_permitted(converse: Start):
+    objects = dynamic("a.example", allow=None)
+    next(each for each in objects if each["kind"] == "Backend")["spec"]["destination"]["ports"] = [{"number": 8080}]
+    talk = converse(objects)
+    passes(talk, "a.example:8080")
+    passes(talk, "a.example:80")
+    refused(talk, absolute("a.example:8081"))
+
+
+def test_an_address_is_never_a_name_of_a_route(converse: Start):
+    talk = converse(dynamic("*.example"))
+    refused(talk, absolute("93.184.216.34"))
+
+
+def test_one_dynamic_backend_of_several_asks_for_the_permission(converse: Start):
+    objects = dynamic()
+    objects[-1]["spec"]["rules"][0]["backendRefs"] += TO_B["backendRefs"]
+    talk = converse([*objects, B])
+    for _ in range(4):
+        refused(talk, absolute("other.example"))
+
+
+def test_a_route_of_its_own_for_the_host_goes_before_the_one_for_everything(converse: Start):
+    objects = [*dynamic(), B, m.http_route("own", TO_B, hostnames=["b.example"])]
+    talk = converse(objects)
+    talk.client >> absolute("b.example")
+    talk.dialled("b.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("listener_mode", ["Enforce", "Report", "Open"])
+@pytest.mark.parametrize("route_mode", [None, "Enforce", "Report", "Open"])
+def test_of_the_modes_of_listener_and_route_the_stricter_one_decides(
+    converse: Start, listener_mode: str, route_mode: str | None
+):
+    objects = dynamic(mode=listener_mode)
+    if route_mode is not None:
+        objects.append(on("HTTPRoute", "all", mode=route_mode))
+    talk = converse(objects)
+    modes = {listener_mode, route_mode or listener_mode}
+    if "Enforce" in modes:
+        refused(talk, absolute("other.example"))
+    else:
+        passes(talk, "other.example")
+        assert ("would_deny" in talk.record()) is ("Report" in modes)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_tunnel_to_port_80_opens_no_more_than_a_request(converse_on: Start, is_named: bool):
+    talk = converse_on(dynamic("other.example") if is_named else dynamic())
+    talk.client >> b"CONNECT other.example:80 HTTP/1.1\r\nHost: other.example:80\r\n\r\n"
+    if not is_named:
+        assert talk.client.answer()[0] == 403
+        talk.no_dial()
+        return
+    talk.client << b"HTTP/1.1 200 Connection established\r\n\r\n"
+    talk.client >> b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n"
+    talk.dialled("other.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "allow", "asked", "is_permitted"),
+    [
+        ((), (), b"ok.example", False),
+        ((), ("ok.example",), b"ok.example", True),
+        ((), ("ok.example",), b"other.example", False),
+        (("ok.example",), (), b"ok.example", True),
+        (("ok.example",), None, b"ok.example:8080", False),
+    ],
+)
+def test_on_a_reverse_listener_the_host_opens_no_more_than_policy_allows(
+    converse_on: Start, hostnames: tuple[str, ...], allow: tuple[str, ...] | None, asked: bytes, is_permitted: bool
+):
+    objects = dynamic(*hostnames, allow=allow)
+    objects[0] = m.gateway(m.http_listener(8080))
+    talk = converse_on(objects)
+    request = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n" % asked
+    if not is_permitted:
+        refused(talk, request)
+        return
+    talk.client >> request
+    talk.dialled("ok.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_the_hostname_of_a_listener_is_none_of_the_route(converse: Start):
+    objects = dynamic(allow=())
+    objects[0] = m.gateway(m.http_listener(8080, hostname="ok.example"))
+    talk = converse(objects)
+    refused(talk, b"GET / HTTP/1.1\r\nHost: ok.example\r\n\r\n")
 
 
 # --- the parts by themselves ---------------------------------------------------------------------------------------

@@ -571,3 +571,23 @@ def test_a_copy_does_not_go_to_a_place_that_is_denied(converse: Start, mode: str
     else:
         talk.no_dial()
         assert results(talk) == {"destination_denied": 1}
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_a_copy_for_wherever_the_host_says_opens_no_more_than_policy_allows(converse: Start, is_allowed: bool):
+    """The request goes to a fixed place, so its own Host is nobody's concern; that of its copy is."""
+    allow = {"allow": [{"hostnames": ["front.example"]}]} if is_allowed else {"allow": []}
+    talk = converse(mirrored(b=m.dynamic("b"), destinations=allow))
+    talk.client >> GET
+    a = talk.dialled("a.example", 80)
+    a << SENT % b"a.example"
+    a >> OK
+    talk.client << OK_PASSED
+    if is_allowed:
+        talk.dialled("front.example", 80)
+        talk.origin << SENT % b"front.example"
+        talk.origin >> OK
+        assert results(talk) == {"ok": 1}
+    else:
+        talk.no_dial()
+        assert results(talk) == {"destination_not_allowed": 1}

@@ -353,3 +353,37 @@ def test_in_report_mode_a_stream_passes_and_is_noted(converse_on: Start):
     talk.client.ends()
     talk.origin.ends()
     assert talk.record()["would_deny"] == ["destination_denied"]
+
+
+# --- a route to a Dynamic backend permits what it names ------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("hostnames", "allow", "is_permitted"),
+    [
+        ((), (), False),
+        ((), ("a.example",), True),
+        (("a.example",), (), True),
+        (("*.example",), None, True),
+        (("*.example",), ("b.example",), False),
+    ],
+)
+def test_a_stream_to_where_its_hello_says_opens_no_more_than_policy_allows(
+    converse_on: Start, hostnames: tuple[str, ...], allow: tuple[str, ...] | None, is_permitted: bool
+):
+    talk = converse_on(
+        [
+            m.gateway({"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}),
+            m.policy(allow),
+            m.dynamic(),
+            m.tls_route("t", "any", hostnames=hostnames),
+        ]
+    )
+    hello = client_hello("a.example")
+    talk.client >> hello
+    if is_permitted:
+        talk.dialled("a.example", 443)
+        talk.origin << hello
+        talk.client.leaves()
+    else:
+        talk.client.is_closed()
+        assert talk.record()["reason"] == "destination_not_allowed"
+        talk.no_dial()

@@ -888,3 +888,33 @@ def test_a_deny_holds_for_the_backend_that_a_tunnel_is_routed_to(converse_on: St
     status, _, _, error = talk.client.answer()
     assert (status, error["message"]) == (403, "b.example is denied by policy agents/default")
     talk.no_dial()
+
+
+# --- a route to a Dynamic backend permits what it names ------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("hostnames", "allow", "authority", "is_permitted"),
+    [
+        ((), ("ok.example",), "other.example:443", False),
+        ((), ("ok.example",), "ok.example:443", True),
+        (("a.example",), ("ok.example",), "a.example:443", True),
+        (("a.example",), ("ok.example",), "a.example:22", False),
+        (("a.example",), ("ok.example",), "a.example:80", False),
+        (("*.a.example",), ("ok.example",), "b.a.example:443", False),
+        (("*.a.example",), None, "b.a.example:443", True),
+        ((), ("ok.example",), "93.184.216.34:443", False),
+    ],
+)
+def test_a_tls_route_to_a_dynamic_backend_permits_the_names_that_it_has(
+    converse_on: Start, hostnames: tuple[str, ...], allow: tuple[str, ...] | None, authority: str, is_permitted: bool
+):
+    route = m.tls_route("t", "any", hostnames=hostnames)
+    talk = converse_on([m.gateway(m.forward_listener(3128)), m.policy(allow), m.dynamic(), route])
+    talk.client >> connect(authority)
+    if not is_permitted:
+        assert talk.client.answer()[0] == 403
+        talk.no_dial()
+        return
+    host, _, port = authority.partition(":")
+    talk.dialled(host, int(port))
+    talk.client << ESTABLISHED
+    talk.client.leaves()

@@ -13,6 +13,7 @@ __all__ = [
     "Manifest",
     "backend",
     "config_map",
+    "dynamic",
     "forward_listener",
     "gateway",
     "http_listener",
@@ -98,6 +99,12 @@ def backend(
         "ports": [{"number": port, "protocol": protocol, "tls": origination}],
     }
     return manifest(f"{OURS}/v1alpha1", "Backend", name, namespace, spec={"destination": destination, **more})
+
+
+def dynamic(name: str = "any", namespace: str = "agents", **more: Any) -> Manifest:
+    """A Backend of type Dynamic: where the request says. `more` goes into its spec."""
+    spec = {"destination": {"type": "Dynamic"}, **more}
+    return manifest(f"{OURS}/v1alpha1", "Backend", name, namespace, spec=spec)
 
 
 def prefix_rule(prefix: str, backend_name: str, *, rewrite: str | None = None, **more: Any) -> Manifest:

@@ -231,6 +231,7 @@ class Backends:
         protocol = entry.protocol if entry is not None else Protocol.HTTP
         endpoints: tuple[Endpoint, ...] = ()
         hostname = ""
+        own_port = number
         match destination.type:
             case "Fqdn":
                 assert destination.fqdn is not None
@@ -246,13 +247,13 @@ class Backends:
                 endpoints = inner.endpoints
                 made_tls = made_tls if entry is not None and entry.tls is not None else inner.tls
             case "Dynamic":
-                number = 0
+                own_port, number = number, 0
         extensions = self._own_extensions(backend)
         made = BackendSpec(
             name=backend.full_name,
             destination=made.destination,
             hostname=hostname,
-            port=number,
+            port=own_port,
             endpoints=endpoints,
             protocol=protocol,
             tls=made_tls,
@@ -393,5 +394,5 @@ def _notes(backend: AnyBackend) -> list[str]:
         if isinstance(backend, Backend) and backend.spec.resolver is not None:
             notes += dns_notes(backend.spec.resolver, "resolver")
         if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
-            notes.append("a Dynamic destination takes the port from the request; of ports only tls counts.")
+            notes.append("a Dynamic destination takes the port from the request; of ports one entry counts.")
     return notes

@@ -29,7 +29,7 @@ from egressproxy.config.compile.placement import Placement
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.problems import Problems, problem_at
 from egressproxy.config.compile.references import Names, Namespaces, References
-from egressproxy.config.compile.routes import RouteCompiler
+from egressproxy.config.compile.routes import RouteCompiler, is_dynamic
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
 from egressproxy.config.load import ResourceSet
@@ -40,6 +40,7 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
+from egressproxy.spec.policy import Mode
 from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
 
 __all__ = ["compile_config"]
@@ -48,6 +49,10 @@ AnyRoute = HttpRoute | GrpcRoute | TlsRoute | TcpRoute
 
 #: A backend of a route stands for a place that policy denies.
 _DENIED = "egressproxy.io/Denied"
+_PERMITS_NOTHING = (
+    "the route names no hostnames, so destinations decide where its Dynamic backend leads, and no destinations.allow "
+    "holds on listener {}: it can reach nothing"
+)
 _NAME_A_PARENT = "name the Gateway under parentRefs"
 _NOTHING_SERVED = "no listener is served: no client is answered"
 _SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or see the other warnings"
@@ -235,6 +240,8 @@ class _Run:
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
             for error in findings.unsaid(mirrored):
                 conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
+            if self._permits_nothing(route, backends, listener):
+                conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
             for sentence in self._denials.sentences(listener.name, backends, mirrored):
                 if conditions.says(_DENIED):
                     conditions.add_note(_DENIED, sentence)
@@ -292,6 +299,14 @@ class _Run:
         stream = self._routes.stream_route(route, attachment, layers)
         (served.tls if isinstance(route, TlsRoute) else served.tcp).append(stream)
         return list(stream.backends), []
+
+    def _permits_nothing(self, route: AnyRoute, backends: Sequence[WeightedBackend], listener: ListenerPlan) -> bool:
+        """Whether a route leads to a Dynamic backend, names no host, and no policy allows one."""
+        hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
+        if hostnames or not any(map(is_dynamic, backends)):
+            return False
+        policy = self._policies.merge(self._layers[listener], is_routed=False).policy
+        return policy.mode is Mode.ENFORCE and not any(policy.destinations.allow)
 
     def _is_absent(self, route: Resource, group: str, kind: str, namespace: str | None, name: str) -> bool:
         return self._resources.get(group, kind, namespace or route.namespace, name) is None

@@ -64,7 +64,7 @@ from egressproxy.spec.route import (
     WeightedBackend,
 )
 
-__all__ = ["RouteCompiler"]
+__all__ = ["RouteCompiler", "is_dynamic"]
 
 
 class RouteCompiler:
@@ -120,7 +120,8 @@ class RouteCompiler:
                 error = findings.closed.get(index, "")
                 rules.append(self._http_rule(route, index, listener, layers, where, error))
         created = route.metadata.creation_timestamp or "~"
-        return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created)
+        names = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
+        return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created, names=names)
 
     def grpc_route(
         self, route: GrpcRoute, attachment: Attachment, layers: tuple[Layer, ...], findings: Findings
@@ -166,6 +167,7 @@ class RouteCompiler:
             extensions=ordered([*placed, *found.filters]),
             created=route.metadata.creation_timestamp or "~",
             kind=route.KIND,
+            names=route.spec.hostnames if isinstance(route, TlsRoute) and any(map(is_dynamic, found.backends)) else (),
         )
 
     def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
@@ -398,6 +400,16 @@ class RouteCompiler:
                 made = replace(policy, destinations=replace(policy.destinations, deny=tuple(deny)))
             self._denying[key] = made
         return made
+
+
+def is_dynamic(weighted: WeightedBackend) -> bool:
+    """Whether the request says where this leads."""
+    return weighted.backend is not None and weighted.backend.destination is Destination.DYNAMIC
+
+
+def _has_dynamic(rule: HttpRuleSpec) -> bool:
+    mirrors = (rule.mirrors, *(backend.mirrors for backend in rule.backends))
+    return any(map(is_dynamic, (*rule.backends, *(mirror.backend for each in mirrors for mirror in each))))
 
 
 @overload

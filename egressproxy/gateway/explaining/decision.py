@@ -11,7 +11,7 @@ from typing import cast
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.gateway.admission import (
     HTTP_PORT,
-    enforce,
+    judge,
     name_destination,
     read_authority,
     refuse_loops,
@@ -125,4 +125,4 @@ def _decide_stream(made: Decision, question: Question) -> None:
         raise GatewayFault(Reason.NO_ROUTE, f"no route for {host} on this listener", status=404)
     x.route = made.route.name
     if x.authority is not None:
-        enforce(x, made.route.mode, made.route.destinations.denial(x.authority))
+        judge(x, made.route, x.authority)

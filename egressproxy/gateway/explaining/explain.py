@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import Any
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.instances import FilterInstances
@@ -37,8 +37,9 @@ from egressproxy.gateway.explaining.description import (
 )
 from egressproxy.gateway.explaining.question import Question
 from egressproxy.gateway.live import Choice, Route, Snapshot
-from egressproxy.model.authority import IPAddress
+from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
+from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.spec.backend import Destination
 from egressproxy.spec.policy import Mode, SniCheck
@@ -47,6 +48,7 @@ __all__ = ["explain"]
 
 #: Backends of one rule that are looked at: each may ask a name server.
 MAX_BACKENDS = 16
+_PERMITTED = "allowed by the route, and denied nowhere"
 #: Rules of a host that are shown where none of them matches.
 MAX_NEAR = 5
 
@@ -143,10 +145,13 @@ def _policy(decided: Decision) -> dict[str, Any]:
         made["decision"] = "denied" if error_values(decided.error)["denied"] else "not asked: nothing serves this"
     elif x.would_deny:
         made["decision"] = "allowed, because mode is Report: it would be denied"
-        refused = listener.destinations.refusal(x.authority) if x.authority is not None and is_default else None
+        refused = _refusal(decided, x.authority) if x.authority is not None else None
         made["wouldDeny"] = error_values(refused) if refused is not None else {"reason": x.would_deny[0].value}
     elif route is not None and not is_default:
         made["decision"] = _of_backends(route)
+        if route.permission is not None and x.authority is not None and made["decision"] == _PERMITTED:
+            made["decision"] = _of_permission(route.permission, x.authority)
+            made["entries"] = [entry_values(rule) for rule in route.permission.grounds(x.authority)]
     elif mode is Mode.OPEN:
         made["decision"] = "allowed: mode is Open, and it is denied nowhere"
     if is_default and x.authority is not None and decided.error is None and mode is not Mode.OPEN:
@@ -155,11 +160,31 @@ def _policy(decided: Decision) -> dict[str, Any]:
     return made
 
 
+def _refusal(decided: Decision, authority: Authority) -> Denied | None:
+    """What Report mode lets pass."""
+    listener, route = decided.listener, decided.route
+    if route is None or route is listener.default:
+        return listener.destinations.refusal(authority)
+    denied = route.destinations.denial(authority)
+    if denied is None and route.permission is not None:
+        denied = route.permission.refusal(authority)
+    return denied
+
+
+def _of_permission(permission: Permission, authority: Authority) -> str:
+    """What a route to a Dynamic backend comes to, where it is not refused."""
+    if permission.names(authority):
+        return "allowed by the route, which names it, and denied nowhere"
+    if permission.mode is Mode.OPEN:
+        return "not named by the route; allowed: mode is Open, and it is denied nowhere"
+    return "not named by the route; allowed by destinations"
+
+
 def _of_backends(route: Route) -> str:
     """What a route's own permission comes to, with the places of its backends."""
     denied = [choice for choice in route.choices if choice.denied is not None]
     if not denied:
-        return "allowed by the route, and denied nowhere"
+        return _PERMITTED
     which = "its backend is" if len(denied) == len(route.choices) else "some of its backends are"
     if all(choice.connector is not None for choice in denied):
         return f"allowed, because mode is Report: {which} denied"

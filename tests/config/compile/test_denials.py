@@ -6,7 +6,7 @@ import pytest
 
 from egressproxy.config.compile.shortcomings import shortcomings
 from egressproxy.config.load import load_text
-from tests.config.compile.kit import PLAIN, REVERSE, ROUTE, compiled, policy
+from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, policy
 
 DENY = "destinations: {deny: [{hostnames: [a.example]}]}"
 MIRROR = """
@@ -48,3 +48,21 @@ def test_a_mirror_to_a_denied_place_is_told():
 def test_a_deny_of_something_else_is_no_warning():
     assert warnings(REVERSE, PLAIN, ROUTE, policy(DENY.replace("a.example", "b.example"))) == []
     assert warnings(REVERSE, PLAIN, ROUTE, policy(DENY.replace("]}]}", "], ports: [443]}]}"))) == []
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "sections", "is_warned_of"),
+    [
+        ("", "mode: Enforce", True),
+        ("", "destinations: {allow: []}", True),
+        ("", "destinations: {allow: [{hostnames: [a.example]}]}", False),
+        ("", "mode: Open", False),
+        ("  hostnames: [a.example]\n", "mode: Enforce", False),
+    ],
+)
+def test_a_route_to_wherever_the_request_says_that_can_reach_nothing_is_warned_of(
+    hostnames: str, sections: str, is_warned_of: bool
+):
+    route = ROUTE.replace("name: plain", "name: dynamic").replace("  rules:", f"{hostnames}  rules:")
+    found = warnings(FORWARD, DYNAMIC, route, policy(sections))
+    assert any("(NothingPermitted)" in message for message in found) is is_warned_of

@@ -470,3 +470,30 @@ def test_in_report_mode_a_denied_backend_is_told_beside_what_becomes_of_it():
     assert found["verdict"] == "allowed"
     assert found["policy"]["decision"] == "allowed, because mode is Report: its backend is denied"
     assert found["backends"][0]["wouldDeny"]["message"] == "a.example is denied by policy agents/default"
+
+
+# --- a route to a Dynamic backend ------------------------------------------------------------------------------------
+def wherever(*hostnames: str, **sections: Any) -> list[Manifest]:
+    """A route to wherever the request says, beside a policy that allows a.example."""
+    route = m.http_route("all", m.prefix_rule("/", "any"), hostnames=hostnames)
+    return [*open_forward("a.example", **sections), m.dynamic(), route]
+
+
+def test_what_a_dynamic_route_does_not_name_is_refused_in_the_words_of_the_answer():
+    found = ask(wherever(), "GET", "http://api.example/")
+    assert found["verdict"] == "denied"
+    assert found["error"]["message"] == "api.example is not allowed by policy agents/default"
+    assert found["error"]["detail"].startswith("HTTPRoute agents/all leads to a Dynamic backend, and permits by itself")
+    assert ask(wherever(), "CONNECT", "api.example:80")["verdict"] == "denied"
+
+
+def test_who_has_permitted_what_a_dynamic_route_serves():
+    found = ask(wherever(), "GET", "http://a.example/")
+    assert found["route"]["name"] == "agents/all"
+    assert found["policy"]["decision"] == "not named by the route; allowed by destinations"
+    assert found["policy"]["entries"] == [{"policy": "agents/default", "hostnames": ["a.example"]}]
+    found = ask(wherever("api.example"), "GET", "http://api.example/")
+    assert found["policy"]["decision"] == "allowed by the route, which names it, and denied nowhere"
+    assert found["policy"]["entries"] == []
+    found = ask(wherever(mode="Report"), "GET", "http://api.example/")
+    assert found["policy"]["wouldDeny"]["message"] == "api.example is not allowed by policy agents/default"

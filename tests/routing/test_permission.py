@@ -1,0 +1,46 @@
+"""What a route to a Dynamic backend opens by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.errors import Reason
+from egressproxy.model.authority import parse_authority
+from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.permission import Permission, strictest
+from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Mode
+
+ALLOW_OK = DestinationsSpec(allow=((DestinationRule(("ok.test",), policy="ns/p"),),))
+
+
+def permission(*hostnames: str, spec: DestinationsSpec = ALLOW_OK, mode: Mode = Mode.ENFORCE) -> Permission:
+    return Permission("HTTPRoute ns/r", hostnames, (80, 443), DestinationPolicy(spec, ("ns/p",)), mode)
+
+
+def reason(made: Permission, authority: bytes) -> Reason | None:
+    refused = made.refusal(parse_authority(authority, None))
+    return refused.reason if refused is not None else None
+
+
+@pytest.mark.parametrize("hostname", ["", "*", "*."])
+def test_every_host_is_no_name(hostname: str):
+    assert reason(permission(hostname), b"a.test:80") is Reason.DESTINATION_NOT_ALLOWED
+
+
+def test_a_wildcard_stands_for_what_is_below_it_until_an_allow_list_says_which_part():
+    nothing = DestinationsSpec()
+    assert permission("*.test", spec=nothing).names(parse_authority(b"*.test:80".replace(b"*", b"a"), None))
+    assert not permission("*.test").names(parse_authority(b"a.test:80", None))
+    assert reason(permission("*.test"), b"ok.test:80") is None
+
+
+def test_a_refusal_says_what_the_route_permits():
+    refused = permission("a.test").refusal(parse_authority(b"b.test:80", None))
+    assert refused is not None
+    assert "permits by itself the hosts that it names, on port 80 and 443" in refused.detail
+
+
+def test_the_strictest_mode_lets_the_least_pass():
+    assert strictest(Mode.OPEN, Mode.REPORT) is Mode.REPORT
+    assert strictest(Mode.REPORT, Mode.ENFORCE, Mode.OPEN) is Mode.ENFORCE
+    assert strictest(Mode.OPEN, Mode.OPEN) is Mode.OPEN
