@@ -137,9 +137,12 @@ class ClientConnection(DownstreamConnection):
         """Whether the backend has the whole request and may still take its time.
 
         That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall. Where neither is set it
-        is ANSWER_S, since a client that waits cannot be seen to have left.
+        is ANSWER_S, since a client that waits cannot be seen to have left; but one that has ended its side has left,
+        nearly always: that `idle` is long enough for the few that have not.
         """
         upstream = self.life.upstream
+        if self.has_ended:
+            return False
         if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
             return False
         return self.wheel.now - upstream.last_read < ANSWER_S
