@@ -72,9 +72,11 @@ class ClientConnection(DownstreamConnection):
             choice is None or choice.chain.backend_request is None
         )
 
-    def close_if_idle(self) -> None:
-        if not self.in_exchange or self.awaits_octets:
-            self.close()
+    def close_if_idle(self) -> bool:
+        if self.in_exchange and not self.awaits_octets:
+            return False
+        self.close()
+        return True
 
     # --- the exchange's clock ------------------------------------------------------------------------------------
     def start_clock(self, request_s: float, idle_s: float) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+import sys
 from collections import deque
 from time import monotonic, time
 
@@ -23,6 +24,7 @@ from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.connector import Connector, Target
 from egressproxy.gateway.life import Life
+from egressproxy.gateway.listener_state import share_of_descriptors
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.mirror import copies_of
 from egressproxy.gateway.parent import absolute_form
@@ -32,6 +34,7 @@ from egressproxy.gateway.tunnels import serve_connect, switch_protocols
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.model.shares import Shares
 from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import CONTINUE, answer_bytes, interim_bytes, request_bytes, response_bytes
@@ -63,6 +66,7 @@ class Conductor:
         self.recent: Remembered = deque(maxlen=KEPT)
         self.pseudonym = pseudonym
         self.notices = notices or Notices()
+        self.clients = Shares(sys.maxsize, share_of_descriptors())  # their connections, to all listeners
         self.is_draining = False
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
         self._id_prefix = secrets.token_hex(4)

@@ -83,9 +83,10 @@ class Fork(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    def close_if_idle(self) -> None:
+    def close_if_idle(self) -> bool:
         """Until its ClientHello is there nothing is served."""
         self.abort()
+        return True
 
     def __repr__(self) -> str:
         return f"Fork({self._state})"

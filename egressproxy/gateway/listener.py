@@ -56,7 +56,7 @@ class BoundPort:
         self._family = int(sock.family)
         self._at_once = 1  # how many connections are taken in one turn
         self._taken = 0  # since we joined the end of the queue of processes
-        self.state = ListenerState(port)
+        self.state = ListenerState(port, self._conductor.clients)
         self._former: list[ListenerState] = []  # of connections that came on other terms
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class BoundPort:
         before = self.state
         before.is_closed = True
         self._former = [state for state in (*self._former, before) if state.connections]
-        self.state = ListenerState(port)
+        self.state = ListenerState(port, self._conductor.clients)
         before.close_idle()
 
     def stop_accepting(self) -> None:
@@ -229,11 +229,11 @@ class TlsFront(TlsStream):
         state.leave(self)
         del self._client  # it holds us as its transport: let go
 
-    def close_if_idle(self) -> None:
+    def close_if_idle(self) -> bool:
         if self._is_shaking_hands:
             self.abort_handshake()
-        else:
-            self._client.close_if_idle()
+            return True
+        return self._client.close_if_idle()
 
     def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
         self._is_shaking_hands = False

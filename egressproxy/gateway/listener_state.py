@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+from itertools import islice
 from typing import Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.live import Port
-from egressproxy.model.shares import origin_of
+from egressproxy.model.shares import Shares, most_of, origin_of
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
-__all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState"]
+__all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState", "share_of_descriptors"]
 
 #: Why a connection is refused before there is an exchange.
 BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
 TOO_MANY = Refusal(Reason.CONNECTION_LIMIT, "a connection was refused: too many are open")
+#: How many connections are looked at, when one has to make way.
+LOOKED_AT = 16
 
 
 class Connection(Protocol):
@@ -22,20 +27,25 @@ class Connection(Protocol):
 
     def abort(self) -> None: ...
 
-    def close_if_idle(self) -> None:
-        """Go, unless something is being served."""
+    def close_if_idle(self) -> bool:
+        """Go, unless something is being served; false if that is so."""
 
 
 class ListenerState:
-    """Counts connections against `limits.connections` and `limits.connectionsPerClient`, and tunnels."""
+    """Counts connections against `limits.connections` and `limits.connectionsPerClient`, and tunnels.
 
-    __slots__ = ("connections", "is_closed", "per_client", "port", "tunnels")
+    `clients` counts those of each client to all listeners of this process.
+    """
 
-    def __init__(self, port: Port) -> None:
+    __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels", "tunnels_of")
+
+    def __init__(self, port: Port, clients: Shares | None = None) -> None:
         self.port = port
+        self.clients = clients if clients is not None else Shares(sys.maxsize, sys.maxsize)
         self.connections: dict[Connection, str] = {}  # each with its client's address
         self.per_client: dict[str, int] = {}
         self.tunnels = 0
+        self.tunnels_of = Shares(sys.maxsize, sys.maxsize)  # where limits.tunnels bounds them
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
     def admit(self, connection: Connection, client: str) -> bool:
@@ -43,13 +53,29 @@ class ListenerState:
         limits = self.port.first.spec.policy.limits
         address = origin_of(client)
         of_client = self.per_client.get(address, 0)
-        if limits.connections and len(self.connections) >= limits.connections:
+        if limits.connections_per_client:
+            if of_client >= limits.connections_per_client:
+                return False
+        elif self.clients.of(address) >= self.clients.share:
             return False
-        if limits.connections_per_client and of_client >= limits.connections_per_client:
+        if limits.connections and len(self.connections) >= limits.connections and not self._make_way(of_client):
             return False
         self.connections[connection] = address
         self.per_client[address] = of_client + 1
+        self.clients.add(address)
         return True
+
+    def _make_way(self, of_client: int) -> bool:
+        """Close an idle connection for a client that has so many: one of a client that has more, and will still have
+        as many. It looks at a few, and the next time at others.
+        """
+        for connection, address in list(islice(self.connections.items(), LOOKED_AT)):
+            if self.per_client[address] > of_client + 1 and connection.close_if_idle():
+                self.leave(connection)
+                return True
+            if self.connections.pop(connection, None) is not None:
+                self.connections[connection] = address
+        return False
 
     def count_refusal(self, metrics: Metrics, why: Refusal = TOO_MANY) -> None:
         """A connection is closed before it could ask for anything."""
@@ -61,6 +87,7 @@ class ListenerState:
         address = self.connections.pop(connection, None)
         if address is None:
             return
+        self.clients.give_back(address)
         left = self.per_client[address] - 1
         if left:
             self.per_client[address] = left
@@ -78,9 +105,19 @@ class ListenerState:
         if address is not None:
             self.connections[other] = address
 
-    def give_tunnel_back(self) -> None:
-        """The place of a tunnel that `take_tunnel_slot` took."""
+    def give_tunnel_back(self, client: str = "") -> None:
+        """The place of a tunnel that `take_tunnel_slot` took; `client` where it was counted for one."""
         self.tunnels -= 1
+        if client:
+            self.tunnels_of.give_back(client)
 
     def __repr__(self) -> str:
         return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"
+
+
+def share_of_descriptors() -> int:
+    """How many connections one client may have where no limit says it: with one upstream connection for each, three
+    quarters of the descriptors of this process.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if most == resource.RLIM_INFINITY else most_of(most // 2)

@@ -124,10 +124,12 @@ class StreamConnection(Flow):
     def abort(self) -> None:
         self.transport.abort()
 
-    def close_if_idle(self) -> None:
+    def close_if_idle(self) -> bool:
         """Until its ClientHello is there nothing is served; a TCP stream is served from the start."""
-        if self.reader is not None and self.hello is None:
-            self.abort()
+        if self.reader is None or self.hello is not None:
+            return False
+        self.abort()
+        return True
 
     def take_held(self) -> bytes:
         held, self.held = self.held, []
@@ -198,7 +200,7 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
     choice = life.choice = route.choose()
     note_denied(x, choice)
     x.backend, x.series = choice.backend, choice.series
-    take_tunnel_slot(client.state, life, listener)
+    take_tunnel_slot(x, client.state, life, listener)
     if listener.terminate is None:
         # TLS that a client has begun is its own to the end; octets of a TCP listener are plain, as far as we know.
         upstream = await dial(x, choice, terminated=client.reader is None and choice.originates_tls)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
@@ -30,6 +31,7 @@ from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.message import RequestHead
+from egressproxy.model.shares import client_of
 from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -76,7 +78,7 @@ class PlainClient(TunnelClient, Protocol):
 
     def abort(self) -> None: ...
 
-    def close_if_idle(self) -> None: ...
+    def close_if_idle(self) -> bool: ...
 
 
 async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:
@@ -179,7 +181,7 @@ async def open_tunnel(
     note_denied(x, choice)
     x.backend = choice.backend
     x.series = choice.series
-    take_tunnel_slot(client.state, life, listener)
+    take_tunnel_slot(x, client.state, life, listener)
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is SniCheck.MATCH
     if is_tls or checks_name or x.status:
@@ -290,8 +292,9 @@ class ServedTunnel(SocketTunnel):
         self.state = client.state
         self.tls_guard = guard if guard is not None and guard.only_reports else None  # asked in the end
 
-    def close_if_idle(self) -> None:
+    def close_if_idle(self) -> bool:
         """A tunnel is being served for as long as it is open."""
+        return False
 
     def over(self) -> None:
         x, error, guard = self.exchange, self.error, self.tls_guard
@@ -343,7 +346,7 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
     assert life.upstream is not None
     if life.upstream.is_leaving:  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
-    take_tunnel_slot(client.state, life, client.listener)
+    take_tunnel_slot(x, client.state, life, client.listener)
     client.send(switching_bytes(x.response, conductor.pseudonym))
     x.status = 101
     upstream = life.give_away()
@@ -356,11 +359,21 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
         upstream.gone()
 
 
-def take_tunnel_slot(state: ListenerState, life: Life, listener: Listener) -> None:
-    """`limits.tunnels` of this listener. Raises LimitExceeded (503)."""
-    limit = listener.spec.policy.limits.tunnels
-    if limit and state.tunnels >= limit:
-        message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
-        raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
+def take_tunnel_slot(x: Exchange, state: ListenerState, life: Life, listener: Listener) -> None:
+    """`limits.tunnels` of this listener, and what of it one client may have. Raises LimitExceeded (503)."""
+    limits = listener.spec.policy.limits
+    limit = limits.tunnels
+    if limit:
+        client = client_of(x)
+        if state.tunnels >= limit:
+            message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
+        if state.tunnels_of.of(client) >= limits.tunnels_per_client:
+            message = f"this client already has {limits.tunnels_per_client} of the {limit} tunnels of this listener"
+            remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
+        state.tunnels_of.add(client)
+        life.on_complete = partial(state.give_tunnel_back, client)
+    else:
+        life.on_complete = state.give_tunnel_back
     state.tunnels += 1
-    life.on_complete = state.give_tunnel_back

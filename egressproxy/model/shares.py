@@ -54,12 +54,16 @@ class Shares:
         held = self._held.get(client, 0)
         if self.total >= self.limit or held >= self.share:
             return False
-        self._held[client] = held + 1
-        self.total += 1
+        self.add(client)
         return True
 
+    def add(self, client: str) -> None:
+        """As `take`, whatever the limit and the share say."""
+        self._held[client] = self._held.get(client, 0) + 1
+        self.total += 1
+
     def give_back(self, client: str) -> None:
-        """One that `take` has given."""
+        """One that `take` or `add` has counted."""
         self.total -= 1
         left = self._held[client] - 1
         if left:

@@ -173,6 +173,7 @@ class LimitsSpec:
     connections: int = 0
     connections_per_client: int = 0
     tunnels: int = 0
+    tunnels_per_client: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,57 @@ def test_one_client_too_many_connections_does_not_keep_others_out(converse: Star
     exchange(talk)
 
 
+def test_one_client_gets_three_quarters_of_the_connections_where_nobody_says_more(converse_on: Start):
+    talk = converse_on(forward(limits={"connections": 4}))
+    talk.counts_octets = False
+    talk.client.leaves()
+    talk.until(lambda: not talk.ports[0].state.connections)
+    many = [talk.connect(address="127.0.0.66") for _ in range(3)]
+    last = talk.connect(address="127.0.0.66")
+    last.take(rb"HTTP/1.1 503 .*too many connections\n")
+    talk.client = talk.connect(address="127.0.0.7")
+    exchange(talk)
+    for client in many:
+        client.is_open()
+
+
+def test_a_limit_per_client_that_somebody_has_written_holds_instead_of_three_quarters(converse_on: Start):
+    talk = converse_on(forward(limits={"connections": 4, "connectionsPerClient": 4}))
+    talk.client.leaves()
+    talk.until(lambda: not talk.ports[0].state.connections)
+    for _ in range(4):
+        talk.connect(address="127.0.0.66").is_open()
+
+
+def test_without_limits_one_client_gets_no_more_than_a_part_of_the_descriptors(converse_on: Start):
+    talk = converse_on(forward())
+    talk.counts_octets = False
+    talk.conductor.clients.share = 2
+    talk.connect(address="127.0.0.66").is_open()
+    talk.connect(address="127.0.0.66").is_open()
+    talk.connect(address="127.0.0.66").take(rb"HTTP/1.1 503 .*too many connections\n")
+    exchange(talk)
+    assert talk.metrics.connections_rejected == {"connection_limit": 1}
+
+
+def test_an_idle_connection_of_whoever_has_most_makes_way_for_a_client_that_has_fewer(converse_on: Start):
+    talk = converse_on(forward(limits={"connections": 5, "connectionsPerClient": 5}))
+    talk.counts_octets = False
+    exchange(talk)
+    talk.client >> GET  # busy: it stays
+    many = [talk.connect(address="127.0.0.66") for _ in range(4)]
+    other = talk.connect(address="127.0.0.7")
+    many[0].is_closed()
+    for peer in (*many[1:], other, talk.client):
+        peer.is_open()
+    last = talk.connect(address="127.0.0.66")  # has most itself
+    last.take(rb"HTTP/1.1 503 .*too many connections\n")
+    assert len(talk.ports[0].state.connections) == 5
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 OK.*hi")
+
+
 @pytest.mark.parametrize(("address", "is_same"), [("2001:db8::2", True), ("2001:db8:0:1::1", False)])
 def test_an_ipv6_network_of_64_bits_counts_as_one_client(converse: Start, address: str, is_same: bool):
     talk = converse(forward(limits={"connectionsPerClient": 1}))

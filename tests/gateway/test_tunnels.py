@@ -455,6 +455,28 @@ def test_a_reverse_listener_makes_no_tunnels(converse_on: Start):
     assert talk.client.answer()[0] == 405
 
 
+def test_one_client_gets_three_quarters_of_the_tunnels_where_nobody_says_more(converse_on: Start):
+    talk = converse_on(forward(limits={"tunnels": 4}))
+    busy = [talk.connect(address="127.0.0.66") for _ in range(4)]
+    for client in busy[:3]:
+        client >> connect("a.example:22")
+        talk.dialled("a.example", 22)
+        client << ESTABLISHED
+    busy[3] >> connect("a.example:22")
+    status, _, _, error = busy[3].answer()
+    assert (status, error["reason"]) == (503, "tunnel_limit")
+    assert "this client" in error["message"]
+    talk.client >> connect("a.example:22")
+    talk.dialled("a.example", 22)
+    talk.client << ESTABLISHED
+    busy[0].resets()
+    talk.until(lambda: talk.ports[0].state.tunnels == 3)
+    again = talk.connect(address="127.0.0.66")
+    again >> connect("a.example:22")
+    talk.dialled("a.example", 22)
+    again << ESTABLISHED
+
+
 def test_the_limit_of_tunnels_holds_and_is_given_back(converse_on: Start):
     talk = converse_on(forward(limits={"tunnels": 1}))
     tunnel(talk, "a.example:22")

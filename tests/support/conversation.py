@@ -727,6 +727,8 @@ class Conversation:
             assert not bound.state.connections
             assert bound.state.tunnels == 0
             assert bound.state.per_client == {}
+            assert bound.state.tunnels_of.total == 0
+        assert self.conductor.clients.total == 0
         for pool in self.pools():
             assert pool.open == 0, pool
             assert not pool.idle_count, pool

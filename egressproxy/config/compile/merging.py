@@ -35,6 +35,7 @@ from egressproxy.config.resources.policy import (
     Traffic,
     TrafficTimeouts,
 )
+from egressproxy.model.shares import most_of
 from egressproxy.spec.policy import (
     AddressAllowance,
     AddressesSpec,
@@ -353,6 +354,10 @@ def _limits(ordered: Sequence[Layer]) -> LimitsSpec:
                 value = getattr(policy.spec.limits, name, None)
                 if value:
                     chosen[name] = min(value, chosen.get(name, value))
+    # One client leaves something for the others, unless somebody has said how much it may have.
+    written = chosen.get("connections_per_client", 0)
+    chosen["connections_per_client"] = written or most_of(chosen.get("connections", 0))
+    chosen["tunnels_per_client"] = written or most_of(chosen.get("tunnels", 0))
     return LimitsSpec(**chosen)
 
 

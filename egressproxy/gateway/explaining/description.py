@@ -148,6 +148,7 @@ def limit_values(listener: Listener) -> dict[str, int]:
     return {
         "maxHeadBytes": limits.max_head_bytes, "maxFields": limits.max_fields, "connections": limits.connections,
         "connectionsPerClient": limits.connections_per_client, "tunnels": limits.tunnels,
+        "tunnelsPerClient": limits.tunnels_per_client,
     }  # fmt: skip
 
 

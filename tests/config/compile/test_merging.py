@@ -61,6 +61,7 @@ limits: {maxHeadBytes: 2048, maxFields: 7, connections: 8, connectionsPerClient:
     limits = spec.limits
     assert (limits.max_head_bytes, limits.max_fields) == (2048, 7)
     assert (limits.connections, limits.connections_per_client, limits.tunnels) == (8, 9, 10)
+    assert limits.tunnels_per_client == 9
     assert spec.sources == ("default/policy",)
 
 
@@ -234,6 +235,7 @@ def test_of_two_limits_the_lower_holds():
         policy("limits: {connections: 3, tunnels: 7}", policy_name="b"),
     )
     assert (spec.limits.connections, spec.limits.tunnels) == (3, 7)
+    assert (spec.limits.connections_per_client, spec.limits.tunnels_per_client) == (3, 6), "three quarters, rounded up"
 
 
 def test_a_region_lock_refuses_backends_of_other_regions():
