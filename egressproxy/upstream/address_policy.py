@@ -119,8 +119,8 @@ def _special(address: IPAddress) -> tuple[str, _Scope] | None:
     return None
 
 
-#: Answers that a policy remembers: its rules never change, and most dials repeat the one before.
-MAX_KNOWN = 4096
+#: Addresses whose answers a policy remembers: its rules never change, and most dials repeat the one before.
+MAX_KNOWN = 8192
 
 
 class AddressPolicy:
@@ -132,13 +132,14 @@ class AddressPolicy:
     other reasons, and must not open these by the way. Nothing opens the admin address.
     """
 
-    __slots__ = ("_allow", "_known", "_own", "_rule")
+    __slots__ = ("_allow", "_known", "_known_addresses", "_own", "_rule")
 
     def __init__(self, spec: AddressesSpec, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._own = own
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
+        self._known_addresses = 0
 
     def allows(self, host: str, address: IPAddress) -> bool:
         """Whether this address may be dialled for this host (a name in lower case, or an address as text)."""
@@ -157,8 +158,10 @@ class AddressPolicy:
         if not left:
             raise self._denied(host, addresses, port)
         if port not in self._own.everywhere:  # else the machine's addresses are in the answer, and they change
-            if len(self._known) >= MAX_KNOWN:
+            self._known_addresses += len(key[1])
+            if self._known_addresses > MAX_KNOWN:
                 self._known.clear()
+                self._known_addresses = len(key[1])
             self._known[key] = left
         return left
 

@@ -17,29 +17,25 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, cast
 
-import dns.exception
-import dns.flags
 import dns.message
 import dns.name
 import dns.rcode
-import dns.rdataclass
 import dns.rdatatype
 
 from egressproxy.errors import Reason
-from egressproxy.model.authority import IPAddress
 from egressproxy.spec.backend import BackendTlsSpec
 from egressproxy.transport.tls_contexts import client_context
+from egressproxy.upstream.dns_reply import MAX_OCTETS, Answer, BadReply, Question, is_reply, is_truncated, read
 
 __all__ = ["Answer", "DnsFailure", "Server", "ask", "parse_server"]
 
-#: A name may lead through so many CNAME records.
-MAX_LINKS = 16
-#: More addresses of one name are not used.
-MAX_ADDRESSES = 32
 #: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
 HEDGE_S = 1.0
 #: RFC 6891 section 6.2.5, and the DNS flag day of 2020: no fragmentation.
 _UDP_PAYLOAD = 1232
+#: Datagrams for one query that are no answer to it; then somebody guesses, and the question goes over TCP (RFC 5452
+#: section 9.2).
+MAX_FORGED = 64
 _PORTS = {"udp": 53, "tcp": 53, "tls": 853}
 _LEAST_ATTEMPTS = 3
 
@@ -63,18 +59,6 @@ class Server:
 
     def __str__(self) -> str:
         return f"{self.transport}://{self.host} port {self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came.
-
-    For a negative answer `ttl_s` follows RFC 2308 section 5, and is 0 where the server gave no SOA record.
-    """
-
-    addresses: tuple[IPAddress, ...]
-    ttl_s: float
-    is_nxdomain: bool = False
 
 
 def parse_server(text: str, transport: str = "udp") -> Server:
@@ -158,57 +142,33 @@ def _worse(one: DnsFailure, other: DnsFailure) -> DnsFailure:
 
 async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Answer:
     query = dns.message.make_query(name, kind, use_edns=0, payload=_UDP_PAYLOAD)
+    question = Question(query.to_wire(), cast(bytes, name.to_wire()).lower(), int(kind))
+    wire = None
     if server.transport == "udp":
-        reply = await _over_udp(server, query)
-        if reply.flags & dns.flags.TC:
-            reply = await _over_stream(server, query)
-    else:
-        reply = await _over_stream(server, query)
-    code = reply.rcode()
-    if code is dns.rcode.SERVFAIL:
+        wire = await _over_udp(server, question)
+    if wire is None or is_truncated(wire):
+        wire = await _over_stream(server, question)
+    try:
+        reply = read(wire, question)
+    except BadReply as error:
+        raise DnsFailure(Reason.DNS_ERROR, f"{server}: the answer is refused: {error}") from None
+    if reply.code == dns.rcode.SERVFAIL:
         raise DnsFailure(Reason.DNS_SERVFAIL, f"{server} answered SERVFAIL")
-    if code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
-        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {dns.rcode.to_text(code)}")
-    return read_answer(reply, name, kind)
-
-
-def read_answer(reply: dns.message.Message, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Answer:
-    """Follow the CNAME records from the asked name to its addresses; every other record is ignored.
-
-    Raises DnsFailure if the chain is a loop or too long. A chain that leads to no address means that there is none: the
-    servers that we ask resolve completely.
-    """
-    if reply.rcode() is dns.rcode.NXDOMAIN:
-        return Answer((), _negative_ttl(reply), is_nxdomain=True)
-    ttl = math.inf
-    for _ in range(MAX_LINKS + 1):
-        found = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, kind)
-        if found is not None:
-            addresses = tuple(ip_address(record.address) for record in found)
-            return Answer(addresses[:MAX_ADDRESSES], min(ttl, found.ttl))
-        link = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, dns.rdatatype.CNAME)
-        if link is None:
-            return Answer((), _negative_ttl(reply))
-        ttl = min(ttl, link.ttl)
-        name = cast(Any, link[0]).target
-    raise DnsFailure(Reason.DNS_ERROR, f"more than {MAX_LINKS} CNAME records, or a loop")
-
-
-def _negative_ttl(reply: dns.message.Message) -> float:
-    for rrset in reply.authority:
-        if rrset.rdtype is dns.rdatatype.SOA:
-            return float(min(rrset.ttl, cast(Any, rrset[0]).minimum))
-    return 0.0
+    if reply.code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {dns.rcode.to_text(dns.rcode.Rcode(reply.code))}")
+    return reply.answer
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """Waits for the one datagram that answers the query. The socket is connected: the kernel drops what others send."""
+    """Waits for the one datagram that answers the query, or None where too many others came. The socket is connected:
+    the kernel drops what others send.
+    """
 
-    def __init__(self, server: Server, query: dns.message.Message, wire: bytes, answered: asyncio.Future[Any]) -> None:
+    def __init__(self, server: Server, question: Question, answered: asyncio.Future[bytes | None]) -> None:
         self._server = server
-        self._query = query
-        self._wire = wire
+        self._question = question
         self._answered = answered
+        self._forged = 0
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,22 +176,21 @@ class _Datagrams(asyncio.DatagramProtocol):
         if self._answered.done():  # whoever asked has gone meanwhile
             self.close()
         else:
-            self._transport.sendto(self._wire)
+            self._transport.sendto(self._question.wire)
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        if data[:2] != self._wire[:2] or self._answered.done():
-            return  # forged, or late
-        try:
-            reply = _parse(self._server, data)
-        except DnsFailure as error:
-            self._fail(error)
+        if self._answered.done():
             return
-        if self._query.is_response(reply):
-            self._answered.set_result(reply)
+        if is_reply(data, self._question):
+            self._answered.set_result(data)
+            return
+        self._forged += 1  # or late
+        if self._forged >= MAX_FORGED:
+            self._answered.set_result(None)
 
     def error_received(self, exc: Exception) -> None:
         self.connection_lost(exc)
@@ -245,11 +204,11 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._answered.exception()  # seen, also where whoever asked has gone: the loop need not complain
 
 
-async def _over_udp(server: Server, query: dns.message.Message) -> dns.message.Message:
+async def _over_udp(server: Server, question: Question) -> bytes | None:
+    """None: nobody can say which of the many datagrams is the answer."""
     loop = asyncio.get_running_loop()
-    answered: asyncio.Future[dns.message.Message] = loop.create_future()
-    wire = query.to_wire()
-    protocol = _Datagrams(server, query, wire, answered)
+    answered: asyncio.Future[bytes | None] = loop.create_future()
+    protocol = _Datagrams(server, question, answered)
     try:
         await loop.create_datagram_endpoint(lambda: protocol, remote_addr=(server.host, server.port))
         return await answered
@@ -258,36 +217,30 @@ async def _over_udp(server: Server, query: dns.message.Message) -> dns.message.M
         protocol.close()
 
 
-async def _over_stream(server: Server, query: dns.message.Message) -> dns.message.Message:
+async def _over_stream(server: Server, question: Question) -> bytes:
     """Over TCP or TLS: a length of two octets before each message (RFC 7766 section 8, RFC 7858)."""
     context: ssl.SSLContext | None = None
     if server.transport == "tls":
         context = _tls_context()
     reader, writer = await asyncio.open_connection(
-        server.host, server.port, ssl=context, server_hostname=server.name if context else None
+        server.host, server.port, ssl=context, server_hostname=server.name if context else None, limit=MAX_OCTETS
     )
     try:
-        wire = query.to_wire()
-        writer.write(len(wire).to_bytes(2, "big") + wire)
+        writer.write(len(question.wire).to_bytes(2, "big") + question.wire)
         size = int.from_bytes(await reader.readexactly(2), "big")
-        reply = _parse(server, await reader.readexactly(size))
+        if size > MAX_OCTETS:
+            raise DnsFailure(Reason.DNS_ERROR, f"{server}: an answer of {size} octets is not read")
+        wire = await reader.readexactly(size)
     except EOFError:
         raise DnsFailure(Reason.DNS_ERROR, f"{server} closed the connection") from None
     finally:
         with suppress(RuntimeError):  # the loop is closing
             writer.transport.abort()
-    if not query.is_response(reply):
+    if not is_reply(wire, question):
         raise DnsFailure(Reason.DNS_ERROR, f"{server} answered another question")
-    return reply
+    return wire
 
 
 @lru_cache(maxsize=1)
 def _tls_context() -> ssl.SSLContext:
     return client_context(BackendTlsSpec(), ("dot",))
-
-
-def _parse(server: Server, wire: bytes) -> dns.message.Message:
-    try:
-        return dns.message.from_wire(wire, ignore_trailing=True)
-    except Exception as error:  # the parser's errors are of many families, ValueError among them
-        raise DnsFailure(Reason.DNS_ERROR, f"{server}: malformed answer: {type(error).__name__}") from None

@@ -30,6 +30,7 @@ from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route
 __all__ = ["Resolver"]
 
 MAX_NAMES = 10_000  # cached
+MAX_CACHED_OCTETS = 16 * 1024 * 1024  # of all that is known of them, about
 MAX_LOOKUPS = 500  # names being asked for at one time: each holds up to six sockets
 #: Of these, names under one domain (its last two labels): the silent servers of one owner keep nobody else waiting.
 MAX_LOOKUPS_OF_DOMAIN = 200
@@ -43,6 +44,8 @@ AAAA_GRACE_S = 0.25  # IPv4 addresses wait so long for the IPv6 ones (RFC 8305 s
 _LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 #: RFC 6761 section 6.4 and RFC 7686 section 2: never asked of a DNS server.
 _NEVER_ASKED = ("invalid", "onion")
+#: What an entry of the cache takes, and each address in it.
+_ENTRY_OCTETS, _ADDRESS_OCTETS = 600, 100
 _WORDS = {
     Reason.DNS_NXDOMAIN: ("nxdomain", "does not exist"),
     Reason.DNS_NO_ADDRESS: ("no_address", "has no address"),
@@ -118,6 +121,7 @@ class Resolver:
         self._hosts = HostsFile(hosts_file)
         self._route = Ipv6Route()
         self._cache: dict[str, _Entry] = {}
+        self._cached_octets = 0
         self._lookups: dict[str, _Lookup] = {}
         self._of_domain: dict[str, int] = {}
         self._waiting = 0
@@ -247,10 +251,16 @@ class Resolver:
         return known
 
     def _remember(self, host: str, entry: _Entry) -> None:
-        self._cache.pop(host, None)  # to the end: what was not refreshed for longest goes first
+        self._forget(host)  # to the end: what was not refreshed for longest goes first
         self._cache[host] = entry
-        if len(self._cache) > MAX_NAMES:
-            del self._cache[next(iter(self._cache))]
+        self._cached_octets += _octets(host, entry)
+        while len(self._cache) > MAX_NAMES or self._cached_octets > MAX_CACHED_OCTETS:
+            self._forget(next(iter(self._cache)))
+
+    def _forget(self, host: str) -> None:
+        entry = self._cache.pop(host, None)
+        if entry is not None:
+            self._cached_octets -= _octets(host, entry)
 
     def _left(self, _waiter: _Waiter) -> None:
         self._waiting -= 1
@@ -338,6 +348,11 @@ class Resolver:
 
     def __repr__(self) -> str:
         return f"Resolver({len(self._cache)} names, {len(self._lookups)} being asked for, {self._waiting} waiting)"
+
+
+def _octets(host: str, entry: _Entry) -> int:
+    """The memory that an entry takes, about; the same for as long as it is there."""
+    return _ENTRY_OCTETS + len(host) + _ADDRESS_OCTETS * len(entry.addresses)
 
 
 def _qname(host: str) -> dns.name.Name:

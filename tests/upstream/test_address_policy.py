@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.aliases import aliases
 from egressproxy.spec.policy import AddressAllowance, AddressesSpec
+from egressproxy.upstream import address_policy
 from egressproxy.upstream.address_policy import METADATA, AddressPolicy, classify, is_metadata
 from egressproxy.upstream.own_sockets import OwnSockets
 
@@ -419,3 +420,12 @@ def test_an_operators_address_may_not_be_metadata_or_the_gateway(text: str):
 
 def test_an_operator_may_name_metadata_explicitly():
     policy((allow("169.254.169.254/32"),)).check_operator(ip_address("169.254.169.254"), 80)
+
+
+def test_what_is_remembered_is_bounded_by_its_addresses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(address_policy, "MAX_KNOWN", 100)
+    made = policy()
+    many = [ip_address(f"93.184.216.{n}") for n in range(32)]
+    for number in range(50):
+        assert made.check(f"{number}.test", many, 443) == tuple(many)
+        assert sum(len(known) for known in made._known.values()) <= 100

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator
 from ipaddress import ip_address
@@ -13,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
+from egressproxy.upstream.dns_query import MAX_FORGED, Answer, DnsFailure, Server, ask, parse_server
+from egressproxy.upstream.dns_reply import MAX_OCTETS
 from tests.support.dns import DnsServer, Rule
 
 
@@ -119,6 +121,76 @@ async def test_a_very_large_answer_is_bounded(server: DnsServer):
 async def test_forged_answers_count_as_silence(server: DnsServer, rule: Rule):
     server.zone["a.test"] = rule
     assert await failure(at(server), timeout_s=0.2) is Reason.DNS_TIMEOUT
+
+
+class Flooding(DnsServer):
+    """Answers over UDP with forged datagrams first."""
+
+    def __init__(self, zone: dict[str, Rule], forged: int) -> None:
+        super().__init__(zone)
+        self.forged = forged
+
+    async def _answers(self, data: bytes, transport: str) -> list[bytes]:
+        answers = await super()._answers(data, transport)
+        if transport == "tcp":
+            return answers
+        guessed = int.from_bytes(data[:2], "big")
+        return [struct.pack("!H", guessed ^ n) + answers[0][2:] for n in range(1, self.forged + 1)] + answers
+
+
+@pytest.mark.parametrize(("forged", "over_tcp"), [(MAX_FORGED - 1, 0), (MAX_FORGED, 1)])
+async def test_many_forged_answers_lead_to_tcp(forged: int, over_tcp: int):
+    """RFC 5452 section 9.2: among many guesses one may be right."""
+    server = Flooding({"a.test": Rule(("192.0.2.1",))}, forged)
+    await server.start()
+    try:
+        assert (await query(at(server), timeout_s=10.0)).addresses == (ip_address("192.0.2.1"),)
+        assert server.queries["a.test", "A", "tcp"] == over_tcp
+    finally:
+        server.stop()
+
+
+async def refusal(servers: list[Server]) -> str:
+    with pytest.raises(DnsFailure) as caught:
+        await query(servers)
+    assert caught.value.reason is Reason.DNS_ERROR
+    return str(caught.value)
+
+
+async def test_a_long_answer_is_not_even_received(server: DnsServer):
+    server.zone["a.test"] = Rule(raw=bytes(MAX_OCTETS))
+    assert f"an answer of {MAX_OCTETS + 2} octets is not read" in await refusal(at(server, transport="tcp"))
+
+
+@pytest.mark.parametrize("transport", ["udp", "tcp"])
+async def test_an_answer_beyond_the_bounds_is_refused_with_its_reason(server: DnsServer, transport: str):
+    section = b"\x01a\x04test\x00\x00\x01\x00\x01"
+    server.zone["a.test"] = Rule(raw=struct.pack("!HHHHH", 0x8580, 1, 4000, 0, 0) + section)
+    assert "the answer is refused: 4000 records" in await refusal(at(server, transport=transport))
+
+
+async def test_the_next_server_is_asked_where_an_answer_is_beyond_the_bounds(server: DnsServer):
+    section = b"\x01a\x04test\x00\x00\x01\x00\x01"
+    server.zone["a.test"] = Rule(raw=struct.pack("!HHHHH", 0x8580, 1, 4000, 0, 0) + section)
+    second = await DnsServer({"a.test": Rule(("192.0.2.1",))}).start()
+    assert (await query(at(server, second))).addresses
+    second.stop()
+
+
+async def test_of_a_truncated_answer_nothing_is_read(server: DnsServer):
+    """RFC 2181 section 9: it may end within a record."""
+    section = b"\x01a\x04test\x00\x00\x01\x00\x01"
+    cut = struct.pack("!HHHHH", 0x8780, 1, 4000, 0, 0) + section + b"\xc0"
+
+    class Cutting(DnsServer):
+        async def _answers(self, data: bytes, transport: str) -> list[bytes]:
+            answers = await super()._answers(data, transport)
+            return [data[:2] + cut] if transport == "udp" else answers
+
+    cutting = Cutting({"a.test": Rule(("192.0.2.1",))})
+    await cutting.start()
+    assert (await query(at(cutting))).addresses == (ip_address("192.0.2.1"),)
+    cutting.stop()
 
 
 async def test_a_lost_datagram_is_sent_again(server: DnsServer):

@@ -336,6 +336,24 @@ async def test_the_cache_is_bounded_and_forgets_what_was_not_refreshed(bench: Be
     assert [bool(bench.resolver.cached(f"{n}.test")) for n in range(5)] == [False, False, True, True, True]
 
 
+async def test_the_cache_is_bounded_by_what_it_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_CACHED_OCTETS", 12_000)
+    many = tuple(f"192.0.2.{n}" for n in range(32))
+    bench.server.zone["*"] = Rule(many, ttl=100)
+    for n in range(5):
+        await bench.addresses(f"{n}.test")
+    assert [bool(bench.resolver.cached(f"{n}.test")) for n in range(5)] == [False, False, True, True, True]
+    for _ in range(3):  # what is asked for anew takes the place of its own
+        bench.clock.ahead += 1000
+        await bench.addresses("4.test")
+    bench.server.zone["*"] = Rule(("192.0.2.1",), ttl=100)
+    for n in range(30):
+        await bench.addresses(f"small-{n}.test")
+    kept = [n for n in range(30) if bench.resolver.cached(f"small-{n}.test")]
+    assert kept == list(range(30 - len(kept), 30))
+    assert len(kept) == 16
+
+
 async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resolver_module, "MAX_LOOKUPS", 2)
     monkeypatch.setattr(resolver_module, "MAX_WAITERS", 3)

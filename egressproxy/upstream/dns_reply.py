@@ -1,0 +1,234 @@
+"""What a DNS server answers: of a message only what was asked for is read, and nothing that is beyond the bounds. Pure.
+
+An answer comes from whoever owns a name, and is read on the loop: octets, records and steps through names are counted,
+a compression pointer leads backwards alone, and a name that is pointed at is read once. The worst answer within the
+bounds takes a few milliseconds. (A parser that makes objects of all records, and compares each with all others, takes
+seconds for some.)
+
+Sources: RFC 1035 section 4, RFC 2308 section 5 (negative answers), RFC 5452 section 4 (what belongs to a question),
+RFC 6891 (EDNS), RFC 2181 sections 8 and 9 (TTLs, truncation).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+
+from egressproxy.model.authority import IPAddress
+
+__all__ = ["MAX_OCTETS", "Answer", "BadReply", "Question", "Reply", "is_reply", "is_truncated", "read"]
+
+_A, _CNAME, _SOA, _OPT = 1, 5, 6, 41
+_IN = 1
+_FORMERR, _SERVFAIL, _NXDOMAIN, _NOTIMP, _REFUSED = range(1, 6)
+
+#: The longest answer that is read: a thousand addresses and their names.
+MAX_OCTETS = 32 * 1024
+#: The records of all sections together.
+MAX_RECORDS = 1024
+#: Labels and pointers that are followed, in all names together.
+MAX_STEPS = 16 * 1024
+#: A name may lead through so many CNAME records.
+MAX_LINKS = 16
+#: More addresses of one name are not used.
+MAX_ADDRESSES = 32
+_MAX_NAME = 255
+
+_HEADER = struct.Struct("!HHHHHH")  # id, flags, and the records of the four sections
+_RECORD = struct.Struct("!HHIH")  # type, class, TTL, length of the data
+
+
+class BadReply(ValueError):
+    """The octets are no answer, or one that is beyond the bounds; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came.
+
+    For a negative answer `ttl_s` follows RFC 2308 section 5, and is 0 where the server gave no SOA record.
+    """
+
+    addresses: tuple[IPAddress, ...]
+    ttl_s: float
+    is_nxdomain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`code` with its extension (RFC 6891 section 6.1.3); of any but NOERROR and NXDOMAIN the answer says nothing."""
+
+    code: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A query that was sent: its octets, its `name` in wire form and lower case, and the type of the addresses."""
+
+    wire: bytes
+    name: bytes
+    kind: int
+
+    @property
+    def section(self) -> bytes:
+        """The question section."""
+        return self.name + struct.pack("!HH", self.kind, _IN)
+
+
+def is_reply(wire: bytes, question: Question) -> bool:
+    """Whether this belongs to the query: id, opcode and question. Its sender may leave the question out of an error."""
+    if len(wire) < _HEADER.size or wire[:2] != question.wire[:2] or wire[2] & 0xF8 != 0x80:
+        return False
+    if wire[4:6] == b"\x00\x00":
+        return wire[3] & 0x0F in (_FORMERR, _SERVFAIL, _NOTIMP, _REFUSED)
+    section = question.section
+    return wire[4:6] == b"\x00\x01" and wire[_HEADER.size : _HEADER.size + len(section)].lower() == section
+
+
+def is_truncated(wire: bytes) -> bool:
+    """Whether a reply says that it is not whole: nothing else in it counts."""
+    return bool(wire[2] & 0x02)
+
+
+def read(wire: bytes, question: Question) -> Reply:
+    """Follow the CNAME records from the asked name to its addresses; every other record is passed over.
+
+    Raises BadReply for what is malformed or beyond the bounds, and for a chain that is a loop or too long. A chain
+    that leads to no address means that there is none: the servers that we ask resolve completely.
+    """
+    if len(wire) > MAX_OCTETS:
+        raise BadReply(f"{len(wire)} octets: more than {MAX_OCTETS} are not read")
+    try:
+        return _Reading(wire, question).reply()
+    except (IndexError, struct.error):
+        raise BadReply("it ends within a record") from None
+
+
+class _Reading:
+    """One answer while it is read."""
+
+    __slots__ = ("_at", "_known", "_question", "_steps", "_wire")
+
+    def __init__(self, wire: bytes, question: Question) -> None:
+        self._wire = wire
+        self._question = question
+        self._at = _HEADER.size
+        self._known: dict[int, bytes] = {}  # names that were pointed at, by their place
+        self._steps = 0
+
+    def reply(self) -> Reply:
+        _, flags, questions, answers, authorities, more = _HEADER.unpack_from(self._wire)
+        records = answers + authorities + more
+        if records > MAX_RECORDS:
+            raise BadReply(f"{records} records: more than {MAX_RECORDS} are not read")
+        if questions:
+            self._at += len(self._question.section)  # it is ours: `is_reply`
+        code = flags & 0x0F
+        links: dict[bytes, tuple[int, float]] = {}
+        found: dict[bytes, tuple[dict[bytes, None], float]] = {}
+        wanted = self._question.kind
+        for _ in range(answers):
+            owner, kind, ttl_s, data, end = self._record()
+            if kind == wanted:
+                addresses, least_s = found.get(owner) or ({}, ttl_s)
+                if end - data != (4 if kind == _A else 16):
+                    raise BadReply("an address of the wrong length")
+                if len(addresses) < MAX_ADDRESSES:
+                    addresses[self._wire[data:end]] = None
+                found[owner] = addresses, min(least_s, ttl_s)
+            elif kind == _CNAME:
+                links.setdefault(owner, (data, ttl_s))
+        negative_s = 0.0
+        for _ in range(authorities):
+            _, kind, ttl_s, data, end = self._record()
+            if kind == _SOA and not negative_s:
+                if end - data < 22:
+                    raise BadReply("an SOA record that is too short")
+                negative_s = min(ttl_s, float(int.from_bytes(self._wire[end - 4 : end], "big")))
+        for _ in range(more):
+            _, kind, _, data, _ = self._record()
+            if kind == _OPT:
+                code |= self._wire[data - 6] << 4  # the first octet of what is a TTL elsewhere
+        if code == _NXDOMAIN:
+            return Reply(code, Answer((), negative_s, is_nxdomain=True))
+        return Reply(code, self._follow(links, found, negative_s))
+
+    def _follow(
+        self,
+        links: dict[bytes, tuple[int, float]],
+        found: dict[bytes, tuple[dict[bytes, None], float]],
+        negative_s: float,
+    ) -> Answer:
+        name, ttl_s = self._question.name, math.inf
+        for _ in range(MAX_LINKS + 1):
+            known = found.get(name)
+            if known is not None:
+                return Answer(tuple(map(_address, known[0])), min(ttl_s, known[1]))
+            link = links.get(name)
+            if link is None:
+                return Answer((), negative_s)
+            name, _ = self._name(link[0])
+            ttl_s = min(ttl_s, link[1])
+        raise BadReply(f"more than {MAX_LINKS} CNAME records, or a loop")
+
+    def _record(self) -> tuple[bytes, int, float, int, int]:
+        """The next record: its owner, its type (0 for another class than IN), its TTL, and where its data is."""
+        owner, at = self._name(self._at)
+        kind, class_, ttl, length = _RECORD.unpack_from(self._wire, at)
+        data = at + _RECORD.size
+        self._at = end = data + length
+        if end > len(self._wire):
+            raise BadReply("it ends within a record")
+        if class_ != _IN and kind != _OPT:
+            kind = 0
+        return owner, kind, 0.0 if ttl >> 31 else float(ttl), data, end
+
+    def _name(self, at: int) -> tuple[bytes, int]:
+        """The name at this place, in wire form and lower case, and where it ends there."""
+        wire = self._wire
+        parts: list[bytes] = []
+        targets: list[tuple[int, int]] = []  # places that are pointed at, and where in `parts` their names begin
+        length, end, before = 0, -1, at
+        while True:
+            self._steps += 1
+            if self._steps > MAX_STEPS:
+                raise BadReply(f"more than {MAX_STEPS} labels and pointers in its names")
+            size = wire[at]
+            if size >= 0xC0:
+                if end < 0:
+                    end = at + 2
+                at = (size & 0x3F) << 8 | wire[at + 1]
+                if at >= before:
+                    raise BadReply("a compression pointer that does not lead backwards")
+                before = at
+                known = self._known.get(at)
+                if known is None:
+                    targets.append((at, len(parts)))
+                    continue
+                parts.append(known)
+                length += len(known)
+            elif size > 63:
+                raise BadReply("a label of an unknown type")
+            else:
+                label = wire[at : at + size + 1]
+                if len(label) != size + 1:
+                    raise BadReply("it ends within a name")
+                parts.append(label)
+                length += size + 1
+                at += size + 1
+            if length > _MAX_NAME:
+                raise BadReply(f"a name of more than {_MAX_NAME} octets")
+            if size == 0 or size >= 0xC0:
+                break
+        if end < 0:
+            end = at
+        for place, first in targets:
+            self._known[place] = b"".join(parts[first:]).lower()
+        return b"".join(parts).lower(), end
+
+
+def _address(packed: bytes) -> IPAddress:
+    return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
