@@ -6,6 +6,7 @@ from the moment they are decoded; its manifest is kept with the values redacted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
@@ -75,17 +76,22 @@ class Secret(_Core):
     def _redact(self, raw: dict[str, Any]) -> dict[str, Any]:
         kept = {name: value for name, value in raw.items() if name in ("apiVersion", "kind", "type", "immutable")}
         metadata = dict(raw.get("metadata") or {})
-        annotations = dict(metadata.get("annotations") or {})
-        annotations.pop(LAST_APPLIED, None)
-        if annotations or "annotations" in metadata:
-            metadata["annotations"] = annotations
+        if "annotations" in metadata:
+            metadata["annotations"] = _redacted(metadata["annotations"])
         return {**kept, "metadata": metadata, "data": dict.fromkeys(self.keys, REDACTED)}
 
     def to_manifest(self) -> dict[str, Any]:
         made = super().to_manifest()
         made.pop("stringData", None)
         made["data"] = dict.fromkeys(self.keys, REDACTED)
+        if made["metadata"].get("annotations"):
+            made["metadata"]["annotations"] = _redacted(made["metadata"]["annotations"])
         return made
+
+
+def _redacted(annotations: Mapping[str, Any] | None) -> dict[str, str]:
+    """Without values: kubectl and other tools keep the whole object in one, under names that nobody can list."""
+    return {name: "redacted" for name in annotations or () if name != LAST_APPLIED}
 
 
 class ConfigMap(_Core):
