@@ -16,6 +16,8 @@ from egressproxy.admin.status import ApiError
 __all__ = ["CONTENT_TYPE", "as_json"]
 
 CONTENT_TYPE: Final = "application/vnd.kubernetes.protobuf"
+#: Of one message.
+MAX_FIELDS: Final = 50_000
 _MAGIC: Final = b"k8s\x00"
 
 Reader = Callable[[bytes | int], Any]
@@ -53,8 +55,11 @@ def _object(data: bytes, shape: Shape) -> dict[str, Any]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    at = 0
+    at = count = 0
     while at < len(data):
+        count += 1
+        if count > MAX_FIELDS:
+            raise ValueError
         key, at = _varint(data, at)
         value: bytes | int
         if key & 7 == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +35,12 @@ def written(
         return write_outcome(_outcome(paths, bind, previous, state, write, hand_over))
     except WriteRefused as refused:
         return write_outcome(refused)
+    except Exception as error:
+        # Its text may hold anything, a Secret's value, too: the place says enough.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        print(f"internal error: {type(error).__name__} at {place.filename}:{place.lineno}", file=sys.stderr)
+        message = f"the write cannot be worked out ({type(error).__name__}); the gateway's log says where"
+        return write_outcome(WriteRefused(500, "InternalError", message))
 
 
 def _outcome(

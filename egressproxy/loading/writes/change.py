@@ -20,12 +20,13 @@ from egressproxy.config.problems import ConfigError
 from egressproxy.config.resources.core import REDACTED
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import LAST_APPLIED, Resource
-from egressproxy.config.yaml_reader import Fault, read_documents
+from egressproxy.loading.writes.bodies import read_body, read_document
+from egressproxy.loading.writes.checks import faults, too_large
 from egressproxy.loading.writes.ownership import apply, updated
 from egressproxy.loading.writes.patches import json_patch, merge_patch, strategic_merge_patch
 from egressproxy.loading.writes.pruning import pruned
-from egressproxy.loading.writes.shapes import shape_of
-from egressproxy.loading.writes.staging import FIRST_LINE, file_of
+from egressproxy.loading.writes.shapes import Shape, shape_of
+from egressproxy.loading.writes.staging import FIRST_LINE, file_of, usage
 from egressproxy.model.api_write import FieldValidation, Verb, Write, WriteRefused
 
 __all__ = ["Change", "changed", "refusal_of"]
@@ -33,6 +34,10 @@ __all__ = ["Change", "changed", "refusal_of"]
 Manifest = dict[str, Any]
 
 _CONSONANTS: Final = "bcdfghjklmnpqrstvwxz2456789"  # those of Kubernetes' generated names: no words
+#: Bytes of one object as YAML, of all, and how many objects: a start reads them in some seconds.
+MAX_OBJECT: Final = 4 * 1024 * 1024
+MAX_STATE: Final = 64 * 1024 * 1024
+MAX_OBJECTS: Final = 20_000
 #: Of one answer, and of the text of each.
 MAX_WARNINGS: Final = 50
 MAX_PATH: Final = 200
@@ -75,6 +80,7 @@ def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
         return Change(resources, old, "", Path(old.origin.file), False, True, warnings)
     file = file_of(folder, write.group, write.kind, write.namespace, name)
     text = FIRST_LINE + yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
+    _check_room(write, name, len(text.encode()), folder, is_new=old is None)
     made = _validated(text, write, name, kind, file)
     objects = [made if each is old else each for each in resources.objects]
     together = ResourceSet(objects if old is not None else [*objects, made], resources.warnings)
@@ -82,27 +88,14 @@ def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
 
 
 def _body(write: Write) -> Any:
-    """JSON, which is YAML. Raises WriteRefused(400)."""
+    """Raises WriteRefused(400)."""
     try:
-        body = _read(write.body)
+        body = read_body(write.body)
     except ValueError as error:
-        raise WriteRefused(400, "BadRequest", f"the body is neither JSON nor YAML: {error}") from None
+        raise WriteRefused(400, "BadRequest", f"the body cannot be read as JSON or YAML: {error}") from None
     if write.verb is not Verb.JSON_PATCH and not isinstance(body, dict):
         raise WriteRefused(400, "BadRequest", "the body has to be an object")
     return body
-
-
-def _read(octets: bytes) -> Any:
-    """One document. Raises ValueError."""
-    found = list(read_documents(octets))
-    if len(found) != 1:
-        raise ValueError("one object is expected")
-    (document,) = found
-    if isinstance(document, Fault):
-        raise ValueError(document.message)
-    for fault in document.faults:
-        raise ValueError(fault.message)
-    return document.value
 
 
 def _new_name(write: Write, body: Any) -> str:
@@ -134,7 +127,7 @@ def _kept(old: Resource, write: Write, folder: Path) -> Manifest:
         )
         raise WriteRefused(403, "Forbidden", message)
     try:
-        kept = _read(file.read_bytes())
+        kept = read_document(file.read_bytes())
     except (OSError, ValueError):
         kept = None
     if not isinstance(kept, dict):
@@ -161,6 +154,8 @@ def _check_existence(write: Write, name: str, is_there: bool, is_implied: bool) 
 def _check_preconditions(write: Write, name: str, body: Any, current: Manifest | None) -> None:
     """metav1.DeleteOptions. Raises WriteRefused(409)."""
     wanted = body.get("preconditions") or {}
+    if not isinstance(wanted, dict):
+        raise WriteRefused(400, "BadRequest", "preconditions has to be an object")
     uid = ((current or {}).get("metadata") or {}).get("uid")
     if wanted.get("uid") not in (None, uid) or wanted.get("resourceVersion") not in (None, write.resource_version):
         message = f'Operation cannot be fulfilled on {_resource(write)} "{name}": a precondition does not hold'
@@ -174,6 +169,7 @@ def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str
         current, _ = pruned(write.group, write.kind, current)
     if write.verb is Verb.APPLY:
         _check_identity(body, write, name)
+        _check_shape(body, write, name)
         metadata = body.get("metadata") or {}
         if metadata.get("managedFields"):
             raise WriteRefused(400, "BadRequest", "metadata.managedFields must be nil in what is applied")
@@ -182,23 +178,59 @@ def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str
         if write.kind == "Secret" and not write.group:
             applied = _with_values(applied, current, write, name)
         return apply(current, applied, write.manager, write.is_forced, shape, now), warnings
-    match write.verb:
-        case Verb.MERGE_PATCH:
-            made = merge_patch(_at_version(current, write), body)
-        case Verb.STRATEGIC_PATCH:
-            made = strategic_merge_patch(_at_version(current, write), body, shape)
-        case Verb.JSON_PATCH:
-            made = json_patch(_at_version(current, write), body)
-        case _:
-            made = body
+    made = _patched(write, current, body, shape)
     if not isinstance(made, dict):
         raise WriteRefused(422, "Invalid", "the patch leaves no object")
     _check_identity(made, write, name)
+    _check_shape(made, write, name)
     _check_version(made.get("metadata") or {}, write, name)
     made, warnings = _known(_without_status(made, write), write)
     if write.kind == "Secret" and not write.group:
         made = _with_values(made, current, write, name)
     return updated(current, made, write.manager, shape, now), warnings
+
+
+def _patched(write: Write, current: Manifest | None, body: Any, shape: Shape) -> Any:
+    """The object with the patch, or what the body is. Raises WriteRefused."""
+    try:
+        match write.verb:
+            case Verb.MERGE_PATCH:
+                return merge_patch(_at_version(current, write), body)
+            case Verb.STRATEGIC_PATCH:
+                return strategic_merge_patch(_at_version(current, write), body, shape)
+            case Verb.JSON_PATCH:
+                return json_patch(_at_version(current, write), body)
+            case _:
+                return body
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
+        # One that asks for a list where an object is, and so on: nothing of either is told.
+        raise WriteRefused(422, "Invalid", f"the {write.verb.value} does not fit the object") from None
+
+
+def _check_shape(made: Manifest, write: Write, name: str) -> None:
+    """Raises WriteRefused(422) for what nothing can be worked out on."""
+    if why := too_large(made):
+        raise WriteRefused(422, "Invalid", f"{_title(write, name)} is invalid: {why}")
+    is_secret = write.kind == "Secret" and not write.group
+    causes = [
+        ("FieldValueInvalid", f"Invalid value: it has to be {what}", field)
+        for field, what in faults(made, is_secret=is_secret)
+    ]
+    if causes:
+        told = ", ".join(f"{field}: {message}" for _, message, field in causes)
+        raise WriteRefused(422, "Invalid", f"{_title(write, name)} is invalid: {told}", causes)
+
+
+def _check_room(write: Write, name: str, octets: int, folder: Path, *, is_new: bool) -> None:
+    """Raises WriteRefused(403, 413): what the folder holds has to be read in good time at every start."""
+    if octets > MAX_OBJECT:
+        message = f"{_title(write, name)} is too large: {octets} bytes of YAML, and {MAX_OBJECT} are possible"
+        raise WriteRefused(413, "RequestEntityTooLarge", message)
+    objects, size = usage(folder)
+    if (is_new and objects >= MAX_OBJECTS) or size + octets > MAX_STATE:
+        most = f"{MAX_OBJECTS} objects, {MAX_STATE} bytes"
+        message = f"exceeded quota: there are {objects} objects of {size} bytes in --state-dir, and {most} are possible"
+        raise WriteRefused(403, "Forbidden", f"{_title(write, name)} is forbidden: {message}; delete some")
 
 
 def _known(made: Manifest, write: Write) -> tuple[Manifest, tuple[str, ...]]:
@@ -277,7 +309,7 @@ def _with_values(made: Manifest, current: Manifest | None, write: Write, name: s
     old = (current or {}).get("data") or {}
     data = dict(made.get("data") or {})
     for key, text in (made.get("stringData") or {}).items():
-        data[key] = b64encode(str(text).encode()).decode()
+        data[key] = b64encode((text or "").encode()).decode()
     for key, value in data.items():
         if value == REDACTED:
             if key not in old:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from egressproxy.loading.writes.checks import MAX_ITEMS
 from egressproxy.loading.writes.shapes import Shape, item_key
 from egressproxy.model.api_write import WriteRefused
 
@@ -19,6 +20,8 @@ __all__ = ["apply", "updated"]
 #: `f:name` for a field, `k:{"name":"x"}` for an item of a list with keys; an item itself ends with `.`.
 Path = tuple[str, ...]
 
+#: In one answer.
+MAX_CAUSES = 100
 #: Not owned by anybody: who an object is, and what the server says of it.
 _NOT_OWNED = frozenset({
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink",
@@ -46,8 +49,9 @@ def apply(
     owned = {owner: paths if owner == mine else paths - conflicts.keys() for owner, paths in owned.items()}
     others = frozenset().union(*(paths for owner, paths in owned.items() if owner != mine))
     made = _merged(base, applied, shape, ())
+    above = _above(wanted | others)
     for path in sorted(before - wanted - others, key=lambda path: (path[-1] != ".", -len(path))):  # whole items first
-        if not _is_above(path, wanted | others) and not _is_key(path):
+        if (path[:-1] if path[-1] == "." else path) not in above and not _is_key(path):
             _remove(made, path)
     owned[mine] = wanted
     return _with_owners(made, base, owned, str(applied.get("apiVersion", "")), mine, now)
@@ -78,9 +82,10 @@ def _conflict(conflicts: Mapping[Path, list[str]]) -> WriteRefused:
         for path, owners in sorted(conflicts.items())
         for owner in owners
     ]
-    fields = ", ".join(f"{field} ({message})" for _, message, field in causes)
-    plural = "s" if len(causes) > 1 else ""
-    return WriteRefused(409, "Conflict", f"Apply failed with {len(causes)} conflict{plural}: {fields}", causes)
+    shown = causes[:MAX_CAUSES]
+    fields = ", ".join(f"{field} ({message})" for _, message, field in shown)
+    plural, more = "s" if len(causes) > 1 else "", ", …" if len(causes) > len(shown) else ""
+    return WriteRefused(409, "Conflict", f"Apply failed with {len(causes)} conflict{plural}: {fields}{more}", shown)
 
 
 def _shown(path: Path) -> str:
@@ -116,6 +121,8 @@ def _collect(value: Any, path: Path, names: tuple[str, ...], shape: Shape, found
         for name, each in value.items():
             _collect(each, (*path, f"f:{name}"), (*names, name), shape, found)
     elif isinstance(value, list) and (keys := shape.get(names)) and all(item_key(each, keys) for each in value):
+        if len(value) > MAX_ITEMS:
+            raise WriteRefused(422, "Invalid", f"{'.'.join(names)} has more than {MAX_ITEMS} items")
         for each in value:
             step = _step(each, keys)
             found.add((*path, step, "."))
@@ -165,10 +172,9 @@ def _is_key(path: Path) -> bool:
     return len(path) > 1 and path[-2].startswith("k:") and path[-1][2:] in json.loads(path[-2][2:])
 
 
-def _is_above(path: Path, others: Iterable[Path]) -> bool:
-    """Whether somebody owns something within: then it stays."""
-    inside = path[:-1] if path[-1] == "." else path
-    return any(other[: len(inside)] == inside for other in others)
+def _above(paths: Iterable[Path]) -> frozenset[Path]:
+    """These paths and whatever they lead through: what somebody owns something within stays."""
+    return frozenset(path[:end] for path in paths for end in range(1, len(path) + 1))
 
 
 def _merged(base: Any, applied: Any, shape: Shape, names: tuple[str, ...]) -> Any:
@@ -208,7 +214,9 @@ def _owners(manifest: Mapping[str, Any]) -> dict[Owner, frozenset[Path]]:
 
 def _read(fields: Mapping[str, Any], path: Path) -> Iterable[Path]:
     for step, inner in fields.items():
-        if step == "." or not inner:
+        if step.startswith(("v:", "i:")):  # of a list without keys, which is one field here
+            yield path
+        elif step == "." or not inner:
             yield (*path, step)
         else:
             yield from _read(inner, (*path, step))
@@ -237,7 +245,7 @@ def _with_owners(
         entries.append({
             "manager": owner[0],
             "operation": owner[1],
-            "apiVersion": old["apiVersion"] if old is not None and owner != writer else api_version,
+            "apiVersion": old.get("apiVersion", api_version) if old is not None and owner != writer else api_version,
             "time": old["time"] if is_same and old is not None and "time" in old else now,
             "fieldsType": "FieldsV1",
             "fieldsV1": _written(paths),

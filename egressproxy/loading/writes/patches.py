@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from jsonpatch import JsonPatch, JsonPatchException, JsonPatchTestFailed
 from jsonpointer import JsonPointer, JsonPointerException
 
+from egressproxy.loading.writes.checks import MAX_ITEMS, MAX_LEVELS, depth_of
 from egressproxy.loading.writes.shapes import Shape, item_key
 from egressproxy.model.api_write import WriteRefused
 
@@ -43,18 +43,38 @@ def json_patch(target: Any, patch: Any) -> Any:
     if not isinstance(patch, list) or len(patch) > MAX_OPERATIONS:
         raise WriteRefused(400, "BadRequest", f"a JSON patch is a list of at most {MAX_OPERATIONS} operations")
     made, copied = copy.deepcopy(target), 0
-    try:
-        for operation in JsonPatch(patch).patch:
-            if isinstance(operation, Mapping) and operation.get("op") == "copy":
-                copied += len(json.dumps(JsonPointer(operation.get("from", "")).resolve(made)))
-                if copied > MAX_COPIED:
-                    raise WriteRefused(413, "RequestEntityTooLarge", f"the patch copies more than {MAX_COPIED} octets")
+    for index, operation in enumerate(patch):
+        try:
+            copied += _copied(made, operation)
+            if copied > MAX_COPIED:
+                raise WriteRefused(413, "RequestEntityTooLarge", f"the patch copies more than {MAX_COPIED} octets")
             made = JsonPatch([operation]).apply(made, in_place=True)
-        return made
-    except JsonPatchTestFailed as error:
-        raise WriteRefused(422, "Invalid", f"the patch's test failed: {error}") from None
-    except (JsonPatchException, JsonPointerException, TypeError, KeyError, IndexError) as error:
-        raise WriteRefused(422, "Invalid", f"the patch cannot be applied: {error}") from None
+        except JsonPatchTestFailed:
+            raise WriteRefused(422, "Invalid", f"the patch's test failed: operation {index}") from None
+        except (JsonPatchException, JsonPointerException, TypeError, LookupError, ValueError, AttributeError) as error:
+            # What the library says may have values in it.
+            message = f"the patch cannot be applied: operation {index} ({type(error).__name__})"
+            raise WriteRefused(422, "Invalid", message) from None
+    return made
+
+
+def _copied(target: Any, operation: Any) -> int:
+    """The octets that an operation copies or moves. Raises WriteRefused(422) where the object would become too deep:
+    many operations can build together what none of them has in it.
+    """
+    if not isinstance(operation, dict):
+        raise WriteRefused(400, "BadRequest", "an operation of a JSON patch is an object")
+    level = len(JsonPointer(operation.get("path", "")).parts)
+    value, octets = operation.get("value"), 0
+    if operation.get("op") in ("copy", "move"):
+        source = JsonPointer(operation.get("from", ""))
+        level = max(level, len(source.parts))
+        if level <= MAX_LEVELS:
+            value = source.resolve(target)
+            octets = len(json.dumps(value))
+    if level + depth_of(value, MAX_LEVELS) > MAX_LEVELS:
+        raise WriteRefused(422, "Invalid", f"the patch would nest the object deeper than {MAX_LEVELS} levels")
+    return octets
 
 
 def strategic_merge_patch(target: Any, patch: Any, shape: Shape, path: tuple[str, ...] = ()) -> Any:
@@ -67,11 +87,13 @@ def strategic_merge_patch(target: Any, patch: Any, shape: Shape, path: tuple[str
     if patch.get("$patch") == "delete":
         return {}
     if "$retainKeys" in patch:
-        made = {name: value for name, value in made.items() if name in patch["$retainKeys"]}
+        retained = set(patch["$retainKeys"])
+        made = {name: value for name, value in made.items() if name in retained}
     for name, value in patch.items():
         if name.startswith("$deleteFromPrimitiveList/"):
             field = name.partition("/")[2]
-            made[field] = [each for each in made.get(field) or () if each not in value]
+            gone = set(value)
+            made[field] = [each for each in made.get(field) or () if each not in gone]
         elif name.startswith("$"):
             continue
         elif value is None:
@@ -99,6 +121,8 @@ def _merged_list(target: Any, patch: list[Any], shape: Shape, path: tuple[str, .
     if any(isinstance(each, dict) and each.get("$patch") == "replace" for each in patch):
         return [copy.deepcopy(each) for each in patch if each.get("$patch") != "replace"]
     made = list(target)
+    if len(patch) > MAX_ITEMS or len(made) > MAX_ITEMS:
+        raise WriteRefused(422, "Invalid", f"{'.'.join(path)} has more than {MAX_ITEMS} items")
     for each in patch:
         key = item_key(each, names)
         if key is None:
@@ -121,5 +145,5 @@ def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) 
     def key(item: Any) -> Any:
         return item_key(item, names) if names else item
 
-    wanted = [key(each) for each in order]
-    return sorted(items, key=lambda item: wanted.index(key(item)) if key(item) in wanted else len(wanted))
+    wanted = {key(each): place for place, each in reversed(list(enumerate(order)))}
+    return sorted(items, key=lambda item: wanted.get(key(item), len(wanted)))

@@ -13,7 +13,7 @@ from typing import Final
 
 from egressproxy.model.state_folder import MARK
 
-__all__ = ["FIRST_LINE", "LOCK", "commit", "discard", "file_of", "lock", "stage"]
+__all__ = ["FIRST_LINE", "LOCK", "commit", "discard", "file_of", "lock", "stage", "usage"]
 
 LOCK: Final = ".lock"
 #: Of every file. It is YAML and can begin no Python: whatever an object says, its file is never a program.
@@ -48,6 +48,12 @@ def file_of(folder: Path, group: str, kind: str, namespace: str, name: str) -> P
     if len(stem) > MAX_NAME:
         stem = f"{stem[: MAX_NAME - 33]}_{blake2b(stem.encode(), digest_size=16).hexdigest()}"
     return folder / f"{stem}.yaml"
+
+
+def usage(folder: Path) -> tuple[int, int]:
+    """How many objects the folder has, and their bytes. Raises OSError."""
+    sizes = [entry.stat().st_size for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    return len(sizes), sum(sizes)
 
 
 def stage(file: Path, text: str) -> None:
