@@ -42,7 +42,8 @@ class KubernetesApi:
         self._encoding = asyncio.Lock()
         self._access = access
         self._is_writable = access is not None
-        self._writes: set[asyncio.Task[Written]] = set()
+        self._writes: set[asyncio.Task[tuple[Write, Written]]] = set()
+        self._turn = asyncio.Lock()
 
     def changed(self) -> None:
         """A source of objects has changed: whoever watches is told."""
@@ -87,14 +88,12 @@ class KubernetesApi:
         if len(self._writes) >= MAX_WRITES:
             raise ApiError(429, "TooManyRequests", f"{MAX_WRITES} writes are waiting; try later", retry_after_s=1)
         body = await read_body(request)
-        before = await self._objects.view()
-        write = asked_write(request, asked, body, await asyncio.to_thread(_version, asked, before))
         # Not this task's: one who goes away meanwhile has written all the same.
-        task = asyncio.create_task(self._state.write(write))
+        task = asyncio.create_task(self._in_turn(request, asked, body))
         self._writes.add(task)
         task.add_done_callback(self._written)
         try:
-            written = await asyncio.shield(task)
+            write, written = await asyncio.shield(task)
         except WriteRefused as refused:
             causes = tuple(Cause(*cause) for cause in refused.causes)
             raise ApiError(refused.code, refused.reason, str(refused), asked.kind, asked.name, causes) from None
@@ -105,6 +104,14 @@ class KubernetesApi:
         for warning in written.warnings:
             response.headers.add("Warning", f"299 - {json.dumps(warning)}")  # ASCII in one line, whatever a field is
         return response
+
+    async def _in_turn(self, request: web.BaseRequest, asked: Resource, body: bytes) -> tuple[Write, Written]:
+        """One at a time, so that a write is measured against the version that the one before it has left."""
+        async with self._turn:
+            before = await self._objects.view()
+            version = await asyncio.to_thread(_version, asked, before)
+            write = await asyncio.to_thread(asked_write, request, asked, body, version)
+            return write, await self._state.write(write)
 
     async def _shown(self, asked: Resource, write: Write, written: Written) -> web.Response:
         """The object after a write, or after one that was tried."""
@@ -117,7 +124,7 @@ class KubernetesApi:
         one = replace(asked, name=written.name)
         return await self._document(api.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status)
 
-    def _written(self, task: asyncio.Task[Written]) -> None:
+    def _written(self, task: asyncio.Task[tuple[Write, Written]]) -> None:
         self._writes.discard(task)
         if not task.cancelled():
             task.exception()  # who asked was told, or has left
