@@ -179,12 +179,22 @@ def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
     """
     path, _, query = target.partition(b"?")
     name = name.lower()
+    if query and b"%" not in query and name not in query.lower():
+        return target + b"&" + parameter
     kept = []
     for pair in query.split(b"&"):
-        left = b";".join(part for part in pair.split(b";") if unquote_to_bytes(part.partition(b"=")[0]).lower() != name)
-        if left:
-            kept.append(left)
+        if b";" in pair:
+            pair = b";".join(part for part in pair.split(b";") if _parameter_name(part) != name)
+        elif _parameter_name(pair) == name:
+            continue
+        if pair:
+            kept.append(pair)
     return path + b"?" + b"&".join([*kept, parameter])
+
+
+def _parameter_name(part: bytes) -> bytes:
+    name = part.partition(b"=")[0]
+    return (unquote_to_bytes(name) if b"%" in name else name).lower()
 
 
 def _secret_refs(config: object) -> tuple[tuple[str, str], ...]:

@@ -76,14 +76,16 @@ class HttpTable(Generic[T]):
 
     @classmethod
     def building(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> Steps[HttpTable[T]]:
-        """`build`, a route at a time."""
+        """`build`, a route at a time, or a match where it has expressions."""
         hosts: HostMap[_Bucket[T]] = HostMap()
         for route, payloads in routes:
-            candidates = [
-                _candidate(origin, match, payload)
-                for origin, rule, payload in zip(_origins(route), route.rules, payloads, strict=True)
-                for match in rule.matches
-            ]
+            candidates: list[_Candidate[T]] = []
+            for origin, rule, payload in zip(_origins(route), route.rules, payloads, strict=True):
+                for match in rule.matches:
+                    candidate = _candidate(origin, match, payload)
+                    candidates.append(candidate)
+                    if candidate.has_expressions:
+                        yield None  # it may have taken a millisecond or two to compile
             for hostname in route.hostnames or ("",):
                 bucket = hosts.exactly(hostname)
                 if bucket is None:
@@ -209,6 +211,12 @@ class _Candidate(Generic[T]):
             origin.route,
             origin.position,
         )
+
+    @property
+    def has_expressions(self) -> bool:
+        if self.pattern is not None:
+            return True
+        return any(test.expression is not None for test in (*self.headers, *self.query))
 
     def described(self, hostname: str) -> Match[T]:
         origin = self.origin

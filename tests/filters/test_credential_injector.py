@@ -180,6 +180,12 @@ def test_a_parameter_is_replaced_in_every_case_and_behind_every_separator(target
     assert (b"a=1" in path, b"b=2" in path) == (b"a=1" in target, b"b=2" in target)
 
 
+def test_a_query_without_the_parameter_stays_as_it_is():
+    assert sent(config={**REF, "query": "key"}, target=b"/x?a=1&&b;" + b"&" * 8000).path == (
+        b"/x?a=1&&b;" + b"&" * 8000 + b"&key=S3CR3T-INJ"
+    )
+
+
 @pytest.mark.parametrize("name", ["Proxy_Authorization", "Content_Length"])
 def test_a_field_of_the_gateway_in_another_spelling_carries_no_credential(name):
     with pytest.raises(FilterBuildError, match="written by the gateway itself"):

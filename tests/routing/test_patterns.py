@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("a.b", b"a\xe9b"),
         (r"\xc3\xa9+", b"\xc3\xa9\xa9"),
         (r"[\x80-\xff]", b"\x80"),
+        (r"a\\p", rb"a\p"),
     ],
 )
 def test_an_expression_matches_the_whole_value(text, subject):
@@ -65,7 +66,11 @@ def test_an_expression_matches_the_whole_value(text, subject):
         ("(?:a{100}){100}", "1000"),
         ("é+", r"\(\?:\\xc3\\xa9\)"),
         ("x" * 1025, "1024"),
-        (r"\pL{1000}", str(MAX_PROGRAM)),
+        ("[ab]{700}c{100}", str(MAX_PROGRAM)),
+        ("[ab]{100}c{1000}", str(MAX_PROGRAM)),
+        (r"\pL", r"\[A-Za-z\]"),
+        (r"a[\P{Greek}]", r"\[\[:alpha:\]\]"),
+        ("(?i)" + r"\pL" * 339, r"\[A-Za-z\]"),  # it takes RE2 four seconds
         ("(", "missing"),
         ("[", "missing"),
         ("*a", "no argument"),

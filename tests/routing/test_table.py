@@ -327,3 +327,10 @@ def test_the_table_agrees_with_the_precedence_rules_tried_one_by_one(routes, req
 def test_a_table_is_built_a_route_at_a_time():
     routes = [route(f"r{n}", prefix("/"), hosts=(f"h{n}.test",)) for n in range(20)]
     assert len(list(HttpTable.building([(r, [r.name]) for r in routes]))) >= 20
+
+
+def test_matches_with_expressions_are_compiled_one_at_a_time():
+    pattern = ValueMatch("x", "[a-z]{9}", MatchType.REGEX)
+    for match in (prefix("/", headers=(pattern,)), prefix("/", query=(pattern,)), MatchSpec("/[a-z]{9}", REGEX)):
+        spec = HttpRouteSpec("r", ("a.test",), (HttpRuleSpec(matches=(match,) * 20),))
+        assert len(list(HttpTable.building([(spec, ["r"])]))) >= 20
