@@ -73,7 +73,14 @@ class Driver:
         if future is not None:
             future.remove_done_callback(self._future_done)
             future.cancel()
-        self._step(self._coroutine.throw, error)
+        # From CPython 3.12 on the traceback of an error leads to the frames below the coroutine, too, with their
+        # variables: none of them may hold the error, or it would hold itself, and with it everything of its exchange.
+        handed_over = [error]
+        del error
+        self._step(self._throw, handed_over)
+
+    def _throw(self, handed_over: list[BaseException]) -> Any:
+        return self._coroutine.throw(handed_over.pop())  # type: ignore[union-attr]
 
     def _step(self, advance: Callable[[Any], Any], value: Any) -> None:
         self._running = True
