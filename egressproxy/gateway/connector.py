@@ -408,7 +408,7 @@ class Connector:
             else:
                 resolved = self.resolver.cached(target.host)
                 if resolved is None:
-                    resolved = await self.resolver.resolve(target.host)
+                    resolved = await self.resolver.resolve(target.host, client_of(x))
             assert resolved is not None
             addresses = policy.check(target.host, resolved, target.port)
         x.addresses = addresses

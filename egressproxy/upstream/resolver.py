@@ -11,9 +11,11 @@ Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 6761 (localh
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from itertools import chain, zip_longest
 
@@ -23,6 +25,7 @@ import dns.rdatatype
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.shares import Shares
 from egressproxy.spec.policy import DnsSpec, Family
 from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
 from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
@@ -34,7 +37,11 @@ MAX_CACHED_OCTETS = 16 * 1024 * 1024  # of all that is known of them, about
 MAX_LOOKUPS = 500  # names being asked for at one time: each holds up to six sockets
 #: Of these, names under one domain (its last two labels): the silent servers of one owner keep nobody else waiting.
 MAX_LOOKUPS_OF_DOMAIN = 200
+#: What one client may have of each; a lookup is counted for the client that began it, until it ends.
+MAX_LOOKUPS_OF_CLIENT = 250
+MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN = 100
 MAX_WAITERS = 20_000  # exchanges that wait for an answer
+MAX_WAITERS_OF_CLIENT = 10_000
 MAX_NEGATIVE_TTL_S = 30.0
 FAILURE_TTL_S = 1.0  # how long a failing name is not asked for again
 STALE_AFTER_S = 0.5  # an expired answer is used if a refresh takes longer (RFC 8767 section 5)
@@ -87,12 +94,13 @@ class _Entry:
 
 
 class _Lookup:
-    """A name that is being asked for."""
+    """A name that is being asked for, because this client asked first."""
 
-    __slots__ = ("started", "task", "waiters")
+    __slots__ = ("client", "started", "task", "waiters")
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, client: str) -> None:
         self.started = started
+        self.client = client
         self.task: asyncio.Task[None] | None = None
         self.waiters: list[_Waiter] = []
 
@@ -123,8 +131,9 @@ class Resolver:
         self._cache: dict[str, _Entry] = {}
         self._cached_octets = 0
         self._lookups: dict[str, _Lookup] = {}
-        self._of_domain: dict[str, int] = {}
-        self._waiting = 0
+        self._asking = Shares(sys.maxsize, sys.maxsize)  # lookups; this and the next ones count, the rules are below
+        self._of_domain: dict[str, Shares] = {}
+        self._waiting = Shares(sys.maxsize, sys.maxsize)
 
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
         """The addresses of a name if they are known and fresh: the way that costs nothing. Else None: `resolve`."""
@@ -141,9 +150,10 @@ class Resolver:
             return entry.addresses
         return self._without_dns(host) or None
 
-    def resolve(self, host: str) -> _Waiter:
+    def resolve(self, host: str, client: str = "") -> _Waiter:
         """A future of the addresses of a name (never empty), in the order in which they should be tried.
 
+        `client` is whose wish it is: one client gets no more than its share of lookups and waiters. "" is us.
         It raises UpstreamFault: DNS_NXDOMAIN, DNS_NO_ADDRESS, DNS_SERVFAIL or DNS_ERROR with 503, DNS_TIMEOUT with 504.
         Cancelling it leaves the query, and everyone else who waits for it, alone. No task is needed to await it.
         """
@@ -165,17 +175,19 @@ class Resolver:
         stale = entry is not None and entry.stale_until > now
         lookup = self._lookups.get(host)
         if lookup is None and not (stale and entry is not None and entry.retry_at > now):
-            lookup = self._start(host, now)
+            lookup = self._start(host, client, now)
         if entry is not None and stale and (lookup is None or entry.backoff_s or now - lookup.started > STALE_AFTER_S):
             self._stats("stale")
             waiter.set_result(entry.addresses)
             return waiter
-        if lookup is None or self._waiting >= MAX_WAITERS:
+        too_many = client != "" and self._waiting.of(client) >= MAX_WAITERS_OF_CLIENT
+        if lookup is None or too_many or self._waiting.total >= MAX_WAITERS:
             self._stats("error")
-            self._settle(waiter, host, (), _Failure(Reason.DNS_ERROR, "too many names are being looked up"))
+            whose = " of this client" if too_many or self._has_its_share(host, client) else ""
+            self._settle(waiter, host, (), _Failure(Reason.DNS_ERROR, f"too many names{whose} are being looked up"))
             return waiter
-        self._waiting += 1
-        waiter.add_done_callback(self._left)
+        self._waiting.add(client)
+        waiter.add_done_callback(partial(self._left, client))
         lookup.waiters.append(waiter)
         if entry is not None and stale:
             loop.call_later(STALE_AFTER_S, self._use_stale, waiter, entry)
@@ -190,12 +202,18 @@ class Resolver:
                 waiter.cancel()
 
     # --- lookups -------------------------------------------------------------------------------------------------
-    def _start(self, host: str, now: float) -> _Lookup | None:
-        domain = ".".join(host.rsplit(".", 2)[-2:])
-        if len(self._lookups) >= MAX_LOOKUPS or self._of_domain.get(domain, 0) >= MAX_LOOKUPS_OF_DOMAIN:
+    def _start(self, host: str, client: str, now: float) -> _Lookup | None:
+        domain = _domain(host)
+        below = self._of_domain.get(domain)
+        if len(self._lookups) >= MAX_LOOKUPS or (below is not None and below.total >= MAX_LOOKUPS_OF_DOMAIN):
             return None
-        self._of_domain[domain] = self._of_domain.get(domain, 0) + 1
-        lookup = self._lookups[host] = _Lookup(now)
+        if self._has_its_share(host, client):
+            return None
+        if below is None:
+            below = self._of_domain[domain] = Shares(sys.maxsize, sys.maxsize)
+        below.add(client)
+        self._asking.add(client)
+        lookup = self._lookups[host] = _Lookup(now, client)
         lookup.task = asyncio.get_running_loop().create_task(self._run(host, lookup))
         return lookup
 
@@ -211,7 +229,7 @@ class Resolver:
                 entry = self._failed(host, _Failure(Reason.DNS_ERROR, f"{type(error).__name__}: {error}"))
         finally:
             del self._lookups[host]
-            self._end_of(".".join(host.rsplit(".", 2)[-2:]))
+            self._end_of(_domain(host), lookup.client)
         for waiter in lookup.waiters:
             if not waiter.done():
                 if entry.backoff_s:
@@ -221,11 +239,20 @@ class Resolver:
         lookup.task = None
         self._remember(host, entry)
 
-    def _end_of(self, domain: str) -> None:
-        left = self._of_domain[domain] - 1
-        if left:
-            self._of_domain[domain] = left
-        else:
+    def _has_its_share(self, host: str, client: str) -> bool:
+        """Whether this client may not have another name looked up: none at all, or none below this domain."""
+        if not client:
+            return False
+        below = self._of_domain.get(_domain(host))
+        return self._asking.of(client) >= MAX_LOOKUPS_OF_CLIENT or (
+            below is not None and below.of(client) >= MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN
+        )
+
+    def _end_of(self, domain: str, client: str) -> None:
+        self._asking.give_back(client)
+        below = self._of_domain[domain]
+        below.give_back(client)
+        if not below.total:
             del self._of_domain[domain]
 
     def _entry(self, found: Answer) -> _Entry:
@@ -262,8 +289,8 @@ class Resolver:
         if entry is not None:
             self._cached_octets -= _octets(host, entry)
 
-    def _left(self, _waiter: _Waiter) -> None:
-        self._waiting -= 1
+    def _left(self, client: str, _waiter: _Waiter) -> None:
+        self._waiting.give_back(client)
 
     def _use_stale(self, waiter: _Waiter, entry: _Entry) -> None:
         if not waiter.done():
@@ -347,7 +374,14 @@ class Resolver:
         return tuple(a for a in chain.from_iterable(zip_longest(v6, v4)) if a is not None)
 
     def __repr__(self) -> str:
-        return f"Resolver({len(self._cache)} names, {len(self._lookups)} being asked for, {self._waiting} waiting)"
+        return (
+            f"Resolver({len(self._cache)} names, {len(self._lookups)} being asked for, {self._waiting.total} waiting)"
+        )
+
+
+def _domain(host: str) -> str:
+    """Its last two labels."""
+    return ".".join(host.rsplit(".", 2)[-2:])
 
 
 def _octets(host: str, entry: _Entry) -> int:

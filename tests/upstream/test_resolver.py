@@ -368,6 +368,40 @@ async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest
     assert await bench.addresses("c.test") == ["192.0.2.1"]
 
 
+async def test_one_client_leaves_lookups_and_waiters_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_LOOKUPS_OF_CLIENT", 2)
+    monkeypatch.setattr(resolver_module, "MAX_WAITERS_OF_CLIENT", 3)
+    gate = asyncio.Event()
+    bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
+    waiting = [bench.resolver.resolve(name, "greedy") for name in ("a.test", "b.other", "a.test")]
+    for name in ("c.third", "a.test"):
+        with pytest.raises(UpstreamFault, match="could not be resolved") as caught:
+            await bench.resolver.resolve(name, "greedy")
+        assert "of this client" in caught.value.detail
+    waiting += [bench.resolver.resolve(name, "other") for name in ("c.third", "a.test")]
+    waiting.append(bench.resolver.resolve("d.fourth"))
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    waiting.append(bench.resolver.resolve("a.test", "greedy"))  # who has left waits no more
+    with pytest.raises(UpstreamFault):
+        await bench.resolver.resolve("e.fifth", "greedy")
+    gate.set()
+    await asyncio.gather(*waiting[1:])
+    await bench.resolver.resolve("e.fifth", "greedy")
+
+
+async def test_one_client_leaves_lookups_below_a_domain_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 1)
+    gate = asyncio.Event()
+    bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
+    waiting = [bench.resolver.resolve(name, "greedy") for name in ("a.co.uk", "a.test")]
+    with pytest.raises(UpstreamFault):
+        await bench.resolver.resolve("b.co.uk", "greedy")
+    waiting.append(bench.resolver.resolve("c.co.uk", "other"))
+    gate.set()
+    await asyncio.gather(*waiting)
+
+
 async def test_names_that_need_no_query_are_answered_while_every_place_for_one_is_taken(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
