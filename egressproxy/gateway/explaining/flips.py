@@ -12,7 +12,7 @@ from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.gateway.answers import DENIALS
-from egressproxy.gateway.connector import Connector
+from egressproxy.gateway.connector import OPERATOR, Connector
 from egressproxy.gateway.explaining.decision import Decision, decide
 from egressproxy.gateway.explaining.description import BACKEND_PHASES, REQUEST_PHASES, steps_of
 from egressproxy.gateway.explaining.question import Question, QuestionError
@@ -20,7 +20,6 @@ from egressproxy.gateway.live import Snapshot
 from egressproxy.gateway.recent import RecentDecision
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.steps import Steps
-from egressproxy.spec.backend import Destination
 from egressproxy.spec.policy import SniCheck
 
 __all__ = ["DENIED", "Flip", "Outcome", "flips", "outcome", "recorded"]
@@ -161,10 +160,13 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
 
 def _judge(x: Exchange, connector: Connector) -> bool | None:
     """Whether any address may be dialled; None where none is known."""
-    if connector.parent is not None or connector.spec.backend.destination in (Destination.IP, Destination.SERVICE):
+    if connector.spec.backend.destination in OPERATOR:
         return True
     try:
         target = connector.tunnel_target(x)
+        if connector.parent is not None:
+            connector.judge_for_parent(target)
+            return True
         literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
         known = (literal,) if literal is not None else connector.resolver.known(target.host)
         if known is None:

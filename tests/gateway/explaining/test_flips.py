@@ -70,6 +70,19 @@ def test_address_rules_count_for_addresses_that_are_known():
     assert flip.is_sure
 
 
+def test_address_rules_count_for_what_a_parent_would_be_asked_for():
+    def through_parent(**sections: Any) -> list[Manifest]:
+        dynamic = m.backend("any", "-", 80, parent={"name": "parent"})
+        dynamic["spec"]["destination"] = {"type": "Dynamic"}
+        route = m.http_route("r", m.prefix_rule("/", "any"))
+        return [*opened(mode="Open", **sections), m.backend("parent", "parent.example", 3128), dynamic, route]
+
+    denied = decision("GET", "10.0.0.1:80", "resolved_denied")
+    assert ask(through_parent(), through_parent(), denied) == []
+    (flip,) = ask(through_parent(), through_parent(addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]}), denied)
+    assert flip.opens
+
+
 def test_addresses_that_nobody_knows_may_have_been_opened_where_their_rules_changed():
     denied = decision("GET", "far.example:80", "resolved_denied")
     wide = opened("far.example", addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]})
