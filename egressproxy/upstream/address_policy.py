@@ -35,6 +35,8 @@ class _Scope(Enum):
     HOST = "host"  # this machine, its link, or an IPv4 address in disguise: only a range that is written out
 
 
+_OURSELVES = "this gateway itself"
+_WITHIN = " within "
 _METADATA = ("cloud metadata", _Scope.HOST)
 _OUTSIDE = ("outside the global unicast range", _Scope.HOST)
 _ISATAP = ("ISATAP", _Scope.HOST)
@@ -198,7 +200,7 @@ class AddressPolicy:
             is_open = self._is_named(host, each) if found is _METADATA else self._in_every_group(host, each, scope)
             if not is_open:
                 return name + around
-            around = around or f" within {name}"
+            around = around or f"{_WITHIN}{name}"
         return None
 
     def _in_every_group(self, host: str, address: IPAddress, scope: _Scope) -> bool:
@@ -214,34 +216,39 @@ class AddressPolicy:
         return self._own.has_listener(address, port) and not all(self._is_named(host, a) for a in aliases(address))
 
     def _denied(self, host: str, addresses: Sequence[IPAddress], port: int) -> Denied:
-        kinds = sorted({self._kind(a, port) for a in addresses}) or ["unknown"]
-        detail = ", ".join(f"{a} ({self._kind(a, port)})" for a in addresses)
+        kinds = [self._kind(host, a, port) for a in addresses]
+        detail = ", ".join(f"{a} ({kind})" for a, kind in zip(addresses, kinds, strict=True))
+        told = ", ".join(sorted(set(kinds))) or "unknown"
         return Denied(
             Reason.ADDRESS_DENIED,
-            f"{Authority(host, port)} leads to an address that may not be dialled ({', '.join(kinds)})",
+            f"{Authority(host, port)} leads to an address that may not be dialled ({told})",
             rule=self._rule,
-            remedy=self._remedy(host, addresses, port),
+            remedy=self._remedy(host, addresses, kinds),
             detail=detail,
         )
 
-    def _kind(self, address: IPAddress, port: int) -> str:
+    def _kind(self, host: str, address: IPAddress, port: int) -> str:
         """What an address is that was denied. Which port is the admin address is nobody's concern."""
+        if is_metadata(address):
+            return _METADATA[0]
         if self._own.has_admin(address, port) or self._own.has_listener(address, port):
-            return "this gateway itself"
-        return classify(address) or "public"
+            return _OURSELVES
+        return self._obstacle(host, address) or classify(address) or "public"
 
-    def _remedy(self, host: str, addresses: Sequence[IPAddress], port: int) -> str:
+    def _remedy(self, host: str, addresses: Sequence[IPAddress], kinds: Sequence[str]) -> str:
         """What to do about it. Names no address but one that the client named itself: an entry's hostnames hold names
         alone.
         """
-        if any(is_metadata(address) for address in addresses):
+        if _METADATA[0] in kinds:
             return (
                 "leave it closed: this address hands out the machine's own credentials; where a workload has to reach "
                 "it, write exactly this address (/32 or /128) under cidrs in addresses.allow of an EgressPolicy"
             )
-        if any(self._own.has_admin(a, port) or self._own.has_listener(a, port) for a in addresses):
+        if _OURSELVES in kinds:
             return "point the client at the destination itself, not at this gateway"
         place = "allow it in addresses.allow of an EgressPolicy"
+        if any(_WITHIN in kind for kind in kinds):
+            return f"{place}: the range of the IPv4 address that it carries under cidrs, beside the IPv6 range"
         if any(str(address) == host for address in addresses):
             return f"{place}: {host} or its range under cidrs, without hostnames"
         return f"{place}: the range under cidrs, {host} under hostnames"

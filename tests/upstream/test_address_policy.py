@@ -318,6 +318,11 @@ def test_a_denial_says_what_is_within():
         "private within NAT64: not allowed",
     )
 
+    with pytest.raises(Denied) as caught:
+        policy((allow("64:ff9b::/96"),)).check("a.test", [ip_address("64:ff9b::a00:1")], 80)
+    assert "(private within NAT64)" in caught.value.message
+    assert "the IPv4 address that it carries" in caught.value.remedy
+
 
 def test_the_unspecified_address_needs_what_loopback_needs():
     assert not may(policy((allow("0.0.0.0/8", "::/128"),)), "a.test", "0.0.0.0")
