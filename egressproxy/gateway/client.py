@@ -72,6 +72,13 @@ class ClientConnection(DownstreamConnection):
             choice is None or choice.chain.backend_request is None
         )
 
+    def trailers_to_send(self, trailers: bytes) -> bytes:
+        """Those of an answer: none where a filter looks at its head, as with those of requests."""
+        choice = self.life.choice
+        if choice is None or (choice.chain.backend_response is None and choice.chain.response_headers is None):
+            return trailers
+        return b""
+
     def close_if_idle(self) -> bool:
         if self.in_exchange and not self.awaits_octets:
             return False

@@ -152,7 +152,11 @@ class Flow(asyncio.Protocol):
     def end_body(self, trailers: bytes) -> None:
         """The body is complete. Trailers exist only in a chunked body (RFC 9112 section 7.1.2)."""
         if self.sends_chunked:
-            self.send(b"0%b\r\n\r\n" % trailers if trailers else b"0\r\n\r\n")
+            self.send(b"0%b\r\n\r\n" % self.trailers_to_send(trailers) if trailers else b"0\r\n\r\n")
+
+    def trailers_to_send(self, trailers: bytes) -> bytes:
+        """What goes on of the trailers of this body."""
+        return trailers
 
     def flush(self) -> None:
         """Hand to the transport what was sent in this turn; called before it is closed or given away."""

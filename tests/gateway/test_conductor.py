@@ -174,6 +174,26 @@ def test_no_trailer_goes_past_a_filter_that_sets_a_field_of_its_name(converse_on
     talk.client << OK_PASSED
 
 
+@pytest.mark.parametrize("phase", ["request-headers", "backend-request"])
+def test_no_trailer_of_an_answer_goes_past_a_filter_of_answers(converse_on: Start, phase: str):
+    """A client that reads trailers as fields must not find there what a filter has taken out of the head."""
+    edits = {"name": "h", "type": "egressproxy.io/HeaderPolicy:v1", "phase": phase}
+    extensions = [{**edits, "config": {"response": {"remove": ["X-Internal"]}}}]
+    if phase == "request-headers":
+        talk = converse_on(forward(m.policy(name="edits", extensions=extensions)))
+    else:
+        backend = m.backend("a", "a.example", 80, extensions=extensions)
+        talk = converse_on(forward(backend, m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])))
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nX-Internal: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
+    talk.client << b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
+    talk.origin >> b"0\r\nX-Internal: 2\r\n\r\n"
+    talk.client << b"0\r\n\r\n"
+    exchange(talk, is_new=False)
+
+
 def test_chunks_and_trailers_go_both_ways(converse_on: Start):
     talk = converse_on(forward())
     talk.client >> POST + b"Transfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n3;ext=1\r\nabc\r\n0\r\nX-Sum: 1\r\n\r\n"
