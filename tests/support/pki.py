@@ -61,6 +61,10 @@ class Pki:
         builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
         builder = builder.not_valid_before(now - days).not_valid_after(now + days)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=True)
+        # the default context of Python 3.13 wants to see by which key it was signed (RFC 5280 section 4.2.1.1)
+        issuer = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer)
+        builder = builder.add_extension(signed_by, critical=False)
         signer = load_pem_private_key(self.ca.private_key_pem.bytes(), None)
         made = builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)  # type: ignore[arg-type]
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
