@@ -9,8 +9,9 @@ needs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ipaddress import IPv6Network
+from itertools import chain
 from typing import Generic, TypeVar
 
 from egressproxy.model.exchange import Exchange
@@ -92,6 +93,13 @@ class FairQueue(Generic[T]):
 
     def __len__(self) -> int:
         return self._size
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(self._of.values())
+
+    def clear(self) -> None:
+        self._of.clear()
+        self._size = 0
 
     def add(self, client: str, waiter: T) -> bool:
         """A place behind those of this client; false where it has its share of places, or none is left."""

@@ -11,6 +11,7 @@ from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.connector import Channel, Connector, Target
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.shares import client_of
 from egressproxy.protocols.grpc.framing import Headers, call_headers, framed, reply
 from egressproxy.protocols.http2.unary import UnaryConnection
 
@@ -52,7 +53,7 @@ class GrpcChannel(Channel):
 
         `x` is an exchange of the call's own. `timeout_s` is what the server is told; the caller has to stop in time.
         """
-        attempts = 0
+        attempts, client = 0, client_of(x)
         while True:
             attempts += 1
             target = self._connector.target(x)
@@ -62,7 +63,7 @@ class GrpcChannel(Channel):
             try:
                 connection = await self._connection(x, target, connect)
                 was_used = connection.served > 0
-                answer = await connection.call(headers, framed(message))
+                answer = await connection.call(headers, framed(message), client)
             except GatewayError as error:
                 is_unseen = connection is not None and error.retry is Retry.SAFE
                 is_stale = was_used and error.retry is Retry.IF_REUSED

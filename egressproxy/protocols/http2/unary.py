@@ -8,7 +8,6 @@ has refused unseen (RFC 9113 sections 6.8 and 8.7).
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 from egressproxy.errors import LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.model.shares import FairQueue, most_of
 from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
 from egressproxy.transport.flow import Flow
 from egressproxy.transport.timers import Deadline, TimerWheel
@@ -40,7 +40,8 @@ Headers = list[tuple[bytes, bytes]]
 #: What a server may send: a head, and a message with its prefix.
 MAX_HEAD_OCTETS = 64 * 1024
 MAX_MESSAGE_OCTETS = 1024 * 1024 + 5
-#: Calls of one connection at a time, whatever the server would take, and those that wait for their turn.
+#: Calls of one connection at a time, whatever the server would take, and those that wait for their turn. One client has
+#: three quarters of each.
 MAX_CALLS = 100
 MAX_WAITING = 1024
 #: A connection on which a call was given up after this time, and nothing was heard meanwhile, gets no other.
@@ -60,10 +61,11 @@ class Answer(NamedTuple):
 class Call:
     """One call. `result` gives its answer, or raises UpstreamFault; cancelling it cancels the call."""
 
-    __slots__ = ("begun_at", "data", "head", "headers", "octets", "result", "stream", "trailers", "unsent")
+    __slots__ = ("begun_at", "client", "data", "head", "headers", "octets", "result", "stream", "trailers", "unsent")
 
-    def __init__(self, headers: Headers, body: bytes, result: asyncio.Future[Answer]) -> None:
+    def __init__(self, headers: Headers, body: bytes, client: str, result: asyncio.Future[Answer]) -> None:
         self.headers = headers
+        self.client = client
         self.unsent = memoryview(body)
         self.result = result
         self.stream = 0  # not begun
@@ -105,7 +107,7 @@ class UnaryConnection(Flow):
         self._heard_at = 0.0
         self._deadline = Deadline(wheel, self.close)  # how long it may be without a call
         self._calls: dict[int, Call] = {}
-        self._waiting: deque[Call] = deque()
+        self._waiting: FairQueue[Call] = FairQueue(MAX_WAITING, most_of(MAX_WAITING))
         self.on_lost: Callable[[UnaryConnection], None] | None = None
         self.is_leaving = False
         self.is_lost = False
@@ -116,20 +118,20 @@ class UnaryConnection(Flow):
     def active(self) -> int:
         return len(self._calls)
 
-    def call(self, headers: Headers, body: bytes) -> asyncio.Future[Answer]:
+    def call(self, headers: Headers, body: bytes, client: str) -> asyncio.Future[Answer]:
         """Begin a call, or have it wait for its turn. Raises LimitExceeded if too many wait, UpstreamFault if we leave.
 
+        `client` is for whom we call: clients take turns, and one of them has neither all calls nor all places.
         What fails with Retry.SAFE was never looked at by the server.
         """
         if self.is_leaving:
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the connection is leaving", retry=Retry.SAFE)
-        if len(self._waiting) >= MAX_WAITING:
+        call = Call(headers, body, client, asyncio.get_running_loop().create_future())
+        if not self._waiting.add(client, call):
             message = "too many calls are waiting for this server"
             raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
-        call = Call(headers, body, asyncio.get_running_loop().create_future())
         call.result.add_done_callback(lambda _result: self._is_given_up(call))
         self._deadline.clear()
-        self._waiting.append(call)
         self._go_on()
         return call.result
 
@@ -226,7 +228,9 @@ class UnaryConnection(Flow):
         """Begin calls that wait, and send what the windows allow."""
         try:
             while self._waiting and not self.is_leaving and len(self._calls) < self._most():
-                call = self._waiting.popleft()
+                call = self._waiting.next(self._may_begin)
+                if call is None:
+                    break
                 call.stream = self._h2.get_next_available_stream_id()
                 self._calls[call.stream] = call
                 call.begun_at = self._wheel.now
@@ -244,6 +248,13 @@ class UnaryConnection(Flow):
 
     def _most(self) -> int:
         return min(MAX_CALLS, self._h2.remote_settings.max_concurrent_streams)
+
+    def _may_begin(self, client: str) -> bool:
+        """Whether this client has less than its share of the calls under way."""
+        share = most_of(self._most())
+        if len(self._calls) < share:
+            return True
+        return sum(call.client == client for call in self._calls.values()) < share
 
     def _send_body(self, call: Call) -> None:
         while call.unsent:
@@ -265,8 +276,8 @@ class UnaryConnection(Flow):
         """The result is there; if it was cancelled, the server may stop."""
         if not call.result.cancelled() or self.is_lost:
             return
-        if call in self._waiting:
-            self._waiting.remove(call)
+        if self._waiting.remove(call.client, call):
+            pass
         elif call.stream in self._calls:
             self._reset(call)
             if self._heard_at < call.begun_at <= self._wheel.now - SILENCE_S:

@@ -42,8 +42,8 @@ class Talk:
         self.connection = self.wire.connection = UnaryConnection(self.wheel, idle_s)
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
 
-    def call(self, message: bytes = b"hello") -> asyncio.Future[Answer]:
-        return self.connection.call(call_headers(b"/s/M", b"h", b"http", 5.0, []), framed(message))
+    def call(self, message: bytes = b"hello", client: str = "c") -> asyncio.Future[Answer]:
+        return self.connection.call(call_headers(b"/s/M", b"h", b"http", 5.0, []), framed(message), client)
 
     async def settle(self) -> None:
         """Until neither side has anything to say."""
@@ -110,6 +110,41 @@ async def test_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(LimitExceeded):
         talk.call()
     for result in kept:
+        result.cancel()
+
+
+async def test_clients_take_turns_however_many_calls_of_one_wait():
+    talk = Talk(Http2Server(max_streams=1))
+    await talk.settle()
+    many = [talk.call(b"%d" % number, "greedy") for number in range(4)]
+    other = talk.call(b"other", "other")
+    seen = []
+    for stream in (1, 3, 5, 7, 9):
+        await talk.settle()
+        seen.append(bytes(talk.server.calls[stream].message))
+        talk.server.answer(stream, b"")
+    await talk.settle()
+    assert seen == [b"0", b"1", b"other", b"2", b"3"]
+    assert all(result.done() for result in (*many, other))
+
+
+async def test_one_client_leaves_calls_for_others_under_way_and_waiting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unary, "MAX_WAITING", 4)
+    talk = Talk(Http2Server(max_streams=4))
+    await talk.settle()
+    results = [talk.call(client="greedy") for _ in range(6)]
+    with pytest.raises(LimitExceeded):
+        talk.call(client="greedy")
+    await talk.settle()
+    assert sorted(talk.server.calls) == [1, 3, 5]
+    results.append(talk.call(b"other", "other"))
+    await talk.settle()
+    assert talk.server.calls[7].message == b"other"
+    talk.server.answer(7, b"")
+    talk.server.answer(1, b"")
+    await talk.settle()
+    assert sorted(talk.server.calls) == [1, 3, 5, 7, 9]
+    for result in results:
         result.cancel()
 
 
