@@ -21,7 +21,7 @@ from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
-from egressproxy.model.shares import client_of
+from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, ConnectionSpec, Destination, Endpoint, Protocol
@@ -46,6 +46,9 @@ MAX_TARGETS = 4096
 MAX_TARGETS_OF_CLIENT = 1024
 #: How many are freed at one time.
 FREED_TARGETS = 64
+#: Copies for mirrors at once in one process, and octets of their bodies that wait.
+MAX_COPIES = 1024
+MAX_COPIED_OCTETS = 64 * 1024 * 1024
 DEFAULT_TLS = BackendTlsSpec()
 #: A stream's protocol is not ours to name.
 NO_ALPN: tuple[str, ...] = ()
@@ -124,8 +127,8 @@ class Network:
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS
-        self.copies = 0  # for mirrors, under way
-        self.copied_octets = 0  # of those, what waits for a mirror
+        self.copies = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
+        self.copied_octets = Shares(MAX_COPIED_OCTETS, most_of(MAX_COPIED_OCTETS))  # of those, what waits for a mirror
 
     def resolver(self, spec: ConnectionSpec) -> Resolver:
         """The resolver for this DNS spec: one cache for all who have the same."""

@@ -24,6 +24,7 @@ from egressproxy.gateway.parent import absolute_form
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import request_bytes
 from egressproxy.routing.destinations import Denial, DestinationPolicy
@@ -38,13 +39,12 @@ __all__ = ["Copies", "Mirror", "copies_of"]
 
 log = logging.getLogger(__name__)
 
-#: Copies at once, of one filter and of all in one process; further ones are dropped.
+#: Copies of one filter at once; further ones are dropped. One client has three quarters of each of these bounds, and of
+#: those for the process (`Network`).
 MAX_AT_ONCE: Final = 256
-MAX_IN_PROCESS: Final = 1024
-#: Octets of bodies that wait for a mirror: of one copy, of one filter's, and of all in one process.
+#: Octets of bodies that wait for a mirror: of one copy, and of one filter's.
 MAX_HELD: Final = 1024 * 1024
 MAX_HELD_TOGETHER: Final = 16 * MAX_HELD
-MAX_HELD_IN_PROCESS: Final = 64 * MAX_HELD
 #: How long a copy may rest, where its backend's timeouts do not say it: while it is sent, and until its answer is over.
 REST_S: Final = 60.0
 #: What is read of an answer before its connection is closed.
@@ -104,8 +104,8 @@ class Mirror:
         self.denied = denied
         self.permission = permission
         self.rest_s = policy.timeouts.backend_request_s or REST_S
-        self.held = 0
-        self.in_progress = 0
+        self.held = Shares(MAX_HELD_TOGETHER, most_of(MAX_HELD_TOGETHER))
+        self.in_progress = Shares(MAX_AT_ONCE, most_of(MAX_AT_ONCE))
         self._numerator, self._denominator = share
         # Spread evenly, so that any number of requests has its share; where it begins is chance: a reload begins anew.
         self._due = random.randrange(self._denominator)  # noqa: S311 (a share of traffic is no secret)
@@ -124,7 +124,7 @@ class Mirror:
         return True
 
     def __repr__(self) -> str:
-        return f"Mirror({self.backend}, {self._numerator}/{self._denominator}, {self.in_progress} in progress)"
+        return f"Mirror({self.backend}, {self._numerator}/{self._denominator}, {self.in_progress.total} in progress)"
 
 
 def copies_of(mirrors: Sequence[Mirror], x: Exchange) -> Copies | None:
@@ -176,6 +176,7 @@ class Copy:
     """One copy of one request. A sink for its body; for its connection the source. `_held` are the pieces that wait."""
 
     __slots__ = (
+        "_client",
         "_deadline",
         "_driver",
         "_held",
@@ -217,12 +218,14 @@ class Copy:
         if head.body == 0:
             self._trailers = b""
         network = mirror.connector.network
-        if mirror.in_progress >= MAX_AT_ONCE or network.copies >= MAX_IN_PROCESS:
+        client = self._client = client_of(self._x)
+        is_counted = mirror.in_progress.take(client)
+        if not is_counted or not network.copies.take(client):
+            if is_counted:
+                mirror.in_progress.give_back(client)
             self._is_over = True
             mirror.series.mirror(DROPPED)
             return
-        mirror.in_progress += 1
-        network.copies += 1
         self._driver = Driver()
         self._deadline = Deadline(network.wheel, self._rested)
         self._deadline.after(mirror.rest_s)
@@ -246,8 +249,8 @@ class Copy:
         mirror = self._mirror
         if (
             self._held_octets > MAX_HELD
-            or mirror.held > MAX_HELD_TOGETHER
-            or mirror.connector.network.copied_octets > MAX_HELD_IN_PROCESS
+            or mirror.held.is_exceeded(self._client)
+            or mirror.connector.network.copied_octets.is_exceeded(self._client)
         ):
             self._driver.throw(_Dropped())
 
@@ -273,7 +276,7 @@ class Copy:
             if upstream.is_write_blocked:
                 break
             upstream.send_body(data)
-            self._count(-len(data))
+            self._uncount(len(data))
             sent += 1
         del self._held[:sent]
         if self._trailers is not None and not self._held and not self._is_whole:
@@ -299,9 +302,10 @@ class Copy:
             self._is_over = True
             self._deadline.close()
             self._held.clear()
-            self._count(-self._held_octets)
-            self._mirror.in_progress -= 1
-            self._mirror.connector.network.copies -= 1
+            if self._held_octets:
+                self._uncount(self._held_octets)
+            self._mirror.in_progress.give_back(self._client)
+            self._mirror.connector.network.copies.give_back(self._client)
             self._mirror.series.mirror(result)
             if self._mirror.chain.complete is not None:
                 finish(self._mirror.chain.complete, self._x)
@@ -374,8 +378,13 @@ class Copy:
 
     def _count(self, octets: int) -> None:
         self._held_octets += octets
-        self._mirror.held += octets
-        self._mirror.connector.network.copied_octets += octets
+        self._mirror.held.add(self._client, octets)
+        self._mirror.connector.network.copied_octets.add(self._client, octets)
+
+    def _uncount(self, octets: int) -> None:
+        self._held_octets -= octets
+        self._mirror.held.give_back(self._client, octets)
+        self._mirror.connector.network.copied_octets.give_back(self._client, octets)
 
     def __repr__(self) -> str:
         return f"Copy({self._mirror.backend}, {'over' if self._is_over else 'under way'}, {self._held_octets} held)"

@@ -58,15 +58,19 @@ class Shares:
         self.add(client)
         return True
 
-    def add(self, client: str) -> None:
-        """As `take`, whatever the limit and the share say."""
-        self._held[client] = self._held.get(client, 0) + 1
-        self.total += 1
+    def add(self, client: str, amount: int = 1) -> None:
+        """So much more, whatever the limit and the share say."""
+        self._held[client] = self._held.get(client, 0) + amount
+        self.total += amount
 
-    def give_back(self, client: str) -> None:
-        """One that `take` or `add` has counted."""
-        self.total -= 1
-        left = self._held[client] - 1
+    def is_exceeded(self, client: str) -> bool:
+        """Whether, by what was added, this client holds more than its share, or all hold more than the limit."""
+        return self.total > self.limit or self._held.get(client, 0) > self.share
+
+    def give_back(self, client: str, amount: int = 1) -> None:
+        """What `take` or `add` has counted."""
+        self.total -= amount
+        left = self._held[client] - amount
         if left:
             self._held[client] = left
         else:

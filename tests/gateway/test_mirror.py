@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters import Exchange, Filter, Rejected
-from egressproxy.gateway.mirror import MAX_ANSWER, MAX_AT_ONCE, MAX_HELD, MAX_IN_PROCESS, Mirror
+from egressproxy.gateway.mirror import MAX_ANSWER, MAX_HELD, Mirror
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, VIA, reverse
 from tests.support import manifests as m
@@ -309,7 +309,7 @@ def test_a_mirror_that_takes_nothing_is_dropped_and_the_request_is_not_held_up(c
     a >> OK
     a.received.clear()
     talk.client << OK_PASSED
-    assert live(talk).held == 0
+    assert live(talk).held.total == 0
 
 
 def test_what_a_slow_mirror_has_not_taken_waits_for_it(converse: Start):
@@ -321,8 +321,8 @@ def test_what_a_slow_mirror_has_not_taken_waits_for_it(converse: Start):
     talk.client >> body
     a >> OK
     talk.client << OK_PASSED
-    assert 0 < live(talk).held < len(body)
-    while live(talk).held:
+    assert 0 < live(talk).held.total < len(body)
+    while live(talk).held.total:
         b.reads_on()  # type: ignore[attr-defined]
     b << POST_SENT % (b"b.example", len(body)) + body
     b >> OK
@@ -467,32 +467,62 @@ def test_a_mirror_has_its_time(converse: Start):
 def test_copies_at_once_are_bounded(converse: Start):
     talk = converse(mirrored())
     mirror_of_b = live(talk)
-    mirror_of_b.in_progress = MAX_AT_ONCE
+    mirror_of_b.in_progress.limit = 0
     talk.client >> GET
     talk.dialled("a.example", 80) >> OK
     talk.client << OK_PASSED
     talk.no_dial()
     assert results(talk) == {"dropped": 1}
-    mirror_of_b.in_progress = 0
 
 
 def test_copies_of_all_mirrors_together_are_bounded(converse: Start):
     talk = converse(mirrored())
     network = live(talk).connector.network
-    network.copies = MAX_IN_PROCESS
+    most, network.copies.limit = network.copies.limit, 0
     talk.client >> GET
     talk.dialled("a.example", 80) >> OK
     talk.client << OK_PASSED
     talk.no_dial()
     assert results(talk) == {"dropped": 1}
-    network.copies = 0
+    network.copies.limit = most
     talk.client >> GET
     talk.origin.received.clear()
     b = talk.dialled("b.example", 80)
-    assert network.copies == 1
+    assert network.copies.total == 1
     b >> OK
-    talk.until(lambda: network.copies == 0)
-    assert network.copied_octets == 0
+    talk.until(lambda: network.copies.total == 0)
+    assert network.copied_octets.total == 0
+
+
+@pytest.mark.parametrize("bound", ["in_progress", "copies"])
+def test_copies_for_one_client_leave_some_for_others(converse: Start, bound: str):
+    talk = converse(mirrored())
+    mirror_of_b = live(talk)
+    getattr(mirror_of_b if bound == "in_progress" else mirror_of_b.connector.network, bound).share = 1
+    talk.client >> GET
+    both(talk)
+    again = talk.connect()
+    again >> GET
+    talk.dialled("a.example", 80)
+    talk.no_dial()
+    assert results(talk) == {"dropped": 1}
+    other = talk.connect(address="10.0.0.77")
+    other >> GET
+    both(talk)
+    assert (mirror_of_b.in_progress.total, mirror_of_b.connector.network.copies.total) == (2, 2)
+
+
+def test_octets_that_wait_for_one_client_leave_room_for_those_of_others(converse: Start):
+    talk = converse(mirrored())
+    live(talk).held.share = 300 * 1024
+    size = 900 * 1024
+    for address, expected in (("10.0.0.9", {"dropped": 1}), ("10.0.0.77", {"dropped": 1})):
+        client = talk.connect(address=address)
+        client >> POST % size
+        _, b = both(talk)
+        b.stalls()  # type: ignore[attr-defined]
+        client >> bytes(size if address == "10.0.0.9" else size // 4)
+        assert results(talk) == expected
 
 
 def test_a_mirror_that_does_not_exist_is_left_out(converse: Start):
