@@ -27,6 +27,8 @@ from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
 
 __all__ = ["KubernetesApi"]
 
+#: For a watcher to take what it is told.
+UNREAD_S: Final = 30.0
 #: They are worked out one by one.
 MAX_WRITES: Final = 32
 
@@ -159,7 +161,13 @@ class KubernetesApi:
         await response.prepare(request)
         async with aclosing(pieces):
             async for piece in pieces:
-                await response.write(piece)
+                try:
+                    async with asyncio.timeout(UNREAD_S):
+                        await response.write(piece)
+                except TimeoutError:
+                    if request.transport is not None:
+                        request.transport.abort()
+                    return response
         await response.write_eof()
         return response
 

@@ -17,6 +17,7 @@ from typing import Final
 from aiohttp import web
 
 from egressproxy.admin.asking import Questions
+from egressproxy.admin.connections import KEEPALIVE_S, Connection, Connections
 from egressproxy.admin.kubernetes import KubernetesApi
 from egressproxy.admin.responses import HEADERS, json_response, refusal
 from egressproxy.admin.state import AdminState
@@ -30,12 +31,15 @@ logger = logging.getLogger(__name__)
 _malformed = logging.getLogger(f"{__name__}.malformed")
 _malformed.setLevel(logging.CRITICAL)
 
-MAX_CONNECTIONS: Final = 64
-#: For a connection to ask its first question, and to take its answer.
-FIRST_REQUEST_S: Final = 10.0
+#: For a reader that takes nothing at all.
 UNREAD_MS: Final = 30_000
-KEEPALIVE_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 1.0
+#: Accepted in one turn of the loop: fewer than the reserve, so that no burst closes what came in it.
+ACCEPTED_AT_ONCE: Final = 8
+#: Connections that wait in the kernel to be accepted.
+BACKLOG: Final = 512
+#: What is answered whoever else is there.
+HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 _INDEX: Final = """egressproxy admin
 /healthz /livez    the process answers
@@ -85,7 +89,7 @@ class AdminServer:
         self.port = port
         self._web: web.Server | None = None
         self._listening: asyncio.Server | None = None
-        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+        self._connections = Connections()
         self._scrape = asyncio.Lock()
         self._kubernetes = KubernetesApi(state, lambda: f"{self.host}:{self.port}", access)
         full = surface is Surface.FULL
@@ -103,16 +107,10 @@ class AdminServer:
         loop = asyncio.get_running_loop()
         listening = _bound(self._address, self.port)
         self.port = listening.getsockname()[1]
-        self._web = web.Server(
-            self._handle,
-            access_log=None,
-            logger=_malformed,
-            keepalive_timeout=KEEPALIVE_S,
-            lingering_time=0,
-            max_line_size=8190,
-            handler_cancellation=True,  # a watcher that went away is watched no more
-        )
-        self._listening = await loop.create_server(self._connection, sock=listening)
+        self._web = web.Server(self._handle, handler_cancellation=True)  # a watcher that went away is watched no more
+        # asyncio accepts as many in one turn as it is told may wait.
+        self._listening = await loop.create_server(self._connection, sock=listening, backlog=ACCEPTED_AT_ONCE)
+        listening.listen(BACKLOG)
 
     def changed(self) -> None:
         """A source of objects has changed: whoever watches is told."""
@@ -128,46 +126,49 @@ class AdminServer:
             self._listening.close()
         if self._web is not None:
             await self._web.shutdown(STOP_TIMEOUT_S)
-        for timer in self._silent.values():
-            timer.cancel()
-        self._silent.clear()
+        self._connections.stop()
 
     def __repr__(self) -> str:
-        count = len(self._web.connections) if self._web else 0
-        return f"AdminServer({self.host}:{self.port}, {self._surface.value}, {count} connections)"
+        return f"AdminServer({self.host}:{self.port}, {self._surface.value}, {self._connections!r})"
 
     # connections
 
     def _connection(self) -> asyncio.BaseProtocol:
         assert self._web is not None
-        if len(self._web.connections) >= MAX_CONNECTIONS:
-            return _Refuse()
-        protocol = self._web()
-        self._silent[protocol] = asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._close_silent, protocol)
-        return protocol
-
-    def _close_silent(self, protocol: web.RequestHandler) -> None:
-        del self._silent[protocol]
-        protocol.force_close()
+        return Connection(
+            self._connections,
+            self._web,
+            access_log=None,
+            logger=_malformed,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=0,
+            max_line_size=8190,
+        )
 
     # requests
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        timer = self._silent.pop(request.protocol, None)
-        if timer is not None:
-            timer.cancel()
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.begin()
         try:
-            response = await self._answer(request)
+            response = await self._answer(request, connection)
         except ApiError as error:
             response = refusal(error)
         except Exception:
             logger.exception("admin: %s failed", request.path)
             response = refusal(ApiError(500, "InternalError", "a defect of the admin server; its log says more"))
+        finally:
+            connection.end()
         if not response.prepared:
             response.headers.update(HEADERS)
+        if connection.is_reserve:
+            response.force_close()
         return response
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
+        if connection.is_reserve and request.path not in HEALTH:
+            raise ApiError(503, "ServiceUnavailable", "too many connections are being answered", retry_after_s=5)
         if not self._is_our_name(request.headers.get("Host", "")):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
             return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
@@ -221,13 +222,6 @@ class AdminServer:
         return json_response(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{version}"})
 
 
-class _Refuse(asyncio.Protocol):
-    """One connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
 def _bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> socket.socket:
     listening = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -237,7 +231,7 @@ def _bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) ->
         # Inherited by every connection: the kernel ends one whose reader takes nothing for that long.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         listening.bind((str(address), port))
-        listening.listen(MAX_CONNECTIONS)
+        listening.listen(BACKLOG)
         listening.setblocking(False)
     except OSError:
         listening.close()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from egressproxy.admin import server
 from egressproxy.admin.discovery import AGGREGATED
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.state import Source
@@ -219,28 +218,6 @@ async def test_scrapers_that_stall_do_not_stop_the_loop_or_the_next_scraper(admi
     for _, writer in stalled:
         writer.transport.abort()
     assert (await ask(admin, "/metrics")).status == 200
-
-
-async def test_connections_beyond_the_bound_are_closed_at_once(admin: AdminServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
-    kept = []
-    for _ in range(3):
-        reader, writer = await asyncio.open_connection(admin.host, admin.port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
-        kept.append(writer)
-    reader, writer = await asyncio.open_connection(admin.host, admin.port)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
-    for made in (*kept, writer):
-        made.close()
-
-
-async def test_a_connection_that_asks_nothing_is_closed(admin: AdminServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "FIRST_REQUEST_S", 0.05)
-    reader, writer = await asyncio.open_connection(admin.host, admin.port)
-    writer.write(b"GET /healthz HTTP/1.1\r\n")
-    assert await asyncio.wait_for(reader.read(), 5) == b""
-    writer.close()
 
 
 async def test_stop_closes_what_is_open_and_frees_the_port(state: State):
