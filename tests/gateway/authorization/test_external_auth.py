@@ -53,6 +53,20 @@ def test_a_request_goes_on_when_the_server_says_200(converse_on: Start):
     assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "allowed"): 1}
 
 
+def test_a_parent_is_asked_for_the_server_and_for_nothing_that_a_client_names(converse: Start):
+    server = m.backend("auth", "auth.example", 9000, parent={"name": "parent"})
+    rule = {**m.prefix_rule("/", "a"), "filters": [auth()]}
+    talk = converse(reverse(rule, objects=(server, m.backend("parent", "parent.example", 3128))))
+    talk.client >> GET.replace(b"app.example", b"169.254.169.254")
+    talk.dialled("parent.example", 3128)
+    talk.origin << b"GET http://auth.example:9000/x?y=1 HTTP/1.1\r\nHost: auth.example:9000\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    talk.origin << FORWARDED
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 def test_the_connection_to_the_server_is_used_again_and_replaced_when_it_died(converse_on: Start):
     talk = converse_on(guarded())
     origins = []
