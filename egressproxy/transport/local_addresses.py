@@ -16,6 +16,8 @@ _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
 _NLM_F_REQUEST = 1
 _RTA_DST = 1
 _RTN_LOCAL = 2
+#: Nothing can be asked: then nobody shall be let through.
+_NO_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: What the kernel answers for a place to which there is no route, or one that is prohibited or a black hole.
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -28,8 +30,8 @@ def is_local(address: IPAddress) -> bool:
 
     On Linux it is the type of the route that a dial would take: this knows secondary addresses, whole ranges that were
     given to this machine (`ip route add local …`), and is not misled by `ip_nonlocal_bind`. Where no netlink socket can
-    be had, it is whether a socket can be bound to the address. A link-local IPv6 address cannot be dialled without a
-    zone, and is never local.
+    be had, it is whether a socket can be bound to the address; where no socket at all, every address is. A link-local
+    IPv6 address cannot be dialled without a zone, and is never local.
     """
     try:
         return _is_local_route(address)
@@ -65,6 +67,6 @@ def _can_be_bound(address: IPAddress) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(address), 0))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in _NO_MEANS
     return True

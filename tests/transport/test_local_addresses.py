@@ -44,6 +44,15 @@ def test_without_netlink_a_bind_tells(text: str, known: bool, monkeypatch: pytes
     assert is_local(ip_address(text)) is known
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_where_nothing_can_be_asked_every_address_counts_as_ours(code: int, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(code, "no more of these")
+
+    monkeypatch.setattr(local_addresses.socket, "socket", refuse)
+    assert is_local(ip_address("198.51.100.7"))
+
+
 NAMESPACE = """
 set -e
 ip link set lo up
