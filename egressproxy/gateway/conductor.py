@@ -192,7 +192,10 @@ class Conductor:
                 if via is not connector:
                     x.upstream_host = target.host_field  # filters see what will be sent
             try:
-                upstream = way.pool.take()
+                if self.wheel.now < way.name.fresh_until or via.may_take(x, way):
+                    upstream = way.pool.take()
+                else:
+                    upstream = None
                 if upstream is None:
                     upstream = await via.acquire(x, way, chain.connect)
                 life.hold(via, way, upstream)
@@ -200,7 +203,7 @@ class Conductor:
                 if chain.backend_request is not None:
                     outcome = run(chain.backend_request, x)
                     if outcome is not None and await self.is_answered(outcome, chain.backend_request, x, client):
-                        life.release(reusable=True)
+                        life.release(reusable=not upstream.is_last)
                         return None
                 if via is not connector:
                     x.upstream_host = target.host_field

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
+from egressproxy.gateway.following import UNFOLLOWED, FollowedName
 from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Answer, Exchange
@@ -25,7 +26,7 @@ from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, ConnectionSpec, Destination, Endpoint, Protocol
-from egressproxy.transport.flow import peer_name
+from egressproxy.transport.flow import peer_address, peer_name
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import Deadline, TimerWheel
 from egressproxy.transport.tls import TlsStream, tls_fault
@@ -62,12 +63,13 @@ _Key = tuple[str, int, bool]  # host, port, whether over TLS
 class Place:
     """What is dialled, and how."""
 
-    __slots__ = ("host", "port", "tls")
+    __slots__ = ("host", "name", "port", "tls")
 
     def __init__(self, host: str, port: int, tls: BackendTlsSpec | None = None) -> None:
         self.host = host
         self.port = port
         self.tls = tls
+        self.name: FollowedName = UNFOLLOWED
 
 
 class Target(Place):
@@ -76,16 +78,28 @@ class Target(Place):
     __slots__ = ("client", "host_field", "pool")
 
     def __init__(
-        self, host: str, port: int, tls: BackendTlsSpec | None, pool: Pool[UpstreamConnection], client: str = ""
+        self,
+        host: str,
+        port: int,
+        tls: BackendTlsSpec | None,
+        pool: Pool[UpstreamConnection],
+        name: FollowedName,
+        client: str = "",
     ) -> None:
         super().__init__(host, port, tls)
         self.pool = pool
+        self.name = name
         self.client = client
         self.host_field = Authority(host, port).host_field(443 if tls is not None else 80)
 
     @property
     def is_secure(self) -> bool:
         return self.tls is not None
+
+    def lost(self, connection: UpstreamConnection) -> None:
+        """A connection of the pool is gone."""
+        self.name.forget(connection)
+        self.pool.lost(connection)
 
     def __repr__(self) -> str:
         return f"Target({self.host}:{self.port}{', TLS' if self.is_secure else ''}, {self.pool})"
@@ -252,9 +266,33 @@ class Connector:
         return error.retry is Retry.SAFE and len(self.spec.backend.endpoints) > 1
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
+    def take(self, x: Exchange, target: Target) -> UpstreamConnection | None:
+        """An idle connection, now busy; or None: `acquire`."""
+        is_fresh = self.network.wheel.now < target.name.fresh_until
+        return target.pool.take() if is_fresh or self.may_take(x, target) else None
+
+    def may_take(self, x: Exchange, target: Target) -> bool:
+        """Whether idle connections may be used though the answer of DNS that they stand on has ended; it is asked for
+        again. False: `acquire` waits for it.
+        """
+        return target.name.is_usable(self._first_hop().address_policy(), client_of(x))
+
+    async def catch_up(self, x: Exchange, target: Target) -> None:
+        """Wait for what DNS says by now. A connection to an address that has left takes no further exchange."""
+        await target.name.catch_up(self._first_hop().address_policy(), client_of(x))
+
+    def _first_hop(self) -> Connector:
+        """Whose addresses are dialled: the first of our parents, or we ourselves."""
+        return self if self.parent is None else self.parent._first_hop()
+
     async def acquire(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> UpstreamConnection:
         """A new connection, or one that becomes free while we wait. Raises UpstreamFault, Denied, LimitExceeded."""
-        pool = target.pool
+        pool, name = target.pool, target.name
+        if name.is_overdue:
+            await self.catch_up(x, target)
+            idle = pool.take() if not name.is_overdue else None
+            if idle is not None:
+                return idle
         claim: Claim[UpstreamConnection] = Claim(client_of(x))
         kept = pool.take_kept(claim)
         if kept is not None:
@@ -266,6 +304,7 @@ class Connector:
             if not given.is_lost:
                 return given
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
+        version = name.version
         try:
             await self.open(x, target, connect, connection)
         except BaseException:
@@ -273,10 +312,11 @@ class Connector:
             pool.lost(claim)
             raise
         pool.opened(claim, connection)
-        connection.on_lost = pool.lost
+        connection.on_lost = target.lost
         if connection.is_lost:  # gone between the handshake and here
             pool.lost(connection)
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+        name.keep(connection, peer_address(connection.transport), pool, version)
         return connection
 
     def release(self, target: Target, connection: UpstreamConnection, *, reusable: bool) -> None:
@@ -303,7 +343,7 @@ class Connector:
         except BaseException:
             given = pool.leave(claim)
             if given is not None:
-                surplus = pool.release(given, reusable=not given.is_lost)
+                surplus = pool.release(given, reusable=not (given.is_lost or given.is_last))
                 if surplus is not None:
                     surplus.close()
             raise
@@ -316,7 +356,8 @@ class Connector:
         key = (host, port, tls is not None)
         target = self._targets.get(key)
         if target is None:
-            target = self._targets[key] = Target(host, port, tls, Pool(self.name))
+            is_name = self.spec.backend.destination is Destination.FQDN
+            target = self._targets[key] = Target(host, port, tls, Pool(self.name), self._followed(host, port, is_name))
             target.pool.is_retired = self.is_retired
         return target
 
@@ -335,10 +376,18 @@ class Connector:
                 message = f"backend {self.name} has connections to too many destinations"
                 raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
         key = (authority.host, authority.port, tls is not None)
-        target = self._targets[key] = Target(authority.host, authority.port, tls, Pool(self.name), client)
+        name = self._followed(authority.host, authority.port, authority.address is None)
+        target = self._targets[key] = Target(authority.host, authority.port, tls, Pool(self.name), name, client)
         target.pool.is_retired = self.is_retired
         self._targets_of.setdefault(client, {})[key] = target
         return target
+
+    def _followed(self, host: str, port: int, is_name: bool) -> FollowedName:
+        """What says whether connections to this destination may be used: behind a parent, the name of that."""
+        if self.parent is not None:
+            fixed = self._first_hop()._fixed
+            return fixed.name if fixed is not None else UNFOLLOWED
+        return FollowedName(host, port, self.resolver, self.network.wheel) if is_name else UNFOLLOWED
 
     def _forget_unused_targets(self, targets: Mapping[_Key, Target], limit: int) -> None:
         """Those without a connection; then idle ones, oldest first, until there is room below the limit."""
@@ -414,6 +463,7 @@ class Connector:
                     resolved = await self.resolver.resolve(target.host, client_of(x))
             assert resolved is not None
             addresses = policy.check(target.host, resolved, target.port)
+            target.name.learn(addresses)
         x.addresses = addresses
         if connect is not None:
             outcome = run(connect, x)

@@ -330,7 +330,7 @@ class Copy:
             via, way = connector.way(x, target)
             if via is not connector:
                 x.upstream_host = target.host_field  # filters see what will be sent
-            upstream = way.pool.take()
+            upstream = via.take(x, way)
             if upstream is None:
                 upstream = await via.acquire(x, way, mirror.chain.connect)
             try:

@@ -16,7 +16,7 @@ from egressproxy.transport.loop import poller
 from egressproxy.transport.poller import Poller
 from egressproxy.transport.sockets import break_off
 
-__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "peer_name", "reset"]
+__all__ = ["HIGH_WATER", "BodySink", "Flow", "Reads", "peer_address", "peer_name", "reset"]
 
 HIGH_WATER = 64 * 1024
 #: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
@@ -40,6 +40,12 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
     if not isinstance(name, tuple) or len(name) < 2:
         return "-"
     return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+def peer_address(transport: asyncio.BaseTransport) -> str:
+    """The address of the other end ("-" if it is gone already)."""
+    name: Any = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) and name else "-"
 
 
 class Reads(Protocol):

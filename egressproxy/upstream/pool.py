@@ -202,6 +202,14 @@ class Pool(Generic[C]):
         self.open -= 1
         self._end_counting()
 
+    def withdraw(self, connection: object) -> bool:
+        """Whether this connection is idle: then it is given to nobody any more (`lost` is called when it has gone)."""
+        for resting in (self.idle, self.kept):
+            if connection in resting:
+                resting.remove(connection)  # it is in there
+                return True
+        return False
+
     def retire(self) -> list[C]:
         """No new exchange will come: returns the idle connections, to be closed. Busy ones are closed at their
         release.

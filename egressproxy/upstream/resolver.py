@@ -143,6 +143,11 @@ class Resolver:
         self._stats("hit")
         return entry.addresses
 
+    def fresh_s(self, host: str) -> float:
+        """For how many seconds what is known of a name holds; 0 for what has expired, and where nothing is known."""
+        entry = self._cache.get(host)
+        return max(0.0, entry.expires - time.monotonic()) if entry is not None else 0.0
+
     def known(self, host: str) -> Sequence[IPAddress] | None:
         """The addresses of a name as far as they are known without asking anybody, and without being counted."""
         entry = self._cache.get(host)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import socket
 import struct
@@ -111,6 +112,7 @@ class Names:
 
     def __init__(self) -> None:
         self.zone: dict[str, tuple[IPAddress, ...]] = {}
+        self.ttl: dict[str, float] = {}
         self.held: dict[str, list[asyncio.Future[tuple[IPAddress, ...]]]] = {}
         self.faults: dict[str, Callable[[], UpstreamFault]] = {}
 
@@ -122,6 +124,10 @@ class Names:
 
     def hold(self, host: str) -> None:
         self.held[host] = []
+
+    def fresh_s(self, host: str) -> float:
+        """A name whose life nobody has set (`ttl`) holds for ever."""
+        return self.ttl.get(host, math.inf)
 
     def known(self, host: str) -> tuple[IPAddress, ...] | None:
         return self.zone.get(host)

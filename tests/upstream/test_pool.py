@@ -225,6 +225,18 @@ def test_a_retired_pool_keeps_nothing():
     assert pool.release(two, reusable=True) is two
 
 
+def test_only_an_idle_connection_can_be_withdrawn():
+    pool: Pool[Connection] = Pool("p")
+    one, two = opened(pool), opened(pool)
+    pool.release(one, reusable=True)
+    assert pool.withdraw(one)
+    assert not pool.withdraw(one)
+    assert not pool.withdraw(two)
+    assert pool.take() is None
+    pool.lost(one)
+    assert pool.open == 1
+
+
 def test_its_state_can_be_read():
     pool: Pool[Connection] = Pool("p")
     opened(pool)

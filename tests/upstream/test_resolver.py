@@ -133,6 +133,17 @@ async def test_ttls_are_kept_within_bounds(bench: Bench):
     assert not bench.resolver.cached("long.test")
 
 
+async def test_it_is_known_for_how_long_an_answer_holds(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=30)
+    assert bench.resolver.fresh_s("a.test") == 0
+    await bench.addresses()
+    assert 25 < bench.resolver.fresh_s("a.test") <= 30
+    bench.clock.ahead = 20
+    assert 5 < bench.resolver.fresh_s("a.test") <= 10
+    bench.clock.ahead = 40
+    assert bench.resolver.fresh_s("a.test") == 0
+
+
 async def test_many_waiters_make_one_query(bench: Bench):
     bench.server.zone["a.test"] = Rule(("192.0.2.1",), gate=asyncio.Event())
     waiting = [bench.resolver.resolve("a.test") for _ in range(1000)]

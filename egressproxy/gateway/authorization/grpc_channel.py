@@ -10,10 +10,12 @@ import asyncio
 from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.connector import Channel, Connector, Target
+from egressproxy.gateway.following import FollowedName
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.protocols.grpc.framing import Headers, call_headers, framed, reply
 from egressproxy.protocols.http2.unary import UnaryConnection
+from egressproxy.transport.flow import peer_address
 
 __all__ = ["GrpcChannel"]
 
@@ -84,6 +86,8 @@ class GrpcChannel(Channel):
 
     async def _connection(self, x: Exchange, target: Target, connect: Steps | None) -> UnaryConnection:
         """That of this endpoint, or a new one, which all who wait for it get. A caller that leaves does not end it."""
+        if self._connector.network.wheel.now >= target.name.fresh_until and not self._connector.may_take(x, target):
+            await self._connector.catch_up(x, target)
         place = (target.host, target.port)
         found = self._connections.get(place)
         if found is not None and not found.is_leaving:
@@ -91,7 +95,7 @@ class GrpcChannel(Channel):
         dial = self._dials.get(place)
         if dial is None:
             dial = self._dials[place] = asyncio.get_running_loop().create_task(self._open(x, target, connect))
-            dial.add_done_callback(lambda done: self._dialled(place, done))
+            dial.add_done_callback(lambda done: self._dialled(place, target.name, done))
         try:
             return await asyncio.shield(dial)
         finally:
@@ -101,6 +105,7 @@ class GrpcChannel(Channel):
         spec = self._connector.spec
         idle_s = spec.idle_s if not self._is_retired else RETIRED_IDLE_S
         connection = UnaryConnection(self._connector.network.wheel, idle_s)
+        version = target.name.version
         transport = await self._connector.open(x, target, connect, connection, HTTP_2)
         peer = transport.get_extra_info("ssl_object")
         if peer is not None and peer.selected_alpn_protocol() != "h2":
@@ -108,20 +113,22 @@ class GrpcChannel(Channel):
             raise UpstreamFault(Reason.TLS_PROTOCOL, "the server does not speak HTTP/2 (ALPN h2)")
         if connection.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the server closed its new connection")
+        target.name.keep(connection, peer_address(transport), None, version)
         return connection
 
-    def _dialled(self, place: _Place, dial: asyncio.Task[UnaryConnection]) -> None:
+    def _dialled(self, place: _Place, name: FollowedName, dial: asyncio.Task[UnaryConnection]) -> None:
         self._dials.pop(place, None)
         if dial.cancelled() or dial.exception() is not None:
             return
         connection = dial.result()
         before = self._connections.get(place)
         if before is not None:
-            before.on_lost = None  # it is leaving, and no longer ours to count
+            before.on_lost = name.forget  # it is leaving, and no longer ours to count
         self._connections[place] = connection
-        connection.on_lost = lambda _lost: self._lost(place, connection)
+        connection.on_lost = lambda _lost: self._lost(place, name, connection)
 
-    def _lost(self, place: _Place, connection: UnaryConnection) -> None:
+    def _lost(self, place: _Place, name: FollowedName, connection: UnaryConnection) -> None:
+        name.forget(connection)
         if self._connections.get(place) is connection:
             del self._connections[place]
 

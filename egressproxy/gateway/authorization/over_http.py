@@ -98,7 +98,7 @@ class HttpAsker:
             target = self._connector.target(inner)
             inner.backend_is_secure = target.tls is not None
             via, way = self._connector.way(inner, target)
-            upstream, reusable = way.pool.take(), False
+            upstream, reusable = via.take(inner, way), False
             try:
                 if upstream is None:
                     upstream = await via.acquire(inner, way, self._chain.connect)

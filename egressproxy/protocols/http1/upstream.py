@@ -32,7 +32,6 @@ class UpstreamConnection(Flow):
     __slots__ = (
         "_awaits_continue",
         "_has_body",
-        "_is_last",
         "address",
         "deadline",
         "driver",
@@ -41,6 +40,7 @@ class UpstreamConnection(Flow):
         "has_sent_all",
         "head",
         "is_idle",
+        "is_last",
         "is_lost",
         "last_read",
         "on_lost",
@@ -67,7 +67,7 @@ class UpstreamConnection(Flow):
         self.has_sent_all = False  # the current request is whole
         self._has_body = False  # the current request has one
         self._awaits_continue = False  # and the upstream has not said that it wants it
-        self._is_last = False  # no other exchange may follow the current one
+        self.is_last = False  # no other exchange may follow the current one
         self.last_read = 0.0
         self.served = 0
 
@@ -126,7 +126,7 @@ class UpstreamConnection(Flow):
         head = self.head
         return (
             self.has_ended
-            and not self._is_last
+            and not self.is_last
             and self.error is None
             and head is not None
             and not head.connection_close
@@ -148,14 +148,15 @@ class UpstreamConnection(Flow):
         self.head = None
         self.error = None
         self.has_ended = False
-        self._is_last = request.upgrade != b""
+        if request.upgrade:
+            self.is_last = True
         if request.body:
             self._has_body = True
             self.has_sent_all = False
             self.sends_chunked = request.body == CHUNKED
             self._awaits_continue = request.expect_continue
             if request.method not in _WITH_CONTENT:
-                self._is_last = True
+                self.is_last = True
         else:
             self._has_body = False
             self.has_sent_all = True
@@ -215,6 +216,10 @@ class UpstreamConnection(Flow):
         self.is_idle = True
         if self.is_reading_paused:
             self.resume_reading()  # an end has to be seen in the pool, too
+
+    def retire(self) -> None:
+        """No other exchange follows. One that is idle has to be closed by its owner: it may be about to begin one."""
+        self.is_last = True
 
     def close(self) -> None:
         if not self.is_lost:
@@ -290,7 +295,7 @@ class UpstreamConnection(Flow):
         elif head.status >= 200 and (
             self._awaits_continue or not self.has_sent_all or self._unflushed or self.transport.get_write_buffer_size()
         ):
-            self._is_last = True
+            self.is_last = True
 
     def _look_for_late_refusal(self, error: Exception) -> None:
         """With TLS 1.3 the server judges our certificate after our Finished: its alert comes this late, or is lost

@@ -140,6 +140,8 @@ class UnaryConnection(Flow):
         self.is_leaving = True
         self._rest()
 
+    retire = leave
+
     def close(self) -> None:
         self.is_leaving = True
         if not self.is_lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
@@ -362,3 +363,18 @@ def test_a_backend_that_the_configuration_loses_is_left_when_its_calls_have_ende
     talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")
     talk.until(lambda: service.peer.has_eof or service.peer.is_gone)
     assert service.peer.has_eof or service.peer.is_gone
+
+
+def test_the_connection_follows_the_name_of_the_service(converse: Start):
+    talk = converse(guarded())
+    services = []
+    for last in (101, 102):
+        talk.names.zone["auth.example"] = (IPv4Address(f"93.184.216.{last}"),)
+        talk.names.ttl["auth.example"] = 5.0
+        talk.client >> GET
+        services.append(Service(talk))
+        services[-1].says(services[-1].asked(), DENIED)
+        talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")
+        talk.after(7)
+    assert services[0].peer.is_gone
+    assert not services[1].peer.is_gone
