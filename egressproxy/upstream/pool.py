@@ -90,6 +90,11 @@ class Pool(Generic[C]):
         self._held: dict[str, int] = {}  # by client, how many of these
 
     @property
+    def place(self) -> str:
+        """For messages; what no route serves has a backend without a name."""
+        return "this destination" if self.name == "-" else f"backend {self.name}"
+
+    @property
     def idle_count(self) -> int:
         """Open connections that nobody uses."""
         return len(self.idle) + len(self.kept)
@@ -149,7 +154,7 @@ class Pool(Generic[C]):
         Raises LimitExceeded (503) if the queue is full, or full of this client.
         """
         if not self.waiting.add(claim.client, claim):
-            message = f"too many requests are waiting for backend {self.name}"
+            message = f"too many requests are waiting for {self.place}"
             raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
         self._begin_to_count()
         claim.given = loop.create_future()
@@ -170,7 +175,7 @@ class Pool(Generic[C]):
     def too_late(self, claim: Claim[C]) -> None:
         """It has waited for too long: LimitExceeded (503) is what it gets, unless it has something already."""
         if claim.given is not None and not claim.given.done():
-            message = f"no connection to backend {self.name} became free in time"
+            message = f"no connection to {self.place} became free in time"
             claim.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
 
     # --- giving back -------------------------------------------------------------------------------------------

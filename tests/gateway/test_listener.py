@@ -9,7 +9,6 @@ import ssl
 
 import pytest
 
-from egressproxy.model.shares import origin_of
 from egressproxy.transport.tls_contexts import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
@@ -105,14 +104,6 @@ def test_an_ipv6_network_of_64_bits_counts_as_one_client(converse: Start, addres
         talk.client.take(rb"HTTP/1.1 503 .*too many connections\n")
     else:
         exchange(talk)
-
-
-@pytest.mark.parametrize(
-    ("client", "origin"),
-    [("10.0.0.9:1", "10.0.0.9"), ("[2001:db8:1:2:3::4]:5", "2001:db8:1:2::/64"), ("[fe80::1%eth0]:1", "fe80::/64")],
-)
-def test_one_host_has_an_address_or_an_ipv6_network(client: str, origin: str):
-    assert origin_of(client) == origin
 
 
 @pytest.mark.parametrize(("code", "reason"), [(errno.EMFILE, "no_descriptor"), (errno.ENOMEM, "no_memory")])

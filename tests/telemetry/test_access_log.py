@@ -293,11 +293,25 @@ def test_off_writes_nothing():
 def test_a_flood_of_denials_is_cut_off_for_the_rest_of_its_second(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     denied = {"status": 403, "reason": Reason.DESTINATION_DENIED, "denied": True}
     log = AccessLog(str(tmp_path / "log"), max_denials_per_s=10)
-    for _ in range(25):
-        log.record(exchange(ended_at=100.5, **denied))
+    for number in range(25):
+        log.record(exchange(ended_at=100.5, client=f"10.0.0.{number}:1", **denied))
     log.record(exchange(ended_at=100.6))
     assert log.suppressed == 15
     log.record(exchange(ended_at=101.0, **denied))
     log.close()
     assert len((tmp_path / "log").read_text().splitlines()) == 12
     assert "25 denials in one second, 15 of them not logged" in caplog.text
+
+
+def test_a_flood_of_denials_of_one_client_hides_none_of_others(tmp_path):
+    denied = {"denied": True, "reason": Reason.DESTINATION_DENIED, "status": 403}
+    log = AccessLog(str(tmp_path / "log"), max_denials_per_s=8)
+    for port in range(50):
+        log.record(exchange(ended_at=100.5, client=f"10.0.0.66:{port}", **denied))
+    for _ in range(2):
+        log.record(exchange(ended_at=100.6, client="10.0.0.7:1", **denied))
+    log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert sum("10.0.0.66" in line for line in lines) == 6
+    assert sum("10.0.0.7:" in line for line in lines) == 2
+    assert log.suppressed == 44
