@@ -219,6 +219,19 @@ class Connector:
                 policy.check_operator(address, target.port)
         elif ":" in host or host.rpartition(".")[2].isdigit():  # no name is read so (`model.authority`)
             policy.check(host, (ip_address(host),), target.port)
+        elif self.network.own.has_admin_port(target.port) and self.parent is not None and self.parent.may_be_here():
+            policy.check_local_parent(host, target.port)
+
+    def may_be_here(self) -> bool:
+        """Whether this backend is on this machine, as far as is known; where nothing is known, it may be."""
+        backend = self.spec.backend
+        if self.parent is not None:
+            return True
+        if backend.destination in OPERATOR:
+            addresses: Iterable[IPAddress] | None = [endpoint.address for endpoint in backend.endpoints]
+        else:
+            addresses = self.resolver.known(backend.hostname)
+        return addresses is None or self.network.own.are_on_this_machine(addresses)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else

@@ -178,6 +178,19 @@ class AddressPolicy:
         if is_denied or self._is_loop(host, address, port):
             raise self._denied(host, (address,), port)
 
+    def check_local_parent(self, host: str, port: int) -> None:
+        """A name that a parent on this machine would resolve, and maybe to the admin address.
+
+        Raises Denied for the port of that, whatever the name.
+        """
+        if self._own.has_admin_port(port):
+            raise Denied(
+                Reason.ADDRESS_DENIED,
+                f"{Authority(host, port)} may be {_OURSELVES}: a parent on this machine resolves the name",
+                rule=self._rule,
+                remedy="give --admin and --metrics ports that nobody has to reach by name through this parent",
+            )
+
     def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
         """Whether `check` leaves this address, and why, in words: for explanations."""
         kind = classify(address) or "public"

@@ -46,13 +46,26 @@ class OwnSockets:
         """Whether a connection to this address arrives at the admin or metrics address."""
         return self._has(self._admin, address, port)
 
+    def has_admin_port(self, port: int) -> bool:
+        """Whether it is the port of the admin or metrics address: what a name leads to may be that."""
+        return any(each == port for _, each in self._admin)
+
+    def are_on_this_machine(self, addresses: Iterable[IPAddress]) -> bool:
+        """Whether a connection to one of them would come back to this machine."""
+        return any(
+            each.is_loopback or each.is_unspecified or self._is_local(each)
+            for address in addresses for each in aliases(address)
+        )  # fmt: skip
+
     def _has(self, sockets: frozenset[Socket], address: IPAddress, port: int) -> bool:
         known = aliases(address)
         if any((each, port) in sockets for each in known):
             return True
-        if port not in self.everywhere or not any(p == port and a.is_unspecified for a, p in sockets):
-            return False
-        return any(each.is_loopback or each.is_unspecified or self._is_local(each) for each in known)
+        return (
+            port in self.everywhere
+            and any(p == port and a.is_unspecified for a, p in sockets)
+            and self.are_on_this_machine(known)
+        )
 
     def __repr__(self) -> str:
         return f"OwnSockets({len(self._listeners)} of listeners, {len(self._admin)} of the admin address)"

@@ -161,9 +161,11 @@ def test_no_backend_of_an_operator_leads_to_the_admin_address(dns: NameServer, t
             "asked-zero": ip_backend("asked-zero", "0.0.0.0", admin, **through),
             "asked-tls": ip_backend("asked-tls", "127.0.0.1", admin, tls=True, **through),
             "asked-name": m.backend("asked-name", "localhost", admin, **through),
+            "asked-zero-name": m.backend("asked-zero-name", "zero.test", admin, **through),
+            "asked-zero-tls": m.backend("asked-zero-tls", "zero.test", admin, tls=True, **through),
             "by-admin": m.backend("by-admin", "a.test", 80, parent={"name": "admin"}),
         }
-        rules = [m.prefix_rule(f"/{name}/", name, rewrite="/") for name in backends]
+        rules = [m.prefix_rule(f"/{name}/", name, rewrite="/") for name in (*backends, "asked-else")]
         mirrored = m.prefix_rule("/mirrored/", "origin")
         mirrored["filters"] = [
             {
@@ -178,6 +180,7 @@ def test_no_backend_of_an_operator_leads_to_the_admin_address(dns: NameServer, t
                 *opened(port, dns),
                 m.gateway(m.http_listener(reverse), name="reverse"),
                 m.policy(name="reverse", target="reverse", dns=dns.address, cidrs=WIDE),
+                m.backend("asked-else", "zero.test", 1, **through),
                 *backends.values(), *service("service", "0.0.0.0", admin),
                 ip_backend("proxy", "127.0.0.1", proxy.port), ip_backend("admin", "0.0.0.0", admin),
                 ip_backend("origin", "127.0.0.1", origin.port),
@@ -189,6 +192,8 @@ def test_no_backend_of_an_operator_leads_to_the_admin_address(dns: NameServer, t
                     # "localhost" is ::1, too, where nobody listens.
                     assert told(reverse, head) == (403 if name != "localhost" else 503), name
                 assert not heard
+                assert told(reverse, "GET /asked-else/ HTTP/1.1\r\nHost: x.test\r\n\r\n") == 200
+                assert heard[0].startswith(b"GET http://zero.test:1/ HTTP/1.1\r\n")
                 assert told(reverse, "GET /mirrored/ HTTP/1.1\r\nHost: x.test\r\n\r\n") == 200
                 gateway.wait_for_metric("egress_mirrored_requests_total", 1.0)
                 assert gateway.metric("egress_mirrored_requests_total", result="resolved_denied") == 1.0

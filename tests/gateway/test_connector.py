@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import Filter
 from egressproxy.gateway import connector
 from egressproxy.model.exchange import Exchange
+from egressproxy.upstream.own_sockets import OwnSockets
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, connect, exchange, forward, reverse
 from tests.support import manifests as m
@@ -444,6 +446,34 @@ def test_a_copy_for_a_mirror_asks_a_parent_for_the_mirror_alone(converse: Start)
     talk.client << OK_PASSED
 
 
+@pytest.mark.parametrize("scheme", ["http", "https", "CONNECT"])
+@pytest.mark.parametrize(
+    ("address", "port", "is_asked"),
+    [("127.0.0.1", 15000, False), ("::ffff:127.0.0.1", 15000, False), ("10.0.0.5", 15000, False), ("", 15000, False),
+     ("10.0.0.6", 15000, True), ("127.0.0.1", 15001, True)],
+)  # fmt: skip
+def test_a_parent_on_this_machine_is_not_asked_for_a_name_on_the_port_of_the_admin_address(
+    converse: Start, address: str, port: int, is_asked: bool, scheme: str
+):
+    """It resolves the name, perhaps to 127.0.0.1. One whose address is not known yet may be here."""
+    talk = converse(everywhere_through_parent(cidrs=["0.0.0.0/0"]))
+    admin, machine = [(ip_address("127.0.0.1"), 15000)], {ip_address("10.0.0.5")}
+    talk.network.own = OwnSockets((), admin, machine.__contains__)
+    if address:
+        talk.names.zone["parent.example"] = (ip_address(address),)
+    host = f"a.example:{port}"
+    talk.client >> (connect(host) if scheme == "CONNECT" else absolute(scheme, host))
+    if is_asked:
+        fault = UpstreamFault(Reason.CONNECT_REFUSED, "the upstream refused the connection", status=503)
+        talk.refused("parent.example", 3128, fault)
+        assert talk.client.answer()[0] == 503
+    else:
+        talk.no_dial()
+        status, _, _, error = talk.client.answer()
+        assert (status, error["reason"]) == (403, "resolved_denied")
+        assert "a parent on this machine" in error["message"]
+
+
 def test_a_parent_behind_a_parent_is_not_left_out(converse: Start):
     backend = m.backend("b", "b.example", 80, parent={"name": "inner"})
     inner = m.backend("inner", "inner.example", 3128, parent={"name": "parent"})
@@ -543,13 +573,13 @@ def test_a_client_that_leaves_while_a_parent_is_asked_takes_the_connection_with_
     assert talk.record()["reason"] == "client_gone"
 
 
-def everywhere_through_parent() -> list[m.Manifest]:
+def everywhere_through_parent(**more: Any) -> list[m.Manifest]:
     """Whatever is allowed goes, over a route to a Backend of type Dynamic, through a parent."""
     dynamic = m.backend("any", "-", 80, parent={"name": "parent"})
     dynamic["spec"]["destination"] = {"type": "Dynamic"}
     return [
         m.gateway(m.forward_listener(3128)),
-        m.policy(mode="Open"),
+        m.policy(mode="Open", **more),
         m.backend("parent", "parent.example", 3128),
         dynamic,
         m.http_route("r", m.prefix_rule("/", "any")),
