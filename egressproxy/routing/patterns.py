@@ -30,13 +30,15 @@ _MAX_MEMORY = 64 * 1024
 #: What a try costs besides what grows with the program, for each octet and for the call, in instructions.
 _OCTET = 64
 _TRY = 300
-#: Octets of the least and the greatest value that an expression can match.
-_RANGE = 32
 
 #: Where RE2 reads another thing than PCRE and Python: there the characters stand for themselves.
 _OPEN_REPEAT = re.compile(r"\{,([0-9]*)\}")
 #: A class of Unicode: it says nothing of octets, and 300 of them under (?i) take RE2 4 s to compile.
 _UNICODE = re.compile(r"(?:[^\\]|\\[^pP])*\\[pP](?:\{[^}]*\}|.)?", re.DOTALL)
+#: Escapes, classes, and single characters.
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:[^\]]*:\]|[^\]\\])*\]|.", re.DOTALL)
+_SPECIAL = "\\^$.*+?{}[]()|"
+_REPEATS = "*?{"
 #: How RE2's complaint begins, and what to write instead.
 _REMEDIES = (
     (r"invalid perl operator: \(\?<?[=!]", "RE2 has no lookaround; make what is to be excepted a rule of its own"),
@@ -60,20 +62,21 @@ class PatternError(ValueError):
 
 
 class Expression:
-    """An expression that was compiled. `size` is the number of instructions, `text` the expression as written."""
+    """An expression that was compiled. `size` is the number of instructions, `text` the expression as written; every
+    value that it matches begins with `start`.
+    """
 
-    __slots__ = ("_fullmatch", "_least", "_most", "size", "text")
+    __slots__ = ("_fullmatch", "size", "start", "text")
 
-    def __init__(self, text: str, compiled: Any, least: bytes, most: bytes | None) -> None:
+    def __init__(self, text: str, compiled: Any) -> None:
         self.text = text
         self.size: int = compiled.programsize
+        self.start = _literal_start(text)
         self._fullmatch = compiled.fullmatch
-        self._least = least
-        self._most = most
 
     def work(self, value: bytes) -> int:
         """What `matches` may cost for this value, in instructions (5 ns); 0 where it cannot match."""
-        if value < self._least or (self._most is not None and value > self._most):
+        if not value.startswith(self.start):
             return 0
         return len(value) * (self.size + _OCTET) + _TRY
 
@@ -123,11 +126,33 @@ def compile_pattern(text: str) -> Expression:
             f"the expression {text!r} compiles to {compiled.programsize} instructions; at most {MAX_PROGRAM} are "
             "allowed: write smaller repeats, or several matches"
         )
-    try:
-        least, most = compiled.possiblematchrange(_RANGE)
-    except re2.error:  # it can begin with anything
-        least, most = b"", None
-    return Expression(text, compiled, least, most)
+    return Expression(text, compiled)
+
+
+def _literal_start(text: str) -> bytes:
+    """What stands for itself from the start of a valid expression on. Nothing where that is not plain to see.
+
+    RE2's own PossibleMatchRange errs with \\b and \\xff (release 2025-11-05): it leaves out values that match.
+    """
+    parts = _PARTS.findall(text)
+    if r"\Q" in parts:
+        return b""
+    depth = 0
+    for part in parts:
+        depth += (part == "(") - (part == ")")
+        if part == "|" and not depth:
+            return b""
+    start = ""
+    for part in parts[1:] if parts[:1] == ["^"] else parts:
+        if part in _REPEATS:
+            start = start[:-1]
+        if len(part) == 1 and part not in _SPECIAL:
+            start += part
+        elif len(part) == 2 and part[0] == "\\" and not part[1].isalnum():
+            start += part[1]
+        else:
+            break
+    return start.encode()
 
 
 def _refusal(text: str, said: str | bytes) -> str:

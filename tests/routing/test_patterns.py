@@ -101,6 +101,7 @@ def test_what_cannot_match_is_free_and_what_may_costs_by_octets_and_instructions
     made = compile_pattern("/v[0-9]+/models/.*")
     assert made.work(b"/v2/models/x" * 100) == made.work(b"/v1/models/") + 1189 * (made.size + 64)
     assert made.work(b"/other") == made.work(b"") == made.work(b"/w1/models/x") == 0
+    assert made.work(b"/v") > 0
 
 
 @pytest.mark.parametrize("text", ["(?:" * 16 + "x" + "){16}" * 16, "(((a{9}){9}){9}){9}"])
@@ -116,9 +117,37 @@ def test_a_repeat_of_ambiguous_parts_has_a_small_program():
     assert not made.matches(b"a" * 49 + b"!")
 
 
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("/v[0-9]+/x", b"/v"), (r"^/a\.b/(?:c|d)/e", b"/a.b/"), ("/abc+", b"/abc"), ("/abc*", b"/ab"),
+        ("/abc?x", b"/ab"),
+        ("/abc{2}", b"/ab"), ("/a[|]b", b"/a"), (r"/a\|b", b"/a|b"), ("/a", b"/a"),
+        ("/a|/b", b""), ("/a(?:b)|c", b""), ("/a[]|]b|c", b""), ("(?i)/a", b""), (".*", b""), (r"\Q/a\E", b""),
+        ("", b""),
+        (r"/a\d", b"/a"), (r"/a\x41", b"/a"),
+    ],
+)  # fmt: skip
+def test_what_every_value_begins_with_is_known(text, start):
+    assert compile_pattern(text).start == start
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"^a\b.\z", b"a\xe9"), (r"(?i)^\xff\W+", b"\xff\x00"), (r"^b\b(?:[\xe0-\xff]*)", b"b\xff\xff"),
+        (r"a\b\W", b"a\xff"), (r"\xff+", b"\xff\xff"), (r"(?i)a\b.", b"A\xff"),
+    ],
+)  # fmt: skip
+def test_nothing_that_matches_is_taken_for_what_cannot(text, value):
+    made = compile_pattern(text)
+    assert made.matches(value)
+    assert made.work(value)
+
+
 # -- against Python's engine, on what both read alike -----------------------------------------------------------------
 
-ATOMS = st.sampled_from(["a", "b", "/", ".", "[ab]", "[^/]", r"\.", "[a-b/]", r"\w", r"\W", "(?i:A)", r"\xff"])
+ATOMS = st.sampled_from(["a", "b", "/", ".", "[ab]", "[^/]", r"\.", "[a-b/]", r"\w", r"\W", "(?i:A)", r"\xff", "[]|]"])
 REPEATS = st.sampled_from(["", "", "*", "+", "?", "{2}", "{1,2}", "*?"])
 PATTERNS = st.recursive(
     st.builds(lambda atom, repeat: atom + repeat, ATOMS, REPEATS),
