@@ -212,7 +212,9 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
         if hand_over(conductor, x, client, upstream, held, guard, route.tunnel_idle_s):
             client.deadline.close()
             return True
-        await relay(conductor, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
+        relaying = relay(conductor, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
+        del held
+        await relaying
         return False
     inner = await terminate(client, listener)
     upstream = await dial(x, choice, terminated=True)

@@ -197,7 +197,11 @@ async def open_tunnel(
     rest = client.detach()
     if hand_over(conductor, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
         return True
-    await relay(conductor, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=through_parent)
+    relaying = relay(
+        conductor, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=through_parent
+    )
+    del rest
+    await relaying
     return False
 
 
@@ -261,6 +265,7 @@ def hand_over(
         conductor, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
     )
     client.state.replace(client, tunnel)
+    forget_heads(x)
     if x.notes is None:
         x.request = None  # type: ignore[assignment]    # no filter asks for it any more
     try:
@@ -269,6 +274,13 @@ def hand_over(
         log.error("internal error in tunnel %s", x.request_id, exc_info=error)
         tunnel.cut(Reason.INTERNAL)
     return True
+
+
+def forget_heads(x: Exchange) -> None:
+    """A tunnel may last for days: what was said at its start, and may be long, does not stay with it."""
+    x.request.forget()
+    if x.response is not None:
+        x.response.forget()
 
 
 def holds_upstream(guard: SniGuard | None, *, through_parent: bool) -> bool:
@@ -322,12 +334,14 @@ async def relay(
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out
     series.tunnels_active += 1
+    forget_heads(x)
     try:
         try:
             tunnel.start(client.transport, client_rest, upstream, upstream_rest, client_has_ended=client.has_ended)
         except BaseException:
             upstream.transport.abort()
             raise
+        del client_rest, upstream_rest  # a tunnel may last for days
         await tunnel.ended()
         x.reason = tunnel.reason
     finally:
@@ -354,7 +368,9 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
     parked = Parked()
     parked.transport = upstream.transport
     try:
-        await relay(conductor, x, client, parked, client.detach(), upstream_rest, None, life.route.tunnel_idle_s)
+        relaying = relay(conductor, x, client, parked, client.detach(), upstream_rest, None, life.route.tunnel_idle_s)
+        del upstream_rest
+        await relaying
     finally:
         upstream.gone()
 

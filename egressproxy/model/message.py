@@ -118,6 +118,11 @@ class RequestHead:
         self.max_forwards = -1  # of TRACE and OPTIONS; the field itself is gone
         self.proxy_authorization = hop.proxy_authorization
 
+    def forget(self) -> None:
+        """Let go of what may be long, for whoever keeps the head while a tunnel runs: the fields, and the query."""
+        self.fields.block = self.proxy_authorization = self.upgrade = self.via = b""
+        self.path = self.target = self.path.partition(b"?")[0]
+
     def __repr__(self) -> str:
         return f"RequestHead({self.method.decode('latin-1')}, {self.form.name}, body={self.body})"
 
@@ -140,6 +145,10 @@ class ResponseHead:
     @property
     def is_interim(self) -> bool:
         return self.status < 200 and self.status != 101
+
+    def forget(self) -> None:
+        """Let go of what may be long, as `RequestHead.forget`."""
+        self.fields.block = self.phrase = self.upgrade = self.via = b""
 
     def __repr__(self) -> str:
         return f"ResponseHead({self.status}, body={self.body})"

@@ -44,6 +44,9 @@ MAX_EMPTY_LINES = 4
 #: Interim responses to one request; nobody needs more, and without a bound an upstream could send them for ever.
 MAX_INTERIM = 16
 
+#: Octets of fields of this hop that a connection remembers while it is idle; longer ones are read anew each time.
+MAX_REMEMBERED = 1024
+
 #: Method, version and spaces of a request line, on top of its target.
 _LINE_OVERHEAD = 64
 
@@ -310,11 +313,13 @@ class RequestReader(_Reader):
         raise self._error()
 
     def _head(self, method: bytes, target: bytes, minor: bytes, block: bytes, hop_fields: HopFields) -> RequestHead:
-        if hop_fields != self._hop_fields or minor != self._minor:
-            self._hop = request_head.read_hop_fields(hop_fields, minor)
-            self._hop_fields = hop_fields
-            self._minor = minor
         hop = self._hop
+        if hop_fields != self._hop_fields or minor != self._minor:
+            hop = request_head.read_hop_fields(hop_fields, minor)
+            if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
+                self._hop = hop
+                self._hop_fields = hop_fields
+                self._minor = minor
         head = request_head.read_request_head(method, target, block, hop, self._limits)
         self._empty_lines = 0
         self._is_line_checked = False
@@ -452,11 +457,14 @@ class ResponseReader(_Reader):
             self._refuse_or_wait()
             return None
         minor, code, phrase, block, hop_fields = parts
+        hop = self._hop
         if hop_fields != self._hop_fields or minor != self._minor:
-            self._hop = response_head.read_hop_fields(hop_fields, minor)
-            self._hop_fields = hop_fields
-            self._minor = minor
-        head = response_head.read_response_head(code, phrase, block, self._hop, self._method)
+            hop = response_head.read_hop_fields(hop_fields, minor)
+            if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
+                self._hop = hop
+                self._hop_fields = hop_fields
+                self._minor = minor
+        head = response_head.read_response_head(code, phrase, block, hop, self._method)
         length = head.body
         if length > 0:
             self._left = length
@@ -466,7 +474,7 @@ class ResponseReader(_Reader):
             if self._interim > MAX_INTERIM:
                 raise Malformed(Reason.BAD_RESPONSE, f"more than {MAX_INTERIM} interim responses")
         else:
-            self._begin_body(length, self._hop.named, _IDLE)
+            self._begin_body(length, hop.named, _IDLE)
         return head
 
     def _refuse_or_wait(self) -> None:

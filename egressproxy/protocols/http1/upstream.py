@@ -145,7 +145,6 @@ class UpstreamConnection(Flow):
         self.deadline.at = NEVER
         self.driver = driver
         self.sink = None
-        self.head = None
         self.error = None
         self.has_ended = False
         if request.upgrade:
@@ -211,6 +210,7 @@ class UpstreamConnection(Flow):
         """The exchange is over; the connection holds nothing of it any more."""
         self.driver = None
         self.sink = None
+        self.head = None
         self.error = None  # its traceback holds us
         self.feeder = None
         self.is_idle = True
@@ -237,6 +237,7 @@ class UpstreamConnection(Flow):
         self.deadline.clear()
         self.driver = None
         self.sink = None
+        self.head = None
         self.feed_from(None)
         rest = self.reader.take_rest()
         self.resume_reading()
