@@ -17,7 +17,7 @@ from egressproxy.spec.route import MatchType, ValueMatch
 __all__ = ["MAX_PARAMETERS", "WORK", "Asked", "Presence", "ValueTest"]
 
 #: What the expressions that one request is tried on may cost, in instructions (`Expression.work`): 6 ms.
-WORK = 1_200_000
+WORK = 1_000_000
 #: Query parameters of a request that a match looks at.
 MAX_PARAMETERS = 256
 #: Names that are looked for in the block of fields, each by itself; with more of them it is taken apart once.
