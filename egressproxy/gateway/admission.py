@@ -139,8 +139,7 @@ def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
             raise denied
         finally:
             del denied  # its traceback holds this frame: no cycle
-    if denied.reason not in (x.would_deny or ()):
-        x.would_deny = [*(x.would_deny or ()), denied.reason]
+    x.note_denial(denied.reason)
 
 
 def note_denied(x: Exchange, choice: Choice) -> None:

@@ -263,7 +263,7 @@ def untried(choice: Choice, x: Exchange, tried: Collection[Target], down: Collec
     assert connector is not None
     target = connector.target(x)
     for avoided in (tried, down):
-        for _ in connector.spec.backend.endpoints:
+        for _ in connector.endpoints:
             if target not in avoided:
                 return target
             target = connector.target(x)
@@ -287,7 +287,7 @@ async def in_time(
 def may_go_again(x: Exchange, error: UpstreamFault, route: Route, choice: Choice) -> bool:
     """Whether this failure leaves it open that another attempt does better, and does no harm."""
     if error.reason in SETTLED:
-        has_others = choice.connector is not None and len(choice.connector.spec.backend.endpoints) > 1
+        has_others = choice.connector is not None and len(choice.connector.endpoints) > 1
         return has_others or len(route.choices) > 1
     if error.retry is Retry.SAFE:
         return True

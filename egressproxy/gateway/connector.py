@@ -158,11 +158,7 @@ class Network:
 
 
 class Connector:
-    """Gives connections to a backend. One per ConnectionSpec.
-
-    `served_ports`: see the function. All connectors without one share an empty one, and all routes to one connector
-    have its own.
-    """
+    """Gives connections to a backend. One per ConnectionSpec."""
 
     def __init__(self, spec: ConnectionSpec, network: Network) -> None:
         self.spec = spec
@@ -178,11 +174,11 @@ class Connector:
         self.channel: Channel | None = None
         self._policy = AddressPolicy(spec.addresses, network.own)
         self._policy_own = network.own
+        self.endpoints = self._policy.open_endpoints(spec.backend.endpoints)  # but for those that a deny closes
         self._turn = 0
         backend = spec.backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
         self._fixed: Target | None = None
-        self.served_ports = served_ports(backend)
         if backend.destination is Destination.FQDN:
             self._fixed = self._target(backend.hostname, backend.port, backend.tls)
 
@@ -268,15 +264,21 @@ class Connector:
         return authority.host_field(443 if x.scheme == b"https" else 80)
 
     def _next_endpoint(self) -> Endpoint:
-        endpoints = self.spec.backend.endpoints
+        endpoints = self.endpoints
         if not endpoints:
+            denied = self._policy.denial_of(self.spec.backend.endpoints)
+            if denied is not None:
+                try:
+                    raise denied
+                finally:
+                    del denied  # its traceback holds this frame: no cycle
             raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
 
     def has_other_endpoint(self, error: GatewayError) -> bool:
         """Whether what failed here, before anything of it was sent, may go to the next endpoint."""
-        return error.retry is Retry.SAFE and len(self.spec.backend.endpoints) > 1
+        return error.retry is Retry.SAFE and len(self.endpoints) > 1
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
     def take(self, x: Exchange, target: Target) -> UpstreamConnection | None:
@@ -462,6 +464,7 @@ class Connector:
     ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self.address_policy()
+        is_named = False  # the client has named an address, about which `destinations` has decided
         if self.spec.backend.destination in OPERATOR:
             address = ip_address(target.host)
             policy.check_operator(address, target.port)
@@ -469,6 +472,7 @@ class Connector:
         else:
             literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
             if literal is not None:
+                is_named = True
                 resolved: Sequence[IPAddress] | None = (literal,)
             else:
                 resolved = self.resolver.cached(target.host)
@@ -477,6 +481,8 @@ class Connector:
             assert resolved is not None
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
+        if policy.reports and not is_named and policy.would_deny(addresses, target.port):
+            x.note_denial(Reason.ADDRESS_DENIED)
         x.addresses = addresses
         if connect is not None:
             outcome = run(connect, x)

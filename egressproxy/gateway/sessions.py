@@ -76,7 +76,7 @@ class Sessions:
         for choice in choices:
             if choice.connector is None:
                 continue
-            endpoints: Sequence[Endpoint | None] = choice.connector.spec.backend.endpoints or (None,)
+            endpoints: Sequence[Endpoint | None] = choice.connector.endpoints or (None,)
             for endpoint in endpoints:
                 host, port = (str(endpoint.address), endpoint.port) if endpoint is not None else ("", 0)
                 place = self._digest(
@@ -128,7 +128,7 @@ class Sessions:
     def keep(self, x: Exchange, session: Session | None, choice: Choice, target: Target) -> None:
         """Tell the client, in `x.response`, what it has to show from now on; nothing where it does so already."""
         assert choice.connector is not None
-        has_endpoints = bool(choice.connector.spec.backend.endpoints)
+        has_endpoints = bool(choice.connector.endpoints)
         place = self._names[(choice, target.host, target.port) if has_endpoints else (choice, "", 0)]
         now_ms, spec = _now_ms(), self._spec
         if session is None or session.place != place:

@@ -9,7 +9,7 @@ from pathlib import Path
 from egressproxy.config.compile import Compiled, Defaults, compile_config
 from egressproxy.config.load import ResourceSet, load
 from egressproxy.filters.catalog import Catalog
-from egressproxy.routing.destinations import denials
+from egressproxy.loading.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 
 __all__ = ["compiled", "loaded"]

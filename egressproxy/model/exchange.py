@@ -124,6 +124,11 @@ class Exchange:
         self.bytes_out = 0  # to the client
         self.series: Any = None  # telemetry.metrics.Series, bound at build time
 
+    def note_denial(self, reason: Reason) -> None:
+        """What mode Report lets pass; each reason counts once for one exchange."""
+        if reason not in (self.would_deny or ()):
+            self.would_deny = [*(self.would_deny or ()), reason]
+
     def note(self, key: str, value: object) -> None:
         """Keep a value until the end of the exchange."""
         if self.notes is None:

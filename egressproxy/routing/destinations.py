@@ -7,7 +7,7 @@ Source: resources.md, EgressPolicy `destinations`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from egressproxy.errors import Denied, Reason
@@ -16,9 +16,9 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap
 from egressproxy.spec.backend import BackendSpec, Destination
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, PolicySpec, SniCheck
+from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, SniCheck, entry_text
 
-__all__ = ["Denial", "DestinationPolicy", "denials"]
+__all__ = ["Denial", "DestinationPolicy"]
 
 #: Destinations whose permission is kept, for they are asked for again; a policy never changes.
 MAX_KNOWN = 1024
@@ -209,34 +209,12 @@ def _has_port(rule: DestinationRule, port: int) -> bool:
     return not rule.ports or port in rule.ports
 
 
-def denials(policy: PolicySpec) -> Callable[[BackendSpec], Denied | None]:
-    """What refuses backends under this policy, for status: the error that a request would meet."""
-    destinations = DestinationPolicy(policy.destinations)
-
-    def denied(backend: BackendSpec) -> Denied | None:
-        denial = destinations.denial_of(backend)
-        return denial.error() if denial is not None else None
-
-    return denied
-
-
 def _entry(rule: DestinationRule, authority: Authority) -> str:
     """The part of an entry that matches this destination, as it is written."""
     names = [pattern for pattern in rule.hostnames if _matches(pattern, authority.host)]
-    address = authority.address
-    ranges = [
-        network
-        for network in rule.cidrs
-        if address is not None and address.version == network.version and address in network
-    ]
-    parts = [f"hostnames: [{_listed(names)}]"] if names else []
-    parts += [f"cidrs: [{_listed(map(str, ranges))}]"] if ranges else []
-    parts += [f"ports: [{', '.join(map(str, rule.ports))}]"] if rule.ports else []
-    return f"{{{', '.join(parts)}}}"
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(f'"{text}"' for text in texts)
+    spellings = aliases(authority.address) if authority.address is not None else ()
+    ranges = [net for net in rule.cidrs if any(each.version == net.version and each in net for each in spellings)]
+    return entry_text(names, ranges, rule.ports)
 
 
 def _matches(pattern: str, host: str) -> bool:

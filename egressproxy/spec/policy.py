@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Network
@@ -12,6 +13,8 @@ from egressproxy.model.secret import Secret
 __all__ = [
     "NO_POLICY",
     "AddressAllowance",
+    "AddressBound",
+    "AddressDenial",
     "AddressesSpec",
     "DestinationRule",
     "DestinationsSpec",
@@ -27,6 +30,7 @@ __all__ = [
     "RetrySpec",
     "SniCheck",
     "TimeoutsSpec",
+    "entry_text",
 ]
 
 Network = IPv4Network | IPv6Network
@@ -93,11 +97,38 @@ class AddressAllowance:
 
 
 @dataclass(frozen=True, slots=True)
+class AddressDenial:
+    """Ranges that are closed, on these ports (empty: on every one), whoever gives the address: a name, a client, an
+    operator. `field` is where `policy` has written it: destinations.deny or addresses.deny. `reports`: mode Report
+    lets it pass, and notes it.
+    """
+
+    cidrs: tuple[Network, ...]
+    ports: tuple[int, ...] = ()
+    policy: str = "-"
+    field: str = "addresses.deny"
+    reports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AddressBound:
+    """`addresses.only` of one policy: what names lead to outside of these ranges is closed. Empty: everything is."""
+
+    cidrs: tuple[Network, ...] = ()
+    policy: str = "-"
+
+
+@dataclass(frozen=True, slots=True)
 class AddressesSpec:
-    """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect)."""
+    """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect).
+
+    Of these what no `deny` closes, at whatever level, and what stands within every `only`.
+    """
 
     allow: tuple[tuple[AddressAllowance, ...], ...] = ()
     policy: str = "-"
+    deny: tuple[AddressDenial, ...] = ()
+    only: tuple[AddressBound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +245,17 @@ class PolicySpec:
     extensions: tuple[ExtensionSpec, ...] = ()
     #: The policies that took part, for messages: "namespace/name".
     sources: tuple[str, ...] = ()
+
+
+def entry_text(hostnames: Iterable[str] = (), cidrs: Iterable[Network] = (), ports: Iterable[int] = ()) -> str:
+    """An entry of a list of destinations, or the part of it that matches, as it is written in a manifest."""
+    written = (
+        ("hostnames", [f'"{hostname}"' for hostname in hostnames]),
+        ("cidrs", [f'"{network}"' for network in cidrs]),
+        ("ports", [str(port) for port in ports]),
+    )
+    said = [f"{key}: [{', '.join(texts)}]" for key, texts in written if texts]
+    return f"{{{', '.join(said)}}}"
 
 
 #: What holds where no policy says anything.

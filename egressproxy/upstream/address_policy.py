@@ -22,7 +22,9 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.metadata import METADATA
+from egressproxy.spec.backend import Endpoint
 from egressproxy.spec.policy import AddressAllowance, AddressesSpec, Network
+from egressproxy.upstream.closed_ranges import ClosedRanges, Closing
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
 __all__ = ["METADATA", "AddressPolicy", "classify", "is_metadata"]
@@ -131,13 +133,18 @@ class AddressPolicy:
     Each rule holds for every one of an address's `aliases`: an IPv6 address that carries an IPv4 address needs an
     allowance for itself, and the inner one passes as if it were written plainly. A cloud metadata address, or an own
     listener, is dialled only where an allowance names exactly that address (a /32 or /128): a wide range is written for
-    other reasons, and must not open these by the way. Nothing opens the admin address.
+    other reasons, and must not open these by the way. Nothing opens the admin address, nor what a policy closes
+    (`closed_ranges`). Of several addresses those that may not be dialled are left out.
     """
 
-    __slots__ = ("_allow", "_known", "_known_addresses", "_own", "_rule")
+    __slots__ = ("_allow", "_closed", "_known", "_known_addresses", "_own", "_reported", "_rule")
 
     def __init__(self, spec: AddressesSpec, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
+        closed = [denial for denial in spec.deny if not denial.reports]
+        reported = [denial for denial in spec.deny if denial.reports]
+        self._closed = ClosedRanges(closed, spec.only) if closed or spec.only else None
+        self._reported = ClosedRanges(reported) if reported else None
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._own = own
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
@@ -157,6 +164,8 @@ class AddressPolicy:
         if known is not None:
             return known
         left = tuple([a for a in addresses if self.allows(host, a) and not self._is_loop(host, a, port)])
+        if self._closed is not None:
+            left = tuple([a for a in left if self._closed.closing(a, port) is None])
         if not left:
             raise self._denied(host, addresses, port)
         if port not in self._own.everywhere:  # else the machine's addresses are in the answer, and they change
@@ -168,12 +177,14 @@ class AddressPolicy:
         return left
 
     def check_operator(self, address: IPAddress, port: int) -> None:
-        """What an operator wrote (Ip and Service endpoints, parents) is dialled as written, but for two kinds.
+        """What an operator wrote (Ip and Service endpoints, parents) is dialled as written, but for three kinds.
 
         Raises Denied for the gateway's own sockets and for cloud metadata, unless an allowance names the address; for
-        the admin address in any case.
+        the admin address, and for what is denied, in any case.
         """
         host = str(address)
+        if self._closed is not None and self._closed.denial(address, port) is not None:
+            raise self._denied(host, (address,), port)
         is_denied = any(each in METADATA and not self._is_named(host, each) for each in aliases(address))
         if is_denied or self._is_loop(host, address, port):
             raise self._denied(host, (address,), port)
@@ -191,9 +202,36 @@ class AddressPolicy:
                 remedy="give --admin and --metrics ports that nobody has to reach by name through this parent",
             )
 
+    def open_endpoints(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        """Those of an operator's endpoints that no deny closes."""
+        closed = self._closed
+        if closed is None:
+            return endpoints
+        return tuple(each for each in endpoints if closed.denial(each.address, each.port) is None)
+
+    def denial_of(self, endpoints: tuple[Endpoint, ...]) -> Denied | None:
+        """The refusal where every one of an operator's endpoints is closed by a deny."""
+        if not endpoints or self.open_endpoints(endpoints):
+            return None
+        first = endpoints[0]
+        return self._denied(str(first.address), (first.address,), first.port)
+
+    @property
+    def reports(self) -> bool:
+        """Whether mode Report lets ranges pass that are denied; else `would_deny` has nothing to say."""
+        return self._reported is not None
+
+    def would_deny(self, addresses: Sequence[IPAddress], port: int) -> bool:
+        """Whether, were it not for mode Report, none of these addresses would be left."""
+        reported = self._reported
+        return reported is not None and all(reported.denial(address, port) is not None for address in addresses)
+
     def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
         """Whether `check` leaves this address, and why, in words: for explanations."""
         kind = classify(address) or "public"
+        closing = self._closing(address, port)
+        if closing is not None:
+            return False, f"{kind}: {closing.detail}"
         obstacle = self._obstacle(host, address)
         if obstacle is not None:
             return False, f"{obstacle}: not allowed"
@@ -229,26 +267,37 @@ class AddressPolicy:
         return self._own.has_listener(address, port) and not all(self._is_named(host, a) for a in aliases(address))
 
     def _denied(self, host: str, addresses: Sequence[IPAddress], port: int) -> Denied:
-        kinds = [self._kind(host, a, port) for a in addresses]
-        detail = ", ".join(f"{a} ({kind})" for a, kind in zip(addresses, kinds, strict=True))
+        closings = [self._closing(a, port) for a in addresses]
+        judged = list(zip(addresses, closings, strict=True))
+        kinds = [self._kind(host, a, port, closing) for a, closing in judged]
+        detail = ", ".join(
+            f"{a} ({closing.detail if closing is not None else kind})"
+            for (a, closing), kind in zip(judged, kinds, strict=True)
+        )
         told = ", ".join(sorted(set(kinds))) or "unknown"
+        first = next(filter(None, closings), None)
         return Denied(
             Reason.ADDRESS_DENIED,
             f"{Authority(host, port)} leads to an address that may not be dialled ({told})",
-            rule=self._rule,
-            remedy=self._remedy(host, addresses, kinds),
+            rule=self._rule if first is None else f"EgressPolicy {first.policy}",
+            remedy=self._remedy(host, addresses, kinds, first),
             detail=detail,
         )
 
-    def _kind(self, host: str, address: IPAddress, port: int) -> str:
+    def _closing(self, address: IPAddress, port: int) -> Closing | None:
+        return self._closed.closing(address, port) if self._closed is not None else None
+
+    def _kind(self, host: str, address: IPAddress, port: int, closing: Closing | None) -> str:
         """What an address is that was denied. Which port is the admin address is nobody's concern."""
         if is_metadata(address):
             return _METADATA[0]
         if self._own.has_admin(address, port) or self._own.has_listener(address, port):
             return _OURSELVES
+        if closing is not None:
+            return closing.kind
         return self._obstacle(host, address) or classify(address) or "public"
 
-    def _remedy(self, host: str, addresses: Sequence[IPAddress], kinds: Sequence[str]) -> str:
+    def _remedy(self, host: str, addresses: Sequence[IPAddress], kinds: Sequence[str], closing: Closing | None) -> str:
         """What to do about it. Names no address but one that the client named itself: an entry's hostnames hold names
         alone.
         """
@@ -259,6 +308,8 @@ class AddressPolicy:
             )
         if _OURSELVES in kinds:
             return "point the client at the destination itself, not at this gateway"
+        if closing is not None:
+            return closing.remedy
         place = "allow it in addresses.allow of an EgressPolicy"
         if any(_WITHIN in kind for kind in kinds):
             return f"{place}: the range of the IPv4 address that it carries under cidrs, beside the IPv6 range"

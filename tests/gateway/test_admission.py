@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.spec.policy import Mode
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward, reverse
+from tests.gateway.test_attempts import pods
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 
@@ -85,8 +87,6 @@ def test_an_exchange_keeps_what_it_started_with_through_a_reload(converse_on: St
 
 
 def test_a_private_address_behind_an_allowed_name_is_not_dialled(converse_on: Start):
-    from ipaddress import ip_address
-
     talk = converse_on(forward())
     talk.names.zone["a.example"] = (ip_address("169.254.169.254"),)
     talk.client >> GET
@@ -283,6 +283,128 @@ def test_a_new_deny_holds_for_the_pooled_connection_of_a_backend(converse_on: St
     talk.reload(reverse(destinations={"deny": [{"hostnames": ["a.example"]}]}))
     talk.client >> PLAIN_GET
     assert talk.client.answer()[0] == 403
+
+
+# --- a denied range ------------------------------------------------------------------------------------------------
+RANGE = "203.0.113.0/24"
+DENY_RANGE = {"deny": [{"cidrs": [RANGE]}]}
+ANYWHERE = {"allow": [{"hostnames": ["*.example"]}, {"cidrs": ["0.0.0.0/0", "::/0"]}]}
+#: Documentation addresses are special: opened, so that nothing but the deny closes them.
+OPENED = {"allow": [{"cidrs": ["203.0.113.0/24", "64:ff9b::/96"]}]}
+
+
+def closed_range(place: str, **more: Any) -> list[m.Manifest]:
+    """A forward proxy that allows everything but a range, in the words of `place`."""
+    destinations, addresses = dict(ANYWHERE), dict(OPENED)
+    if place == "destinations.deny":
+        destinations |= DENY_RANGE
+    elif place == "addresses.deny":
+        addresses |= DENY_RANGE
+    else:
+        addresses["only"] = [{"cidrs": ["93.184.0.0/16"]}]
+    return [m.gateway(m.forward_listener(3128)), m.policy(destinations=destinations, addresses=addresses, **more)]
+
+
+@pytest.mark.parametrize("place", ["destinations.deny", "addresses.deny", "addresses.only"])
+@pytest.mark.parametrize("request_", [GET, b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n"])
+@pytest.mark.parametrize("address", ["203.0.113.7", "64:ff9b::203.0.113.7"])
+def test_a_name_that_leads_into_a_closed_range_is_denied(converse_on: Start, place: str, request_: bytes, address: str):
+    talk = converse_on(closed_range(place))
+    talk.names.zone["a.example"] = (ip_address(address),)
+    error = refused(talk, request_)
+    assert (error["reason"], error["rule"]) == ("resolved_denied", "EgressPolicy agents/default")
+    assert "of that policy" in error["remedy"]
+    assert "203.0.113" not in str(error)
+    detail = talk.record()["detail"]
+    assert f"in {place}" in detail
+    assert RANGE in detail or place == "addresses.only"
+
+
+@pytest.mark.parametrize("place", ["destinations.deny", "addresses.deny", "addresses.only"])
+@pytest.mark.parametrize("host", ["203.0.113.7", "[64:ff9b::cb00:7107]"])
+def test_a_literal_in_a_closed_range_is_denied(converse_on: Start, place: str, host: str):
+    talk = converse_on(closed_range(place))
+    reason = refused(talk, f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())["reason"]
+    assert reason == ("destination_denied" if place == "destinations.deny" else "resolved_denied")
+
+
+def test_of_several_addresses_those_that_no_deny_closes_are_dialled(converse_on: Start):
+    talk = converse_on(closed_range("destinations.deny"))
+    talk.names.zone["a.example"] = (ip_address("203.0.113.7"), ip_address("93.184.216.34"))
+    exchange(talk)
+    assert talk.record()["upstream"].startswith("93.184.216.34") or not talk.is_memory
+
+
+def test_a_denied_range_of_one_port_leaves_the_others(converse_on: Start):
+    deny = {**ANYWHERE, "deny": [{"cidrs": [RANGE], "ports": [443]}]}
+    talk = converse_on([m.gateway(m.forward_listener(3128)), m.policy(destinations=deny, addresses=OPENED)])
+    talk.names.zone["a.example"] = (ip_address("203.0.113.7"),)
+    exchange(talk)
+    refused(talk, b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n")
+
+
+@pytest.mark.parametrize("mode", ["Report", "Open"])
+@pytest.mark.parametrize("place", ["destinations.deny", "addresses.deny"])
+def test_report_mode_lets_pass_what_destinations_deny_and_no_mode_what_addresses_deny(
+    converse_on: Start, place: str, mode: str
+):
+    talk = converse_on(closed_range(place, mode=mode))
+    talk.names.zone["a.example"] = (ip_address("203.0.113.7"),)
+    if (mode, place) == ("Report", "destinations.deny"):
+        exchange(talk)
+        assert talk.record()["would_deny"] == ["resolved_denied"]
+    else:
+        refused(talk, GET)
+
+
+@pytest.mark.parametrize("destination", ["Ip", "Service", "parent"])
+def test_a_deny_holds_for_the_addresses_that_an_operator_wrote(converse_on: Start, destination: str):
+    ip = m.backend("b", "-", 80)
+    ip["spec"]["destination"] |= {"type": "Ip", "ip": {"address": "10.0.0.7"}}
+    del ip["spec"]["destination"]["fqdn"]
+    deny = {"destinations": {"deny": [{"cidrs": ["10.0.0.0/8"]}]}}
+    if destination == "Service":
+        objects: tuple[m.Manifest, ...] = tuple(pods("10.0.0.7"))
+        rule: m.Manifest = {"backendRefs": [{"name": "pods", "port": 80}]}
+    elif destination == "Ip":
+        objects, rule = (ip,), TO_B
+    else:
+        objects = (m.backend("c", "c.example", 443, tls=True, parent={"name": "b"}), ip)
+        rule = m.prefix_rule("/", "c")
+    talk = converse_on(reverse(rule, objects=objects, **deny))
+    error = refused(talk, PLAIN_GET)
+    assert (error["reason"], error["rule"]) == ("resolved_denied", "EgressPolicy agents/default")
+
+
+def test_of_the_endpoints_of_a_service_those_that_no_deny_closes_are_dialled(converse: Start):
+    rule = {"backendRefs": [{"name": "pods", "port": 80}]}
+    deny = {"addresses": {"deny": [{"cidrs": ["10.0.0.7/32"]}]}}
+    talk = converse(reverse(rule, objects=tuple(pods("10.0.0.7", "10.0.0.8")), **deny))
+    for number in range(4):
+        talk.client >> PLAIN_GET
+        if number == 0:
+            talk.dialled("10.0.0.8", 8080)
+        talk.origin.take(rb"GET .*?\r\n\r\n")
+        talk.origin >> OK
+        talk.client << OK_PASSED
+
+
+def test_only_leaves_what_an_operator_wrote(converse: Start):
+    rule = {"backendRefs": [{"name": "pods", "port": 80}]}
+    talk = converse(reverse(rule, objects=tuple(pods("10.0.0.7")), addresses={"only": []}))
+    talk.client >> PLAIN_GET
+    talk.dialled("10.0.0.7", 8080)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_range_that_is_closed_meanwhile_is_not_reached_over_an_old_connection(converse_on: Start):
+    talk = converse_on(closed_range("destinations.deny", mode="Report"))
+    talk.names.zone["a.example"] = (ip_address("203.0.113.7"),)
+    exchange(talk)
+    talk.reload(closed_range("destinations.deny"))
+    refused(talk, GET)
 
 
 # --- a route to a Dynamic backend permits what it names ----------------------------------------------------------

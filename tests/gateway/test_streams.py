@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from ipaddress import ip_address
 
 import pytest
 
@@ -387,3 +388,13 @@ def test_a_stream_to_where_its_hello_says_opens_no_more_than_policy_allows(
         talk.client.is_closed()
         assert talk.record()["reason"] == "destination_not_allowed"
         talk.no_dial()
+
+
+def test_a_stream_to_a_name_that_leads_into_a_denied_range_is_dropped(converse_on: Start):
+    talk = converse_on(plain_stream(destinations={"deny": [{"cidrs": ["93.184.216.0/24"]}]}))
+    talk.names.zone["a.example"] = (ip_address("93.184.216.34"),)
+    talk.client >> b"select 1"
+    talk.client.is_closed()
+    record = talk.record()
+    assert (record["reason"], record["rule"]) == ("resolved_denied", "EgressPolicy agents/default")
+    talk.no_dial()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.aliases import aliases
-from egressproxy.spec.policy import AddressAllowance, AddressesSpec
+from egressproxy.spec.backend import Endpoint
+from egressproxy.spec.policy import AddressAllowance, AddressBound, AddressDenial, AddressesSpec
 from egressproxy.upstream import address_policy
 from egressproxy.upstream.address_policy import METADATA, AddressPolicy, classify, is_metadata
 from egressproxy.upstream.own_sockets import OwnSockets
@@ -434,3 +436,71 @@ def test_what_is_remembered_is_bounded_by_its_addresses(monkeypatch: pytest.Monk
     for number in range(50):
         assert made.check(f"{number}.test", many, 443) == tuple(many)
         assert sum(len(known) for known in made._known.values()) <= 100
+
+
+# --- what policies close ---------------------------------------------------------------------------------------------
+def closing(*denials: AddressDenial, only: tuple[AddressBound, ...] = ()) -> AddressPolicy:
+    wide = AddressAllowance((ip_network("0.0.0.0/0"), ip_network("::/0")))
+    return AddressPolicy(AddressesSpec(((wide,),), "agents/egress", denials, only))
+
+
+def denied(*cidrs: str, **more: Any) -> AddressDenial:
+    return AddressDenial(tuple(map(ip_network, cidrs)), policy="agents/closing", **more)
+
+
+def test_of_several_addresses_the_denied_ones_are_left_out():
+    found = [ip_address(a) for a in ("93.184.216.34", "203.0.113.7", "93.184.216.35")]
+    assert closing(denied("203.0.113.0/24")).check("a.test", found, 443) == (found[0], found[2])
+
+
+def test_no_allowance_opens_what_is_denied_and_the_denial_names_policy_and_remedy():
+    with pytest.raises(Denied) as caught:
+        closing(denied("10.0.0.0/8")).check("a.test", [ip_address("10.1.2.3"), ip_address("::ffff:10.1.2.4")], 443)
+    error = caught.value
+    assert error.message == ("a.test:443 leads to an address that may not be dialled (denied by policy agents/closing)")
+    assert (error.reason, error.rule) == (Reason.ADDRESS_DENIED, "EgressPolicy agents/closing")
+    assert error.remedy == "remove or narrow its range in addresses.deny of that policy"
+    assert (
+        '10.1.2.3 (denied by {cidrs: ["10.0.0.0/8"]} in addresses.deny of EgressPolicy agents/closing)' in error.detail
+    )
+
+
+def test_an_operators_address_is_closed_by_a_deny_and_not_by_only():
+    policy = closing(denied("10.0.0.0/8", ports=(443,)), only=(AddressBound((ip_network("203.0.113.0/24"),)),))
+    with pytest.raises(Denied):
+        policy.check_operator(ip_address("10.1.2.3"), 443)
+    policy.check_operator(ip_address("10.1.2.3"), 80)
+    with pytest.raises(Denied):
+        policy.check("a.test", [ip_address("10.1.2.3")], 80)
+
+
+def test_the_endpoints_that_are_denied_are_left_out_and_all_of_them_are_a_denial():
+    policy = closing(denied("10.0.0.0/8"))
+    inside, outside = Endpoint(ip_address("10.1.2.3"), 80), Endpoint(ip_address("192.168.0.1"), 80)
+    assert policy.open_endpoints((inside, outside)) == (outside,)
+    assert policy.denial_of((inside, outside)) is None
+    assert policy.denial_of(()) is None
+    error = policy.denial_of((inside,))
+    assert error is not None
+    assert error.rule == "EgressPolicy agents/closing"
+
+
+def test_in_report_mode_a_denied_range_closes_nothing_and_is_told():
+    policy = closing(denied("10.0.0.0/8", reports=True))
+    found = [ip_address("10.1.2.3"), ip_address("192.168.0.1")]
+    assert policy.check("a.test", found, 443) == tuple(found)
+    assert policy.reports
+    assert not policy.would_deny(found, 443)
+    assert policy.would_deny(found[:1], 443)
+
+
+def test_a_verdict_names_the_entry():
+    is_open, why = closing(denied("93.184.216.34/32")).verdict("a.test", ip_address("93.184.216.34"), 443)
+    entry = '{cidrs: ["93.184.216.34/32"]}'
+    assert (is_open, why) == (False, f"public: denied by {entry} in addresses.deny of EgressPolicy agents/closing")
+
+
+def test_metadata_that_is_denied_as_well_is_not_told_how_to_open():
+    with pytest.raises(Denied) as caught:
+        closing(denied("169.254.0.0/16")).check("169.254.169.254", [ip_address("169.254.169.254")], 80)
+    assert caught.value.remedy.startswith("leave it closed")

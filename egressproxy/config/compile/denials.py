@@ -1,7 +1,7 @@
 """Denials: backends whose place a policy denies, for the status of the routes that lead there.
 
-Depends on configuration alone: the hostname of an Fqdn backend, or of a parent on the way to it. The data plane decides
-by the functions that decide here, and tells it in the same words.
+Depends on configuration alone: the hostname of an Fqdn backend, the addresses of an Ip or Service backend, or those of
+a parent on the way. The data plane decides by the functions that decide here, and tells it in the same words.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.config.compile.contract import RefusesBackends
+from egressproxy.errors import Reason
 from egressproxy.spec.policy import Mode, PolicySpec
 from egressproxy.spec.route import WeightedBackend
 
@@ -28,28 +29,26 @@ class Denials:
         self, listener: str, served: Iterable[WeightedBackend], mirrors: Iterable[WeightedBackend]
     ) -> list[str]:
         """What status says of the backends of a route on one listener, each once."""
-        said = [f"{text}: {_consequence(each, listener)}" for each, text in self._denied(served)]
+        said = [f"{text}: {_consequence(listener, holds=holds)}" for text, holds in self._denied(served)]
         copied = self._denied(mirrors)
-        said += [f"{text}: listener {listener} mirrors nothing there" for each, text in copied if _holds(each)]
+        said += [f"{text}: listener {listener} mirrors nothing there" for text, holds in copied if holds]
         return list(dict.fromkeys(said))
 
-    def _denied(self, backends: Iterable[WeightedBackend]) -> Iterator[tuple[WeightedBackend, str]]:
+    def _denied(self, backends: Iterable[WeightedBackend]) -> Iterator[tuple[str, bool]]:
+        """A sentence for each that is denied, and whether it is closed, or only reported."""
         for weighted in backends:
             policy = weighted.policy
-            if weighted.backend is None or not policy.destinations.deny:
+            if weighted.backend is None or not (policy.destinations.deny or policy.addresses.deny):
                 continue
             if id(policy) not in self._compiled:
                 self._compiled[id(policy)] = self._compile(policy)
             error = self._compiled[id(policy)](weighted.backend)
             if error is not None:
-                yield weighted, f"{error.message} ({error.detail})"
+                holds = policy.mode is not Mode.REPORT or error.reason is Reason.ADDRESS_DENIED
+                yield f"{error.message} ({error.detail})", holds
 
 
-def _holds(weighted: WeightedBackend) -> bool:
-    return weighted.policy.mode is not Mode.REPORT
-
-
-def _consequence(weighted: WeightedBackend, listener: str) -> str:
-    if _holds(weighted):
+def _consequence(listener: str, *, holds: bool) -> str:
+    if holds:
         return f"this route can reach nothing there, and listener {listener} answers 403"
     return f"mode is Report, so listener {listener} lets it pass and counts it"

@@ -28,6 +28,7 @@ from egressproxy.config.compile.contract import Key
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.resources.policy import (
     AddressEntry,
+    Addresses,
     DestinationEntry,
     Dns,
     EgressPolicy,
@@ -38,6 +39,8 @@ from egressproxy.config.resources.policy import (
 from egressproxy.model.shares import most_of
 from egressproxy.spec.policy import (
     AddressAllowance,
+    AddressBound,
+    AddressDenial,
     AddressesSpec,
     DestinationRule,
     DestinationsSpec,
@@ -141,10 +144,11 @@ class Merger:
         for layer in ordered:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
         retries = [_Voice(layer, policy, t.retries) for layer, policy, t in _traffic(ordered) if t.retries is not None]
+        mode = self._mode(ordered)
         spec = PolicySpec(
-            mode=self._mode(ordered),
+            mode=mode,
             destinations=_destinations(ordered, is_routed),
-            addresses=_addresses(ordered),
+            addresses=_addresses(ordered, mode),
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
             limits=_limits(ordered),
@@ -327,11 +331,19 @@ def _rule(entry: DestinationEntry, policy: EgressPolicy) -> DestinationRule:
     return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name)
 
 
-def _addresses(ordered: Sequence[Layer]) -> AddressesSpec:
+def _addresses(ordered: Sequence[Layer], mode: Mode) -> AddressesSpec:
+    """One group of allow per layer that says something; every deny and every `only`, of all policies alike."""
     groups: list[tuple[AddressAllowance, ...]] = []
+    deny: dict[AddressDenial, None] = {}
+    only: dict[AddressBound, None] = {}
     name = "-"
     for layer in reversed(ordered):
-        saying = [policy for policy in layer.policies if policy.spec.addresses is not None]
+        for policy in layer.policies:
+            deny.update(dict.fromkeys(_denied_ranges(policy, mode)))
+            if policy.spec.addresses is not None and policy.spec.addresses.only is not None:
+                ranges = (cidr for entry in policy.spec.addresses.only for cidr in entry.cidrs)
+                only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name)] = None
+        saying = [policy for policy in layer.policies if _speaks_of_allowed(policy.spec.addresses)]
         if not saying:
             continue
         entries: list[AddressEntry] = []
@@ -340,7 +352,25 @@ def _addresses(ordered: Sequence[Layer]) -> AddressesSpec:
                 entries += policy.spec.addresses.allow
         groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
         name = saying[0].full_name if name == "-" else name
-    return AddressesSpec(tuple(groups), name)
+    return AddressesSpec(tuple(groups), name, tuple(deny), tuple(only))
+
+
+def _speaks_of_allowed(section: Addresses | None) -> bool:
+    """Not with `deny` or `only` alone: these narrow, and take nothing back that another level has opened."""
+    return section is not None and (
+        "allow" in section.model_fields_set or not {"deny", "only"} & section.model_fields_set
+    )
+
+
+def _denied_ranges(policy: EgressPolicy, mode: Mode) -> Iterable[AddressDenial]:
+    """What no name may lead to. Mode Report lets pass what `destinations` denies, and nothing else."""
+    destinations, addresses = policy.spec.destinations, policy.spec.addresses
+    reports = mode is Mode.REPORT
+    for entry in destinations.deny if destinations is not None else ():
+        if entry.cidrs:
+            yield AddressDenial(entry.cidrs, entry.ports, policy.full_name, "destinations.deny", reports=reports)
+    for ranges in addresses.deny if addresses is not None else ():
+        yield AddressDenial(ranges.cidrs, (), policy.full_name)
 
 
 def _limits(ordered: Sequence[Layer]) -> LimitsSpec:

@@ -37,6 +37,7 @@ from egressproxy.spec.policy import Family, Mode, SniCheck
 __all__ = [
     "AddressEntry",
     "AddressIdentity",
+    "AddressRanges",
     "Addresses",
     "BasicIdentity",
     "CertificateIdentity",
@@ -104,7 +105,10 @@ class Extension(Model):
 
 
 class DestinationEntry(Model):
-    """Hosts by name or, for clients that name an address, by network. `ports` empty: every port."""
+    """Hosts by name or by network: an allowed one is for clients that name an address, a denied one for every address.
+
+    `ports` empty: every port.
+    """
 
     hostnames: tuple[DestinationHostname, ...] = ()
     ports: tuple[Port, ...] = ()
@@ -146,10 +150,23 @@ class AddressEntry(Model):
         return self
 
 
-class Addresses(Model):
-    allow: tuple[AddressEntry, ...] = ()
+class AddressRanges(Model):
+    """Addresses, whatever name leads to them."""
 
-    _null = field_validator("allow", mode="before")(_not_null)
+    cidrs: Annotated[tuple[Cidr, ...], Field(min_length=1)]
+
+
+class Addresses(Model):
+    """`allow` opens what is not public, `deny` closes what is, `only` closes all that is not in it.
+
+    `only` None: this policy does not say; `only: []` closes everything.
+    """
+
+    allow: tuple[AddressEntry, ...] = ()
+    deny: tuple[AddressRanges, ...] = ()
+    only: tuple[AddressRanges, ...] | None = None
+
+    _null = field_validator("allow", "deny", "only", mode="before")(_not_null)
 
 
 class Dns(Model):

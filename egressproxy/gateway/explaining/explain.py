@@ -277,10 +277,16 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
     if backend.destination in OPERATOR:
         made["tls"] = _tls(decided, connector, "")
         made["addresses"] = []
+        policy = connector.address_policy()
         for endpoint in backend.endpoints:
-            connector.address_policy().check_operator(endpoint.address, endpoint.port)
-            made["addresses"].append(_address(endpoint.address, endpoint.port, "written by the operator"))
-        if not backend.endpoints:
+            if endpoint in connector.endpoints:
+                policy.check_operator(endpoint.address, endpoint.port)
+                made["addresses"].append(_address(endpoint.address, endpoint.port, "written by the operator"))
+            else:
+                _, why = policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)
+                left_out = {**_address(endpoint.address, endpoint.port, why), "verdict": "refuse"}
+                made["addresses"].append(left_out)
+        if not connector.endpoints:
             connector.tunnel_target(x)  # says what is missing
         return
     target = connector.tunnel_target(x)

@@ -161,7 +161,7 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
 def _judge(x: Exchange, connector: Connector) -> bool | None:
     """Whether any address may be dialled; None where none is known."""
     if connector.spec.backend.destination in OPERATOR:
-        return True
+        return bool(connector.endpoints) or not connector.spec.backend.endpoints
     try:
         target = connector.tunnel_target(x)
         if connector.parent is not None:

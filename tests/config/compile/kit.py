@@ -8,7 +8,7 @@ from typing import Any
 from egressproxy.config.compile import Compiled, Defaults, compile_config
 from egressproxy.config.load import load_text
 from egressproxy.filters.catalog import Catalog
-from egressproxy.routing.destinations import denials
+from egressproxy.loading.denials import denials
 from egressproxy.spec.gateway import ListenerSpec
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec
 

@@ -66,3 +66,25 @@ def test_a_route_to_wherever_the_request_says_that_can_reach_nothing_is_warned_o
     route = ROUTE.replace("name: plain", "name: dynamic").replace("  rules:", f"{hostnames}  rules:")
     found = warnings(FORWARD, DYNAMIC, route, policy(sections))
     assert any("(NothingPermitted)" in message for message in found) is is_warned_of
+
+
+IP = """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: plain}
+spec:
+  destination: {type: Ip, ip: {address: 10.0.0.7}, ports: [{number: 80}]}
+"""
+
+
+@pytest.mark.parametrize("mode", ["Enforce", "Report"])
+@pytest.mark.parametrize("section", ["destinations", "addresses"])
+def test_a_backend_whose_addresses_are_denied_is_warned_of(section: str, mode: str):
+    found = warnings(REVERSE, IP, ROUTE, policy(f"mode: {mode}\n{section}: {{deny: [{{cidrs: [10.0.0.0/8]}}]}}"))
+    if (section, mode) == ("destinations", "Report"):
+        assert found == []
+        return
+    (warning,) = found
+    entry = '{cidrs: ["10.0.0.0/8"]}'
+    assert f"10.0.0.7 (denied by {entry} in {section}.deny of EgressPolicy default/policy)" in warning
+    assert warning.endswith("this route can reach nothing there, and listener web answers 403")

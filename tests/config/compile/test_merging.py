@@ -4,7 +4,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from egressproxy.spec.policy import AddressAllowance, Family, Mode, PolicySpec, SniCheck
+from egressproxy.spec.policy import AddressAllowance, AddressBound, AddressDenial, Family, Mode, PolicySpec, SniCheck
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -420,3 +420,60 @@ def test_a_dynamic_backends_policy_is_that_of_its_route():
     route = ROUTE.replace("name: plain}", "name: dynamic}")
     made = compiled(FORWARD, DYNAMIC, route, policy("addresses: {allow: [{cidrs: [10.0.0.0/8]}]}"))
     assert rule(made).backends[0].policy.addresses.allow
+
+
+# --- ranges that are closed ------------------------------------------------------------------------------------------
+def test_denied_ranges_of_every_level_add_up_and_only_lists_intersect():
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        ROUTE,
+        policy("destinations: {deny: [{cidrs: [10.0.0.0/8], ports: [443]}]}", policy_name="g"),
+        policy("addresses: {deny: [{cidrs: [11.0.0.0/8]}], only: [{cidrs: [12.0.0.0/8]}]}", policy_name="h"),
+        policy("addresses: {deny: [{cidrs: [13.0.0.0/8]}], only: []}", "Backend", "plain", policy_name="b"),
+    )
+    ten, eleven, thirteen = (
+        AddressDenial((ip_network("10.0.0.0/8"),), (443,), "default/g", "destinations.deny"),
+        AddressDenial((ip_network("11.0.0.0/8"),), (), "default/h"),
+        AddressDenial((ip_network("13.0.0.0/8"),), (), "default/b"),
+    )
+    twelve, nothing = AddressBound((ip_network("12.0.0.0/8"),), "default/h"), AddressBound((), "default/b")
+    addresses = listener(made).policy.addresses
+    assert (addresses.deny, addresses.only) == ((ten, eleven), (twelve,))
+    addresses = rule(made).backends[0].policy.addresses
+    assert (addresses.deny, addresses.only) == ((ten, eleven, thirteen), (twelve, nothing))
+
+
+def test_only_lists_of_one_level_intersect_too():
+    spec = on_gateway(
+        policy("addresses: {only: [{cidrs: [10.0.0.0/8]}]}", policy_name="a"),
+        policy("addresses: {only: [{cidrs: [11.0.0.0/8]}, {cidrs: [12.0.0.0/8]}]}", policy_name="b"),
+    )
+    assert [bound.policy for bound in spec.addresses.only] == ["default/a", "default/b"]
+
+
+def test_what_narrows_says_nothing_of_what_is_allowed():
+    wide = policy("addresses: {allow: [{cidrs: [10.0.0.0/8]}]}", policy_name="g")
+    for section, groups in (
+        ("{deny: [{cidrs: [10.9.0.0/16]}]}", 1), ("{only: []}", 1), ("{allow: [], deny: []}", 2), ("{}", 2),
+    ):  # fmt: skip
+        narrow = policy(f"addresses: {section}", "Backend", "plain", policy_name="b")
+        made = compiled(FORWARD, PLAIN, ROUTE, wide, narrow)
+        assert len(rule(made).backends[0].policy.addresses.allow) == groups
+
+
+def test_report_mode_reports_what_destinations_deny_and_holds_what_addresses_deny():
+    spec = on_gateway(
+        policy(
+            "mode: Report\ndestinations: {deny: [{cidrs: [10.0.0.0/8]}]}\naddresses: {deny: [{cidrs: [11.0.0.0/8]}]}"
+        )
+    )
+    assert [denial.reports for denial in spec.addresses.deny] == [True, False]
+
+
+def test_what_a_policy_for_some_clients_closes_is_closed_for_all():
+    spec = on_gateway(
+        policy("subjects: [{namespace: a}]\naddresses: {deny: [{cidrs: [11.0.0.0/8]}], only: [{cidrs: [12.0.0.0/8]}]}")
+    )
+    assert spec.addresses.deny
+    assert spec.addresses.only

@@ -554,7 +554,11 @@ def test_a_policy_is_read_in_full() -> None:
                 "allow": [{"hostnames": ["*.A.test"], "ports": [443], "sni": "Any"}, {"cidrs": ["10.0.0.0/8"]}],
                 "deny": [],
             },
-            "addresses": {"allow": [{"cidrs": ["127.0.0.1/32", "::1/128"], "hostnames": ["a.test"]}]},
+            "addresses": {
+                "allow": [{"cidrs": ["127.0.0.1/32", "::1/128"], "hostnames": ["a.test"]}],
+                "deny": [{"cidrs": ["203.0.113.0/24"]}],
+                "only": [{"cidrs": ["0.0.0.0/0"]}],
+            },
             "dns": {
                 "servers": ["192.0.2.1:53"],
                 "transport": "udp",
@@ -623,6 +627,9 @@ def test_a_policy_that_is_silent_on_destinations_differs_from_one_that_allows_no
         ({"destinations": None}, "nothing is written here"),
         ({"destinations": {"allow": None}}, "nothing is written here"),
         ({"addresses": {"allow": [{}]}}, "names no address"),
+        ({"addresses": {"deny": [{"cidrs": []}]}}, "at least 1 item"),
+        ({"addresses": {"deny": None}}, "nothing is written here"),
+        ({"addresses": {"only": None}}, "nothing is written here"),
         ({"dns": {"minTTL": "1m", "maxTTL": "1s"}}, "minTTL 1m is above maxTTL 1s"),
         ({"dns": {"minTtl": "1m"}}, "Extra inputs"),
         ({"limits": {"requests": [{"per": "Route", "limit": 1, "window": "0s"}]}}, "a window cannot be empty"),

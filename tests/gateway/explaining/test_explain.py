@@ -13,6 +13,7 @@ from egressproxy.gateway.explaining.question import Question, QuestionError
 from egressproxy.gateway.explaining.trial import offline
 from tests.e2e.world import terminate
 from tests.gateway.kit import certificate, forward, https, reverse
+from tests.gateway.test_attempts import pods
 from tests.gateway.test_fork import PASSED, shared
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
@@ -497,3 +498,23 @@ def test_who_has_permitted_what_a_dynamic_route_serves():
     assert found["policy"]["entries"] == []
     found = ask(wherever(mode="Report"), "GET", "http://api.example/")
     assert found["policy"]["wouldDeny"]["message"] == "api.example is not allowed by policy agents/default"
+
+
+# --- ranges that are closed ------------------------------------------------------------------------------------------
+def test_the_addresses_that_a_deny_closes_are_shown_with_the_entry():
+    found = ask(open_forward("api.example", addresses={"deny": [{"cidrs": ["93.184.216.0/24"]}]}), "GET",
+                "http://api.example/")  # fmt: skip
+    assert (found["verdict"], found["error"]["rule"]) == ("denied", "EgressPolicy agents/default")
+    (address,) = found["backends"][0]["addresses"]
+    entry = '{cidrs: ["93.184.216.0/24"]} in addresses.deny of EgressPolicy agents/default'
+    assert (address["verdict"], address["why"]) == ("refuse", f"public: denied by {entry}")
+
+
+def test_the_endpoints_that_a_deny_closes_are_shown_beside_the_others():
+    rule = {"backendRefs": [{"name": "pods", "port": 80}]}
+    for cidr, verdict in (("10.0.0.7/32", "allowed"), ("10.0.0.0/8", "denied")):
+        deny = {"destinations": {"deny": [{"cidrs": [cidr]}]}}
+        found = ask(reverse(rule, objects=tuple(pods("10.0.0.7", "10.0.0.8")), **deny), "GET", "/", "Host: a.test")
+        assert found["verdict"] == verdict
+        first = found["backends"][0]["addresses"][0]
+        assert (first["verdict"], "in destinations.deny of" in first["why"]) == ("refuse", True)

@@ -13,6 +13,7 @@ from egressproxy.gateway.explaining.trial import offline
 from egressproxy.gateway.recent import PATH, RecentDecision
 from egressproxy.model.steps import finished
 from tests.gateway.kit import reverse
+from tests.gateway.test_attempts import pods
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.manifests import Manifest
@@ -163,3 +164,17 @@ def test_a_deny_of_the_place_that_a_route_leads_to_flips():
     routed = decision("GET", "front.test:80", listener="http")
     (flip,) = ask(reverse(), reverse(destinations={"deny": [{"hostnames": ["a.example"]}]}), routed)
     assert (flip.before.is_allowed, flip.after.reason) == (True, "destination_denied")
+
+
+def test_a_deny_of_ranges_flips_names_that_lead_there_and_endpoints():
+    asked = decision("GET", "a.example:80")
+    deny = {"addresses": {"deny": [{"cidrs": ["93.184.0.0/16"]}]}}
+    (flip,) = ask(opened("a.example"), opened("a.example", **deny), asked)
+    assert flip.after.reason == "resolved_denied"
+    rule = {"backendRefs": [{"name": "pods", "port": 80}]}
+    old, new = (
+        reverse(rule, objects=tuple(pods("10.0.0.7")), addresses=addresses)
+        for addresses in ({}, {"deny": [{"cidrs": ["10.0.0.0/8"]}]})
+    )
+    (flip,) = ask(old, new, decision("GET", "front.test:80", listener="http"))
+    assert flip.after.reason == "resolved_denied"

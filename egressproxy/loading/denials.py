@@ -1,0 +1,31 @@
+"""Denials: which backends the data plane will send nothing to, whatever their clients ask for; for status."""
+
+from __future__ import annotations
+
+from egressproxy.config.compile.contract import RefusesBackends
+from egressproxy.errors import Denied
+from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.spec.backend import BackendSpec
+from egressproxy.spec.policy import PolicySpec
+from egressproxy.upstream.address_policy import AddressPolicy
+
+__all__ = ["denials"]
+
+
+def denials(policy: PolicySpec) -> RefusesBackends:
+    """What refuses backends under this policy, by name or by address: it gives the error that a request would meet."""
+    destinations, addresses = DestinationPolicy(policy.destinations), AddressPolicy(policy.addresses)
+
+    def denied(backend: BackendSpec) -> Denied | None:
+        denial = destinations.denial_of(backend)
+        if denial is not None:
+            return denial.error()
+        on_the_way: BackendSpec | None = backend
+        while on_the_way is not None:
+            error = addresses.denial_of(on_the_way.endpoints)
+            if error is not None:
+                return error
+            on_the_way = on_the_way.parent
+        return None
+
+    return denied

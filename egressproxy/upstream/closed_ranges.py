@@ -1,0 +1,109 @@
+"""ClosedRanges: addresses that policies close: those of denied ranges, and all that stand outside of `addresses.only`.
+
+A range means a place, and not a spelling: a denied one holds for an IPv6 address that carries an IPv4 address of it,
+and one that is written as IPv4-mapped holds for plain IPv4. Pure.
+
+Sources: EgressPolicy `destinations.deny`, `addresses.deny` and `addresses.only`; RFC 4291 section 2.5.5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Address, IPv6Network
+from typing import Generic, TypeVar
+
+from egressproxy.model.aliases import aliases
+from egressproxy.model.authority import IPAddress
+from egressproxy.spec.policy import AddressBound, AddressDenial, Network, entry_text
+
+__all__ = ["ClosedRanges", "Closing"]
+
+T = TypeVar("T")
+
+_MAPPED = IPv6Network("::ffff:0:0/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Why an address is closed. `kind` names no address, and may be shown to a client; `detail` is for the log."""
+
+    policy: str
+    kind: str
+    remedy: str
+    detail: str
+
+
+class ClosedRanges:
+    """Compiled. A look-up costs as many probes as there are different prefix lengths, however long the lists are."""
+
+    __slots__ = ("_denied", "_only")
+
+    def __init__(self, deny: Iterable[AddressDenial], only: Iterable[AddressBound] = ()) -> None:
+        self._denied: _Table[AddressDenial] = _Table()
+        for denial in deny:
+            for network in denial.cidrs:
+                self._denied.put(network, denial)
+        self._only: list[tuple[_Table[AddressBound], AddressBound]] = []
+        for bound in only:
+            table: _Table[AddressBound] = _Table()
+            for network in bound.cidrs:
+                table.put(network, bound)
+            self._only.append((table, bound))
+
+    def closing(self, address: IPAddress, port: int) -> Closing | None:
+        """Why this address, which a name or a client gave, is closed."""
+        return self.denial(address, port) or self._outside(address)
+
+    def denial(self, address: IPAddress, port: int) -> Closing | None:
+        """The deny that holds for this address, whoever wrote it."""
+        for each in aliases(address):
+            for network, denial in self._denied.find(each):
+                if not denial.ports or port in denial.ports:
+                    entry = entry_text(cidrs=(network,), ports=denial.ports)
+                    return Closing(
+                        denial.policy,
+                        f"denied by policy {denial.policy}",
+                        f"remove or narrow its range in {denial.field} of that policy",
+                        f"denied by {entry} in {denial.field} of EgressPolicy {denial.policy}",
+                    )
+        return None
+
+    def _outside(self, address: IPAddress) -> Closing | None:
+        if not self._only:
+            return None
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        spellings = (mapped,) if mapped is not None else aliases(address)
+        for table, bound in self._only:
+            if not all(any(True for _ in table.find(each)) for each in spellings):
+                where = f"not in addresses.only of policy {bound.policy}"
+                remedy = "add its range to addresses.only of that policy"
+                return Closing(bound.policy, where, remedy, f"not in addresses.only of EgressPolicy {bound.policy}")
+        return None
+
+
+class _Table(Generic[T]):
+    """Values of networks, by prefix length and leading bits."""
+
+    __slots__ = ("_lengths",)
+
+    def __init__(self) -> None:
+        self._lengths: dict[tuple[int, int], dict[int, list[tuple[Network, T]]]] = {}
+
+    def put(self, network: Network, value: T) -> None:
+        self._put(network, network, value)
+        if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+            number = int(network.network_address) & 0xFFFFFFFF
+            self._put(IPv4Network((number, network.prefixlen - _MAPPED.prefixlen)), network, value)
+
+    def find(self, address: IPAddress) -> Iterator[tuple[Network, T]]:
+        """Every network that contains this address, as it was written, with its value."""
+        number = int(address)
+        for (version, length), known in self._lengths.items():
+            if version == address.version:
+                yield from known.get(number >> (address.max_prefixlen - length), ())
+
+    def _put(self, network: Network, written: Network, value: T) -> None:
+        key = (network.version, network.prefixlen)
+        leading = int(network.network_address) >> (network.max_prefixlen - network.prefixlen)
+        self._lengths.setdefault(key, {}).setdefault(leading, []).append((written, value))

@@ -1,0 +1,35 @@
+"""Which backends the data plane sends nothing to, for status."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+from egressproxy.errors import Reason
+from egressproxy.loading.denials import denials
+from egressproxy.spec.backend import BackendSpec, Destination, Endpoint
+from egressproxy.spec.policy import AddressDenial, AddressesSpec, DestinationRule, DestinationsSpec, PolicySpec
+
+POLICY = PolicySpec(
+    destinations=DestinationsSpec(deny=(DestinationRule(("b.test",), policy="ns/p"),)),
+    addresses=AddressesSpec(deny=(AddressDenial((ip_network("10.0.0.0/8"),), policy="ns/p"),)),
+)
+
+
+def fqdn(hostname: str, parent: BackendSpec | None = None) -> BackendSpec:
+    return BackendSpec("ns/f", Destination.FQDN, hostname, 443, parent=parent)
+
+
+def ip(address: str) -> BackendSpec:
+    return BackendSpec("ns/i", Destination.IP, endpoints=(Endpoint(ip_address(address), 3128),))
+
+
+def test_a_backend_is_refused_by_its_name_its_addresses_and_those_of_its_parents():
+    refuses = denials(POLICY)
+    found = [
+        error.reason if error is not None else None
+        for error in map(refuses, (fqdn("a.test"), fqdn("b.test"), ip("10.0.0.7"), ip("11.0.0.7")))
+    ]
+    assert found == [None, Reason.DESTINATION_DENIED, Reason.ADDRESS_DENIED, None]
+    assert refuses(fqdn("a.test", ip("10.0.0.7"))) is not None
+    assert refuses(fqdn("a.test", fqdn("p.test", ip("10.0.0.7")))) is not None
+    assert refuses(fqdn("a.test", ip("11.0.0.7"))) is None

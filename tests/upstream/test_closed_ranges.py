@@ -1,0 +1,103 @@
+"""Denied ranges, and `addresses.only`: the place counts, and not its spelling."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.spec.policy import AddressBound, AddressDenial
+from egressproxy.upstream.closed_ranges import ClosedRanges
+
+
+def deny(*cidrs: str, ports: tuple[int, ...] = ()) -> AddressDenial:
+    return AddressDenial(tuple(map(ip_network, cidrs)), ports, "ns/p", "destinations.deny")
+
+
+def only(*cidrs: str) -> AddressBound:
+    return AddressBound(tuple(map(ip_network, cidrs)), "ns/p")
+
+
+@pytest.mark.parametrize(
+    ("cidr", "address", "is_closed"),
+    [
+        ("203.0.113.0/24", "203.0.113.7", True),
+        ("203.0.113.0/24", "203.0.114.7", False),
+        ("203.0.113.7/32", "203.0.113.7", True),
+        ("0.0.0.0/0", "8.8.8.8", True),
+        ("0.0.0.0/0", "2001:4860::1", False),
+        ("203.0.113.0/24", "::ffff:203.0.113.7", True),
+        ("203.0.113.0/24", "64:ff9b::203.0.113.7", True),
+        ("203.0.113.0/24", "2002:cb00:7107::", True),
+        ("::ffff:203.0.113.0/120", "203.0.113.7", True),
+        ("::ffff:203.0.113.0/120", "::ffff:203.0.113.7", True),
+        ("::ffff:0:0/96", "8.8.8.8", True),
+        ("::/0", "::ffff:203.0.113.7", True),
+        ("::/0", "203.0.113.7", False),
+        ("2001:db8::/32", "2001:db8::1", True),
+        ("127.0.0.0/8", "0.0.0.0", True),
+    ],
+)
+def test_a_denied_range(cidr: str, address: str, is_closed: bool):
+    assert (ClosedRanges([deny(cidr)]).closing(ip_address(address), 443) is not None) is is_closed
+
+
+def test_a_denied_range_of_some_ports():
+    ranges = ClosedRanges([deny("203.0.113.0/24", ports=(443,)), deny("203.0.113.7/32", ports=(22,))])
+    closed = [port for port in (22, 80, 443) if ranges.closing(ip_address("203.0.113.7"), port) is not None]
+    assert closed == [22, 443]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "address", "is_closed"),
+    [
+        ([only("203.0.113.0/24")], "203.0.113.7", False),
+        ([only("203.0.113.0/24")], "203.0.114.7", True),
+        ([only("203.0.113.0/24")], "2001:db8::1", True),
+        ([only("203.0.113.0/24", "2001:db8::/32")], "2001:db8::1", False),
+        ([only("203.0.113.0/24")], "::ffff:203.0.113.7", False),
+        ([only("::ffff:203.0.113.0/120")], "203.0.113.7", False),
+        ([only("64:ff9b::/96")], "64:ff9b::8.8.8.8", True),
+        ([only("64:ff9b::/96", "8.8.8.0/24")], "64:ff9b::8.8.8.8", False),
+        ([only("203.0.0.0/8"), only("203.0.113.0/24")], "203.0.113.7", False),
+        ([only("203.0.0.0/8"), only("203.0.113.0/24")], "203.1.1.1", True),
+        ([only()], "203.0.113.7", True),
+    ],
+)
+def test_what_is_outside_of_only(bounds: list[AddressBound], address: str, is_closed: bool):
+    assert (ClosedRanges([], bounds).closing(ip_address(address), 443) is not None) is is_closed
+
+
+def test_what_an_operator_wrote_is_not_asked_of_only():
+    assert ClosedRanges([], [only("203.0.113.0/24")]).denial(ip_address("8.8.8.8"), 443) is None
+
+
+def test_a_deny_within_only_holds():
+    ranges = ClosedRanges([deny("203.0.113.7/32")], [only("203.0.113.0/24")])
+    closing = ranges.closing(ip_address("203.0.113.7"), 443)
+    assert closing is not None
+    assert closing.kind == "denied by policy ns/p"
+
+
+def test_the_entry_is_named_in_the_detail_alone():
+    closing = ClosedRanges([deny("::ffff:203.0.113.0/120", "10.0.0.0/8", ports=(443,))]).closing(
+        ip_address("203.0.113.7"), 443
+    )
+    assert closing is not None
+    entry = '{cidrs: ["::ffff:cb00:7100/120"], ports: [443]}'
+    assert closing.detail == f"denied by {entry} in destinations.deny of EgressPolicy ns/p"
+    assert closing.remedy == "remove or narrow its range in destinations.deny of that policy"
+    assert "203" not in closing.kind + closing.remedy
+
+
+@given(st.ip_addresses(), st.lists(st.tuples(st.ip_addresses(), st.integers(0, 128)), max_size=8))
+def test_a_look_up_finds_what_a_walk_over_the_list_finds(address, written):
+    networks = [ip_network(f"{a}/{min(length, a.max_prefixlen)}", strict=False) for a, length in written]
+    walked = any(address.version == n.version and address in n for n in networks)
+    ranges = ClosedRanges([AddressDenial((network,)) for network in networks])
+    if walked:
+        assert ranges.denial(address, 1) is not None
+    elif address.version == 4 and all(n.version == 4 for n in networks) and int(address):
+        assert ranges.denial(address, 1) is None
