@@ -6,12 +6,13 @@ import asyncio
 import heapq
 import json
 from collections.abc import Awaitable, Callable, Iterable
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
 from typing import Any, Final
 
 from aiohttp import web
 
+from egressproxy.admin.local import came_by_proxy, is_local
 from egressproxy.admin.state import AdminState, Unanswerable
 from egressproxy.admin.status import ApiError
 
@@ -49,8 +50,10 @@ class Questions:
 
     async def reload(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
         """POST /reload: for this machine alone, and for no web page."""
-        if not (address.is_loopback and _is_local(request)):
+        if not (address.is_loopback and is_local(request)):
             raise ApiError(403, "Forbidden", "a reload is asked for on loopback: --admin 127.0.0.1:15000")
+        if came_by_proxy(request):
+            raise ApiError(403, "Forbidden", "a reload is not asked for by way of a proxy")
         if MARK not in request.headers or "Origin" in request.headers:  # a page of any site can send a plain POST
             raise ApiError(403, "Forbidden", f"a reload is asked for with the header {MARK}, and by no web page")
         why = await self._state.reload(request.query.get("acknowledge", ""))
@@ -61,13 +64,6 @@ class Questions:
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._places:
             return web.Response(body=await self._state.model(), content_type=JSON)
-
-
-def _is_local(request: web.BaseRequest) -> bool:
-    try:
-        return ip_address(request.remote or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _latest(decisions: Iterable[bytes]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ from aiohttp import web
 
 from egressproxy.admin import wire
 from egressproxy.admin.kinds import CONFIGURED
+from egressproxy.admin.local import came_by_proxy, is_local
 from egressproxy.admin.questions import Resource, truth
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.tokens import read_token
@@ -51,9 +51,9 @@ class WriteAccess:
         if "Origin" in request.headers:
             raise ApiError(403, "Forbidden", "a web page may not write")
         if self._token_file is None:
-            if not _is_local(request):
+            if not is_local(request):
                 raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
-            if "Via" in request.headers:  # through a proxy of this machine everybody is local
+            if came_by_proxy(request):
                 raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -158,10 +158,3 @@ def _manager(query: Mapping[str, str], user_agent: str) -> str:
 def _octets(field: str) -> bytes:
     """A field's value as it was sent, UTF-8 or not."""
     return field.encode("utf-8", "surrogateescape")
-
-
-def _is_local(request: web.BaseRequest) -> bool:
-    try:
-        return ip_address(request.remote or "").is_loopback
-    except ValueError:
-        return False

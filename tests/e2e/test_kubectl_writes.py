@@ -259,3 +259,24 @@ def test_core_objects_are_created_by_arguments(cluster: Cluster):
     assert cluster.get("cm", "values", "-n", "team-a")["data"] == {"a": "b"}
     assert list(cluster.get("secret", "key", "-n", "team-a")["data"]) == ["token"]
     assert yaml.safe_load((cluster.folder / "secret_team-a_key.yaml").read_text())["data"] == {"token": "Q0FOQVJZ"}
+
+
+def test_a_deletion_that_is_tried_deletes_nothing(cluster: Cluster):
+    cluster.kubectl("create", "configmap", "kept", "-n", "agents", "--from-literal", "a=b")
+    assert "dry run" in cluster.kubectl("delete", "configmap", "kept", "-n", "agents", "--dry-run=server")
+    assert cluster.get("cm", "kept", "-n", "agents")["data"] == {"a": "b"}
+    for options in ({"dryRun": ["Some"]}, {"dryRun": "All"}, {"dryRun": ["All", "All"]}):
+        path = "/api/v1/namespaces/agents/configmaps/kept"
+        body = json.dumps(options).encode()
+        assert request(cluster, "DELETE", path, body, **{"Content-Type": "application/json"})[0] == 400
+    assert cluster.get("cm", "kept", "-n", "agents")["data"] == {"a": "b"}
+
+
+@pytest.mark.parametrize("field", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"])
+def test_without_a_token_nobody_writes_by_way_of_a_proxy(shared: Cluster, field: str):
+    body = json.dumps({"metadata": {"generateName": "p-"}}).encode()
+    fields = {"Content-Type": "application/json"}
+    path = "/api/v1/namespaces/agents/configmaps"
+    assert request(shared, "POST", path, body, **fields)[0] == 201
+    assert request(shared, "POST", path, body, **fields, **{field: "10.0.0.1"})[0] == 403
+    assert request(shared, "POST", "/reload", b"", **{"X-Egressproxy": "1", field: "10.0.0.1"})[0] == 403

@@ -63,7 +63,7 @@ def _outcome(
         made = compiled(change.resources, bind, previous, why_unusable)
     except ConfigError as error:
         raise refusal_of(error, write, change.resource.name, change.file) from None
-    if write.is_dry_run:
+    if change.is_dry_run:
         return Outcome(_written(change, ""), None)
     if write.verb is not Verb.DELETE:
         try:

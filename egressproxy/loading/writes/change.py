@@ -55,6 +55,7 @@ class Change(NamedTuple):
     is_new: bool
     is_same: bool
     warnings: tuple[str, ...] = ()
+    is_dry_run: bool = False
 
 
 def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
@@ -72,19 +73,19 @@ def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
         assert old is not None
         assert current is not None
         rest = ResourceSet((each for each in resources.objects if each is not old), resources.warnings)
-        return Change(rest, old, "", Path(old.origin.file), False, False)
+        return Change(rest, old, "", Path(old.origin.file), False, False, is_dry_run=_is_tried(write, body))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     manifest, warnings = _made(write, name, current, body, now)
     _settle(manifest, write, name, current, now)
     if old is not None and current is not None and _without_times(manifest) == _without_times(current):
-        return Change(resources, old, "", Path(old.origin.file), False, True, warnings)
+        return Change(resources, old, "", Path(old.origin.file), False, True, warnings, write.is_dry_run)
     file = file_of(folder, write.group, write.kind, write.namespace, name)
     text = FIRST_LINE + yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
     _check_room(write, name, len(text.encode()), folder, is_new=old is None)
     made = _validated(text, write, name, kind, file)
     objects = [made if each is old else each for each in resources.objects]
     together = ResourceSet(objects if old is not None else [*objects, made], resources.warnings)
-    return Change(together, made, text, file, current is None, False, warnings)
+    return Change(together, made, text, file, current is None, False, warnings, write.is_dry_run)
 
 
 def _body(write: Write) -> Any:
@@ -160,6 +161,14 @@ def _check_preconditions(write: Write, name: str, body: Any, current: Manifest |
     if wanted.get("uid") not in (None, uid) or wanted.get("resourceVersion") not in (None, write.resource_version):
         message = f'Operation cannot be fulfilled on {_resource(write)} "{name}": a precondition does not hold'
         raise WriteRefused(409, "Conflict", message)
+
+
+def _is_tried(write: Write, options: Mapping[str, Any]) -> bool:
+    """A deletion says so in its body (metav1.DeleteOptions), or in the query as others. Raises WriteRefused(400)."""
+    said = options.get("dryRun")
+    if said not in (None, [], ["All"]):
+        raise WriteRefused(400, "BadRequest", 'dryRun of these options is not possible; write ["All"]')
+    return write.is_dry_run or bool(said)
 
 
 def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str) -> tuple[Manifest, tuple[str, ...]]:
