@@ -123,6 +123,7 @@ class App:
         self._published = PublishedConfiguration()
         self._sources: tuple[Source, ...] = (self._published,)
         self._schema = b""
+        self._making_schema = asyncio.Lock()
         self._told: set[str] = set()
         self._servers: list[AdminServer] = []
         self._own: dict[str, tuple[str, int]] = {}  # what is served beside traffic, and where
@@ -152,8 +153,9 @@ class App:
         return self._sources
 
     async def schema(self) -> bytes:
-        if not self._schema:
-            self._schema = zlib.compress(await asyncio.to_thread(schema))
+        async with self._making_schema:  # one process for all who ask
+            if not self._schema:
+                self._schema = zlib.compress(await asyncio.to_thread(schema))
         return zlib.decompress(self._schema)
 
     def _publish(self, rejection: str = "", reason: str = "") -> None:

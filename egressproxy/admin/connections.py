@@ -75,12 +75,12 @@ class Connection(web.RequestHandler):
     @property
     def waits_since(self) -> float | None:
         """Since when nothing is being done for it, or None."""
-        if self._in_hand or self._messages or self._unread:
+        if self._in_hand or self._messages or self.unsent:
             return None
         return self._since
 
     @property
-    def _unread(self) -> int:
+    def unsent(self) -> int:
         """Octets of an answer that the kernel has not taken."""
         transport = self.transport
         return 0 if transport is None else transport.get_write_buffer_size()
@@ -93,7 +93,7 @@ class Connection(web.RequestHandler):
             return "a head that does not end"
         if not self._has_asked and now - self._since > FIRST_REQUEST_S:
             return "it asks nothing"
-        if self._unread and now - self._since > ANSWER_S:
+        if self.unsent and now - self._since > ANSWER_S:
             return "it does not take its answer"
         return ""
 
@@ -128,6 +128,11 @@ class Connections:
 
     def remove(self, one: Connection) -> None:
         self._open.pop(one, None)
+
+    @property
+    def unsent(self) -> int:
+        """Octets of answers that clients have not taken yet."""
+        return sum(each.unsent for each in self._open)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -27,6 +27,8 @@ from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
 
 __all__ = ["KubernetesApi"]
 
+#: Of answers, in all: slow readers of large lists would hold as many of them as there are connections.
+MAX_UNSENT: Final = 64 * 1024 * 1024
 #: For a watcher to take what it is told.
 UNREAD_S: Final = 30.0
 #: They are worked out one by one.
@@ -34,10 +36,15 @@ MAX_WRITES: Final = 32
 
 
 class KubernetesApi:
-    """That of one admin server; `address` gives its host:port, for discovery."""
+    """That of one admin server; `address` gives its host:port, for discovery, and `unsent` the octets of answers that
+    its clients have not taken yet.
+    """
 
-    def __init__(self, state: AdminState, address: Callable[[], str], access: WriteAccess | None) -> None:
+    def __init__(
+        self, state: AdminState, address: Callable[[], str], access: WriteAccess | None, unsent: Callable[[], int]
+    ) -> None:
         self._state = state
+        self._unsent = unsent
         self._address = address
         self._objects = Objects(state.sources())
         self._watches = Watches(self._objects)
@@ -199,6 +206,9 @@ class KubernetesApi:
 
     async def _in_thread(self, make: Callable[[], bytes]) -> bytes:
         async with self._encoding:
+            if self._unsent() > MAX_UNSENT:
+                message = "too much of what was answered is not taken by those who asked"
+                raise ApiError(503, "ServiceUnavailable", message, retry_after_s=5)
             return await asyncio.to_thread(make)
 
 

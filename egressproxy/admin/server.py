@@ -38,6 +38,8 @@ STOP_TIMEOUT_S: Final = 1.0
 ACCEPTED_AT_ONCE: Final = 8
 #: Connections that wait in the kernel to be accepted.
 BACKLOG: Final = 512
+#: What browsers say of requests that a page of somebody else makes (Fetch Metadata).
+OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 #: What is answered whoever else is there.
 HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
@@ -91,7 +93,9 @@ class AdminServer:
         self._listening: asyncio.Server | None = None
         self._connections = Connections()
         self._scrape = asyncio.Lock()
-        self._kubernetes = KubernetesApi(state, lambda: f"{self.host}:{self.port}", access)
+        self._kubernetes = KubernetesApi(
+            state, lambda: f"{self.host}:{self.port}", access, lambda: self._connections.unsent
+        )
         full = surface is Surface.FULL
         self._questions = Questions(state)
         self._exact: dict[str, _Handler] = {
@@ -172,6 +176,9 @@ class AdminServer:
         if not self._is_our_name(request.headers.get("Host", "")):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
             return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
+        if request.headers.get("Sec-Fetch-Site") in OTHER_SITES and request.headers.get("Sec-Fetch-Mode") != "navigate":
+            # A page cannot read the answer, but some questions do something (an explanation asks name servers).
+            return refusal(ApiError(403, "Forbidden", "a page of another site may not ask"))
         if request.method == "POST" and request.path == "/reload" and self._surface is Surface.FULL:
             return await self._questions.reload(request, self._address)
         if self._kubernetes.may_write(request) and self._surface is Surface.FULL:

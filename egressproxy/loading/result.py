@@ -13,12 +13,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from egressproxy.config.builtin import BUILTIN, BUILTIN_WARNING
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.packing import pack
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 __all__ = [
     "Loaded",
@@ -40,6 +43,8 @@ __all__ = [
 
 #: Objects in one piece.
 OBJECTS = 256
+#: Octets that are decompressed at once.
+CHUNK = 64 * 1024
 
 
 class Place(NamedTuple):
@@ -110,12 +115,11 @@ def pack_shown(
 
 
 def shown(packed: bytes) -> Iterator[Shown]:
-    """The objects; decoded as they are taken."""
+    """The objects; decompressed and decoded as they are taken, so that many readers take little memory."""
     if not packed:
         return
-    data = zlib.decompress(packed)
-    file = io.BytesIO(data)
-    while file.tell() < len(data):
+    file = io.BufferedReader(_Inflated(packed), CHUNK)
+    while file.peek(1):
         for (group, kind, namespace, name), manifest, generation, status in read_plain_value(file):
             yield Shown(group, kind, namespace, name, manifest, generation, status)
 
@@ -169,7 +173,34 @@ def read_plain_answer(data: bytes) -> tuple[str, Any]:
     return outcome, value
 
 
-def read_plain_value(file: io.BytesIO) -> Any:
+class _Inflated(io.RawIOBase):
+    """What was compressed, as a file. Raises zlib.error where it is not whole."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._inflate = zlib.decompressobj()
+        self._packed = packed
+        self._at = 0
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = b""
+        while not data and not self._inflate.eof:
+            if not self._rest and self._at < len(self._packed):
+                self._rest = self._packed[self._at : self._at + CHUNK]
+                self._at += CHUNK
+            elif not self._rest:
+                raise zlib.error("it ends too early")
+            data = self._inflate.decompress(self._rest, len(view))
+            self._rest = self._inflate.unconsumed_tail
+        view[: len(data)] = data
+        return len(data)
+
+
+def read_plain_value(file: io.BufferedIOBase) -> Any:
     """The next pickle, which makes no objects. Raises nearly everything where there is none, or one that would."""
     return _Plain(file).load()
 

@@ -186,3 +186,30 @@ def test_who_finds_everybody_busy_gets_a_place_of_the_reserve_as_long_as_there_i
     assert list(held.room_for(late)) == [late]
     reserve[3].since = 0.5
     assert list(held.room_for(late)) == [reserve[3]]
+
+
+async def test_what_is_not_taken_is_bounded_over_all_readers(large: AdminServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kubernetes, "MAX_UNSENT", 1_000_000)
+    peer = await Peer.of(large, limit=1024)
+    peer.writer.write(GET.replace(b"/apis", b"/config"))
+    await until(lambda: large._connections.unsent > 1_000_000)
+    refused = await ask(large, "/api/v1/configmaps")
+    assert (refused.status, refused.fields["retry-after"]) == (503, "5")
+    assert (await ask(large, "/livez")).status == 200
+    peer.writer.transport.abort()
+    await until(lambda: large._connections.unsent == 0)
+    assert (await ask(large, "/api/v1/configmaps")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ("Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n", 403),
+        ("Sec-Fetch-Site: same-site\r\nSec-Fetch-Mode: cors\r\n", 403),
+        ("Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\n", 200),
+        ("Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\n", 200),
+        ("Sec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\n", 200),
+    ],
+)
+async def test_a_page_of_another_site_asks_nothing(admin: AdminServer, fields: str, status: int):
+    assert (await ask(admin, "/apis", extra=fields)).status == status

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
+import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given
@@ -90,3 +93,23 @@ def test_the_builtin_gateway_is_ready_to_be_served():
     assert finished(unpacking(made.spec)) == BUILTIN
     assert [place.port for place in made.places] == [3128]
     assert made.warnings
+
+
+def test_what_is_shown_is_decompressed_as_it_is_taken():
+    value = "".join(random.Random(1).choices("abcdef", k=3000))
+    packed = pack_shown((("", "ConfigMap", "a", f"m{n}"), {"x": f"{n}{value}"}, 1, None) for n in range(2000))
+    tracemalloc.start()
+    readers = [shown(packed) for _ in range(20)]
+    names = [[next(reader).name for _ in range(3)] for reader in readers]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert names == [["m0", "m1", "m2"]] * 20
+    assert peak < 20 * OBJECTS * 3100 * 2  # a piece for each; all of it would be 120 MB
+    assert [each.name for each in shown(packed)] == [f"m{n}" for n in range(2000)]
+    assert json.loads(list(shown(packed))[-1].manifest) == {"x": f"1999{value}"}
+
+
+def test_half_of_what_is_shown_is_no_whole():
+    packed = pack_shown((("", "ConfigMap", "a", f"m{n}"), {"x": n}, 1, None) for n in range(2000))
+    with pytest.raises((zlib.error, EOFError)):
+        list(shown(packed[: len(packed) // 2]))
