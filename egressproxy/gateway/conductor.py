@@ -24,7 +24,6 @@ from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.connector import Connector, Target
 from egressproxy.gateway.life import Life
-from egressproxy.gateway.listener_state import share_of_descriptors
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.mirror import copies_of
 from egressproxy.gateway.parent import absolute_form
@@ -40,6 +39,7 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import CONTINUE, answer_bytes, interim_bytes, request_bytes, response_bytes
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.notices import Notices
+from egressproxy.transport.descriptors import descriptors
 from egressproxy.transport.driver import pause
 from egressproxy.transport.flow import BodySink
 from egressproxy.transport.timers import TimerWheel
@@ -66,7 +66,9 @@ class Conductor:
         self.recent: Remembered = deque(maxlen=KEPT)
         self.pseudonym = pseudonym
         self.notices = notices or Notices()
-        self.clients = Shares(sys.maxsize, share_of_descriptors())  # their connections, to all listeners
+        # Connections of clients to all listeners. With an upstream connection for each, one client has three quarters
+        # of the descriptors, where no limit says anything.
+        self.clients = Shares(sys.maxsize, descriptors() * 3 // 8)
         self.is_draining = False
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
         self._id_prefix = secrets.token_hex(4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, ConnectionSpec, Destination, Endpoint, Protocol
+from egressproxy.transport.descriptors import descriptors
 from egressproxy.transport.flow import peer_address, peer_name
 from egressproxy.transport.parked import Parked
 from egressproxy.transport.timers import Deadline, TimerWheel
@@ -141,6 +143,7 @@ class Network:
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS
+        self.opened = Shares(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
         self.copies = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
         self.copied_octets = Shares(MAX_COPIED_OCTETS, most_of(MAX_COPIED_OCTETS))  # of those, what waits for a mirror
 
@@ -327,12 +330,21 @@ class Connector:
             pool.lost(claim)
             raise
         pool.opened(claim, connection)
-        connection.on_lost = target.lost
         if connection.is_lost:  # gone between the handshake and here
             pool.lost(connection)
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+        opened = self.network.opened
+        if not opened.take(claim.client):
+            opened.add(claim.client)
+            connection.retire()  # it is not kept: what one client leaves behind does not use the descriptors up
+        connection.on_lost = partial(self._lost, target, claim.client)
         name.keep(connection, peer_address(connection.transport), pool, version)
         return connection
+
+    def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
+        """A connection that was opened for this client is gone."""
+        self.network.opened.give_back(client)
+        target.lost(connection)
 
     def release(self, target: Target, connection: UpstreamConnection, *, reusable: bool) -> None:
         """An exchange is over."""

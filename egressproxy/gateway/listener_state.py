@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from itertools import islice
 from typing import Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.live import Port
-from egressproxy.model.shares import Shares, most_of, origin_of
+from egressproxy.model.shares import Shares, origin_of
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
-__all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState", "share_of_descriptors"]
+__all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState"]
 
 #: Why a connection is refused before there is an exchange.
 BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
@@ -113,11 +112,3 @@ class ListenerState:
 
     def __repr__(self) -> str:
         return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"
-
-
-def share_of_descriptors() -> int:
-    """How many connections one client may have where no limit says it: with one upstream connection for each, three
-    quarters of the descriptors of this process.
-    """
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if most == resource.RLIM_INFINITY else most_of(most // 2)

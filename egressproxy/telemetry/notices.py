@@ -44,6 +44,8 @@ REMEDIES: Final = {
     Reason.BODY_TOO_LARGE: "raise limits.maxBodyBytes, or the filter's maxBufferBytes",
     Reason.TUNNEL_LIMIT: "raise limits.tunnels",
     Reason.CONNECTION_LIMIT: "raise limits.connections or limits.connectionsPerClient, or see who opens so many",
+    Reason.QUEUE_FULL: "see who asks for so much at one time, and whether the backend answers",
+    Reason.QUEUE_TIMEOUT: "see who holds so many connections of the backend, and whether it answers",
     Reason.CLIENT_CERTIFICATE: "give the client one by an authority of spec.tls.frontend of the Gateway",
     Reason.NOT_TLS: "let the client speak TLS from the first octet",
     Reason.SNI_MISMATCH: "let the client name the host that it connects to",

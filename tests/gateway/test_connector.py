@@ -189,6 +189,25 @@ def test_silent_destinations_of_one_client_close_forwarding_for_nobody_else(
         silenced.resets()
 
 
+def test_idle_connections_that_one_client_has_left_behind_leave_descriptors_for_others(converse_on: Start):
+    talk = converse_on(forward(allow=("*.example",)))
+    talk.network.opened.share = 2
+    for host in ("a.example", "b.example", "c.example"):
+        visit(talk, host)
+    talk.origins[2].is_closed()
+    for origin in talk.origins[:2]:
+        origin.is_open()
+    assert (talk.open, talk.idle) == (2, 2)
+    greedy, talk.client = talk.client, talk.connect(address="127.0.0.7")
+    visit(talk, "d.example")
+    assert (talk.open, talk.idle) == (3, 3)
+    talk.origins[0].leaves()
+    talk.until(lambda: talk.open == 2)
+    talk.client = greedy
+    visit(talk, "e.example")
+    assert (talk.open, talk.idle) == (3, 3)
+
+
 def test_a_client_with_its_share_of_destinations_uses_those_of_others(converse: Start, monkeypatch: pytest.MonkeyPatch):
     bounded(monkeypatch, 5, 2, of_client=1)
     talk = converse(forward(allow=("*.example",)))

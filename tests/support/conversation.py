@@ -734,7 +734,7 @@ class Conversation:
             assert bound.state.tunnels == 0
             assert bound.state.per_client == {}
             assert bound.state.tunnels_of.total == 0
-        for shares in (self.conductor.clients, self.network.copies, self.network.copied_octets):
+        for shares in (self.conductor.clients, self.network.copies, self.network.copied_octets, self.network.opened):
             assert shares.total == 0, shares
         for pool in self.pools():
             assert pool.open == 0, pool
