@@ -132,6 +132,8 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
         denied = f"; {each['denied']}" if "denied" in each else ""
         yield "  mirror", f"{each['name']}, {share}{denied}", "yellow" if denied else ""
     yield "  timeouts", _timeouts(backend["timeouts"]), ""
+    if "connections" in backend:
+        yield "  connections", _connections(backend["connections"]), ""
 
 
 def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
@@ -171,6 +173,10 @@ def _filter(each: Mapping[str, Any]) -> str:
 
 def _timeouts(timeouts: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {f'{seconds:g} s' if seconds else 'none'}" for name, seconds in timeouts.items())
+
+
+def _connections(limits: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}{' s' if name == 'maxAge' else ''}" for name, value in limits.items())
 
 
 def _listed(value: object) -> str:

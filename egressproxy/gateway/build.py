@@ -326,8 +326,9 @@ class _Builder:
         policy = weighted.policy
         times = policy.timeouts
         spec = ConnectionSpec(
-            weighted.backend, policy.dns, policy.addresses, times.connect_s, times.tls_handshake_s, times.idle_s
-        )
+            weighted.backend, policy.dns, policy.addresses, times.connect_s, times.tls_handshake_s, times.idle_s,
+            policy.kept,
+        )  # fmt: skip
         found = self.connectors.get(spec)
         if found is None:
             found = self.known.get(spec) or Connector(spec, self.network)

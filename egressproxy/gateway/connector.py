@@ -12,13 +12,14 @@ import ssl
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from types import MappingProxyType
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
-from egressproxy.gateway.following import UNFOLLOWED, FollowedName
+from egressproxy.gateway.following import UNFOLLOWED, FollowedName, retire
 from egressproxy.gateway.parent import ParentHandshake
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Answer, Exchange
@@ -101,6 +102,8 @@ class Target(Place):
     def lost(self, connection: UpstreamConnection) -> None:
         """A connection of the pool is gone."""
         self.name.forget(connection)
+        if connection.age is not None:
+            connection.age.close()
         self.pool.lost(connection)
 
     def __repr__(self) -> str:
@@ -174,6 +177,7 @@ class Connector:
         self._targets: dict[_Key, Target] = {}
         self._targets_of: dict[str, dict[_Key, Target]] = {}  # of each client that has named some first
         self.is_retired = False
+        self._max_requests = spec.kept.max_requests
         self.channel: Channel | None = None
         self._policy = AddressPolicy(spec.addresses, network.own)
         self._policy_own = network.own
@@ -339,6 +343,9 @@ class Connector:
             connection.retire()  # it is not kept: what one client leaves behind does not use the descriptors up
         connection.on_lost = partial(self._lost, target, claim.client)
         name.keep(connection, peer_address(connection.transport), pool, version)
+        if self.spec.kept.max_age_s:
+            connection.age = Deadline(self.network.wheel, partial(retire, connection, pool))
+            connection.age.after(self.spec.kept.max_age_s)
         return connection
 
     def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
@@ -349,6 +356,8 @@ class Connector:
     def release(self, target: Target, connection: UpstreamConnection, *, reusable: bool) -> None:
         """An exchange is over."""
         connection.finish()
+        if self._max_requests and connection.served >= self._max_requests:
+            connection.close()
         surplus = target.pool.release(connection, reusable=reusable)
         if surplus is not None:
             if reusable:
@@ -605,4 +614,4 @@ def parent_spec(spec: ConnectionSpec) -> ConnectionSpec:
     """The parent is reached under the same rules as the backend behind it."""
     parent = spec.backend.parent
     assert parent is not None
-    return ConnectionSpec(parent, spec.dns, spec.addresses, spec.connect_s, spec.tls_handshake_s, spec.idle_s)
+    return replace(spec, backend=parent)

@@ -19,7 +19,7 @@ from egressproxy.transport.timers import NEVER, Wheel
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["GRACE_S", "UNFOLLOWED", "Followed", "FollowedName", "Keeper"]
+__all__ = ["GRACE_S", "UNFOLLOWED", "Followed", "FollowedName", "Keeper", "retire"]
 
 #: How long an answer that has ended is used while it is asked for again. With the wheel's tick this is within a second.
 GRACE_S = 0.8
@@ -41,6 +41,14 @@ class Keeper(Protocol):
 
     def withdraw(self, connection: object) -> bool:
         """Whether it rested there: it is given to nobody any more."""
+
+
+def retire(connection: Followed, keeper: Keeper | None) -> None:
+    """It is used no more: it closes now if it rests, else behind its exchange."""
+    rests = keeper is not None and keeper.withdraw(connection)
+    connection.retire()
+    if rests:
+        connection.close()
 
 
 class FollowedName:
@@ -124,10 +132,7 @@ class FollowedName:
         for connection, (address, keeper) in list(self._connections.items()):
             if address not in self._addresses:
                 del self._connections[connection]
-                rests = keeper is not None and keeper.withdraw(connection)
-                connection.retire()
-                if rests:
-                    connection.close()
+                retire(connection, keeper)
 
     def _answered(self, policy: AddressPolicy, asked: asyncio.Future[tuple[IPAddress, ...]]) -> None:
         self._is_asked = False

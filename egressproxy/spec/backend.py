@@ -7,7 +7,7 @@ from enum import Enum
 
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import Secret
-from egressproxy.spec.policy import AddressesSpec, DnsSpec, ExtensionSpec
+from egressproxy.spec.policy import AddressesSpec, ConnectionsSpec, DnsSpec, ExtensionSpec
 
 __all__ = ["BackendSpec", "BackendTlsSpec", "ConnectionSpec", "Destination", "Endpoint", "Protocol"]
 
@@ -95,3 +95,4 @@ class ConnectionSpec:
     connect_s: float
     tls_handshake_s: float
     idle_s: float
+    kept: ConnectionsSpec

@@ -29,6 +29,7 @@ _UNIT = re.compile(r"_s$")
 _WORD = re.compile(r"_(\w)")
 #: Where a field of a spec has another name in manifests, or stands at another place.
 _NAMES: Final = {
+    "kept": "traffic.connections",
     "timeouts": "traffic.timeouts", "request_s": "timeouts.request", "backend_request_s": "timeouts.backendRequest",
     "auth": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
     "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",

@@ -16,6 +16,7 @@ __all__ = [
     "AddressBound",
     "AddressDenial",
     "AddressesSpec",
+    "ConnectionsSpec",
     "DestinationRule",
     "DestinationsSpec",
     "DnsSpec",
@@ -158,6 +159,14 @@ class TimeoutsSpec:
     tunnel_idle_s: float = 3600.0
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionsSpec:
+    """Beyond this age, or number of exchanges, a connection to a backend is used no more. 0: no limit."""
+
+    max_age_s: float = 0.0
+    max_requests: int = 0
+
+
 class FilterSettings:
     """Base of what the configs of our own filters are read into: frozen dataclasses of plain values, in `filters`."""
 
@@ -240,6 +249,7 @@ class PolicySpec:
     addresses: AddressesSpec = AddressesSpec()
     dns: DnsSpec = DnsSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
+    kept: ConnectionsSpec = ConnectionsSpec()
     limits: LimitsSpec = LimitsSpec()
     retries: RetrySpec | None = None
     extensions: tuple[ExtensionSpec, ...] = ()

@@ -639,3 +639,69 @@ def test_a_parent_is_asked_for_names_and_for_public_addresses(converse_on: Start
     third >> connect(f"{host}:443")
     talk.dialled("parent.example", 3128)
     talk.origin.take(f"CONNECT {host}:443 HTTP/1.1\r\n".encode().replace(b".", rb"\."))
+
+
+# --- how long a connection is used -----------------------------------------------------------------------------------
+def kept(**connections: object) -> list[m.Manifest]:
+    return forward(traffic={"connections": connections})
+
+
+def test_a_connection_carries_so_many_requests_and_no_more(converse_on: Start):
+    talk = converse_on(kept(maxRequests=2))
+    for _ in range(2):
+        exchange(talk)
+        exchange(talk, is_new=False)
+        talk.origin.is_closed()
+        talk.until(lambda: talk.open == 0)
+    assert talk.open == 0
+
+
+def test_a_connection_goes_at_its_age_where_it_is_idle(converse: Start):
+    talk = converse(kept(maxAge="10s"))
+    exchange(talk)
+    talk.after(9)
+    exchange(talk, is_new=False)
+    talk.origin.is_open()
+    talk.after(1.3)
+    talk.origin.is_closed()
+    assert talk.open == 0
+    exchange(talk)
+
+
+def test_a_connection_carries_its_exchange_to_the_end_beyond_its_age(converse: Start):
+    talk = converse(kept(maxAge="10s"))
+    talk.client >> GET
+    talk.dialled("a.example", 80) << GET_SENT
+    talk.after(12)
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.origin.is_closed()
+    assert talk.open == 0
+
+
+def test_who_waits_gets_another_connection_where_one_has_carried_enough(converse: Start):
+    talk = converse(kept(maxRequests=1))
+    talk.client >> GET
+    first = talk.dialled("a.example", 80)
+    (pool,) = talk.pools()
+    pool.limit = 1
+    second = talk.connect()
+    second >> GET
+    first << GET_SENT
+    first >> OK
+    talk.client << OK_PASSED
+    talk.dialled("a.example", 80) << GET_SENT
+    talk.origin >> OK
+    second << OK_PASSED
+
+
+def test_a_connection_to_a_parent_is_used_as_long_as_the_policy_says(converse: Start):
+    objects = through_parent(80)
+    objects[1] = m.policy(["a.example"], traffic={"connections": {"maxRequests": 1}})
+    talk = converse(objects)
+    for _ in range(2):
+        talk.client >> GET
+        talk.dialled("parent.example", 3128).take(rb"GET http://a.example/ .*?\r\n\r\n")
+        talk.origin >> OK
+        talk.client << OK_PASSED
+        talk.origin.is_closed()

@@ -42,6 +42,7 @@ from egressproxy.spec.policy import (
     AddressBound,
     AddressDenial,
     AddressesSpec,
+    ConnectionsSpec,
     DestinationRule,
     DestinationsSpec,
     DnsSpec,
@@ -151,6 +152,7 @@ class Merger:
             addresses=_addresses(ordered, mode),
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
+            kept=self._connections(ordered),
             limits=_limits(ordered),
             retries=policy_retry(self._winner("traffic.retries", retries)),
             sources=tuple(policy.full_name for policy in policies),
@@ -250,6 +252,18 @@ class Merger:
             if voices:
                 chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", voices)
         return TimeoutsSpec(**chosen)
+
+    def _connections(self, ordered: Sequence[Layer]) -> ConnectionsSpec:
+        def winner(name: str, attribute: str) -> Any:
+            said = [
+                _Voice(layer, policy, value)
+                for layer, policy, traffic in _traffic(ordered)
+                if (value := getattr(traffic.connections, attribute)) is not None
+            ]
+            return self._winner(f"traffic.connections.{name}", said)
+
+        age = winner("maxAge", "max_age")
+        return ConnectionsSpec(age.seconds if age is not None else 0.0, winner("maxRequests", "max_requests") or 0)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ __all__ = [
     "CertificateIdentity",
     "CircuitBreaker",
     "Concurrency",
+    "Connections",
     "DestinationEntry",
     "Destinations",
     "Dns",
@@ -338,6 +339,13 @@ class Retries(Model):
     budget: RetryBudget | None = None
 
 
+class Connections(Model):
+    """Of kept-alive connections to backends. 0s and 0: no limit."""
+
+    max_age: Duration | None = None
+    max_requests: Count | None = None
+
+
 class CircuitBreaker(Model):
     max_connections: Positive | None = None
     max_requests: Positive | None = None
@@ -378,6 +386,7 @@ class HealthCheck(Model):
 class Traffic(Model):
     timeouts: TrafficTimeouts = TrafficTimeouts()
     retries: Retries | None = None
+    connections: Connections = Connections()
     circuit_breaker: CircuitBreaker | None = None
     outlier_detection: OutlierDetection | None = None
     load_balancing: LoadBalancing | None = None

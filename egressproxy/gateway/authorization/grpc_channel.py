@@ -104,7 +104,8 @@ class GrpcChannel(Channel):
     async def _open(self, x: Exchange, target: Target, connect: Steps | None) -> UnaryConnection:
         spec = self._connector.spec
         idle_s = spec.idle_s if not self._is_retired else RETIRED_IDLE_S
-        connection = UnaryConnection(self._connector.network.wheel, idle_s)
+        kept = spec.kept
+        connection = UnaryConnection(self._connector.network.wheel, idle_s, kept.max_age_s, kept.max_requests)
         version = target.name.version
         transport = await self._connector.open(x, target, connect, connection, HTTP_2)
         peer = transport.get_extra_info("ssl_object")

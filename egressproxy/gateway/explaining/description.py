@@ -14,13 +14,14 @@ from egressproxy.gateway.live import Choice, Listener, Port, Route
 from egressproxy.gateway.mirror import Mirror
 from egressproxy.routing.precedence import Match
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
-from egressproxy.spec.policy import DestinationRule
+from egressproxy.spec.policy import ConnectionsSpec, DestinationRule
 
 __all__ = [
     "backend_values",
     "entry_values",
     "error_values",
     "filter_values",
+    "kept_values",
     "limit_values",
     "listener_values",
     "match_values",
@@ -167,6 +168,12 @@ def timeout_values(
     if route is not None:
         made |= {"tunnelIdle": route.tunnel_idle_s} if is_tunnel else {"idle": route.idle_s}
     return made
+
+
+def kept_values(kept: ConnectionsSpec) -> dict[str, float]:
+    """What ends a connection to the backend, beside time without a request: seconds, and exchanges."""
+    made = {"maxAge": kept.max_age_s, "maxRequests": float(kept.max_requests)}
+    return {name: value for name, value in made.items() if value}
 
 
 def steps_of(chain: Chain, phase: str) -> Iterator[Step]:

@@ -27,6 +27,7 @@ from egressproxy.gateway.explaining.description import (
     entry_values,
     error_values,
     filter_values,
+    kept_values,
     limit_values,
     listener_values,
     match_values,
@@ -251,6 +252,8 @@ async def _backend(
     made = backend_values(choice, route.total)
     made["filters"] = filter_values(choice.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
     made["timeouts"] = timeout_values(decided.listener, route, choice, is_tunnel=x.is_tunnel)
+    if choice.connector is not None and not x.is_tunnel and (kept := kept_values(choice.connector.spec.kept)):
+        made["connections"] = kept
     made["credentials"] = secret_values(choice.chain, filters) if not x.is_tunnel else []
     if choice.denied is not None:
         place = choice.denied.authority

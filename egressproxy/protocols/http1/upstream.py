@@ -33,6 +33,7 @@ class UpstreamConnection(Flow):
         "_awaits_continue",
         "_has_body",
         "address",
+        "age",
         "deadline",
         "driver",
         "error",
@@ -60,6 +61,7 @@ class UpstreamConnection(Flow):
         self.error: GatewayError | None = None
         self.address = "-"
         self.deadline = Deadline(wheel, self.close)  # how long it may be idle
+        self.age: Deadline | None = None  # how long it may be used; its owner's
         self.on_lost: Callable[[UpstreamConnection], None] | None = None
         self.is_idle = True
         self.is_lost = False

@@ -89,11 +89,12 @@ class UnaryConnection(Flow):
     """States: taking calls; leaving (what has begun ends, and nothing new begins); lost."""
 
     __slots__ = (
-        "_calls", "_deadline", "_frames", "_h2", "_heard_at", "_idle_s", "_waiting", "_wheel", "is_leaving", "is_lost",
-        "on_lost", "served",
+        "_age", "_calls", "_deadline", "_frames", "_h2", "_heard_at", "_idle_s", "_max_calls", "_waiting", "_wheel",
+        "is_leaving", "is_lost", "on_lost", "served",
     )  # fmt: skip
 
-    def __init__(self, wheel: TimerWheel, idle_s: float) -> None:
+    def __init__(self, wheel: TimerWheel, idle_s: float, max_age_s: float = 0.0, max_calls: int = 0) -> None:
+        """`idle_s` without a call, `max_age_s` and `max_calls` end it; 0: never."""
         super().__init__()
         config = H2Configuration(client_side=True, header_encoding=None)
         self._h2 = _Streams(config)
@@ -106,6 +107,9 @@ class UnaryConnection(Flow):
         self._wheel = wheel
         self._heard_at = 0.0
         self._deadline = Deadline(wheel, self.close)  # how long it may be without a call
+        self._age = Deadline(wheel, self.leave)  # how long calls may begin
+        self._age.after(max_age_s)
+        self._max_calls = max_calls
         self._calls: dict[int, Call] = {}
         self._waiting: FairQueue[Call] = FairQueue(MAX_WAITING, most_of(MAX_WAITING))
         self.on_lost: Callable[[UnaryConnection], None] | None = None
@@ -136,8 +140,8 @@ class UnaryConnection(Flow):
         return call.result
 
     def leave(self) -> None:
-        """Nothing new begins; the connection closes when the calls have ended."""
-        self.is_leaving = True
+        """Nothing new begins, what waits may go elsewhere; the connection closes when the calls have ended."""
+        self._goes_away(LAST_STREAM, "the connection is leaving")
         self._rest()
 
     retire = leave
@@ -178,6 +182,7 @@ class UnaryConnection(Flow):
             return
         self.is_lost = self.is_leaving = True
         self._deadline.close()
+        self._age.close()
         self._fail_all("the server closed its connection")
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
@@ -218,11 +223,11 @@ class UnaryConnection(Flow):
             retry = Retry.SAFE if event.error_code == ErrorCodes.REFUSED_STREAM else Retry.NEVER
             self._fail(call, f"the server reset the call (code {int(event.error_code or 0)})", retry)
 
-    def _goes_away(self, last_stream: int) -> None:
+    def _goes_away(self, last_stream: int, why: str = "the server goes away") -> None:
         self.is_leaving = True
         for call in [*self._waiting, *(call for call in self._calls.values() if call.stream > last_stream)]:
             self._end(call)
-            self._fail(call, "the server goes away", Retry.SAFE)
+            self._fail(call, why, Retry.SAFE)
         self._waiting.clear()
 
     # --- what goes -------------------------------------------------------------------------------------------------
@@ -238,8 +243,8 @@ class UnaryConnection(Flow):
                 call.begun_at = self._wheel.now
                 self.served += 1
                 self._h2.send_headers(call.stream, call.headers)
-                if call.stream == LAST_STREAM:
-                    self._goes_away(LAST_STREAM)
+                if call.stream == LAST_STREAM or self.served == self._max_calls:
+                    self._goes_away(LAST_STREAM, "the connection is leaving")
             for call in self._calls.values():
                 if call.unsent and not self.is_write_blocked:
                     self._send_body(call)

@@ -4,7 +4,16 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from egressproxy.spec.policy import AddressAllowance, AddressBound, AddressDenial, Family, Mode, PolicySpec, SniCheck
+from egressproxy.spec.policy import (
+    AddressAllowance,
+    AddressBound,
+    AddressDenial,
+    ConnectionsSpec,
+    Family,
+    Mode,
+    PolicySpec,
+    SniCheck,
+)
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -46,7 +55,7 @@ mode: Report
 dns: {servers: ["10.0.0.1:53"], transport: tcp, timeout: 2s, hosts: {a.example: [10.0.0.9]}, minTTL: 2s, maxTTL: 1m,
   staleTTL: 0s, family: IPv4}
 traffic: {timeouts: {connect: 1s, tlsHandshake: 2s, requestHeaders: 3s, request: 4s, backendRequest: 3s, idle: 6s,
-  tunnelIdle: 7s}}
+  tunnelIdle: 7s}, connections: {maxAge: 8s, maxRequests: 9}}
 limits: {maxHeadBytes: 2048, maxFields: 7, connections: 8, connectionsPerClient: 9, tunnels: 10}
 """)
     )
@@ -58,6 +67,7 @@ limits: {maxHeadBytes: 2048, maxFields: 7, connections: 8, connectionsPerClient:
     times = spec.timeouts
     assert (times.connect_s, times.tls_handshake_s, times.request_headers_s, times.request_s) == (1.0, 2.0, 3.0, 4.0)
     assert (times.backend_request_s, times.idle_s, times.tunnel_idle_s) == (3.0, 6.0, 7.0)
+    assert spec.kept == ConnectionsSpec(8.0, 9)
     limits = spec.limits
     assert (limits.max_head_bytes, limits.max_fields) == (2048, 7)
     assert (limits.connections, limits.connections_per_client, limits.tunnels) == (8, 9, 10)
@@ -119,6 +129,20 @@ def test_settings_are_merged_field_by_field():
     spec = rule(made).backends[0].policy
     assert (spec.timeouts.connect_s, spec.timeouts.idle_s) == (1.0, 3.0)
     assert (spec.dns.servers, spec.dns.family) == (("10.0.0.1",), Family.IPV6)
+
+
+def test_what_ends_connections_is_merged_field_by_field_and_0_is_no_limit():
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        ROUTE,
+        policy("traffic: {connections: {maxAge: 5m, maxRequests: 100}}", policy_name="g"),
+        policy("traffic: {connections: {maxRequests: 0}}", "Backend", "plain", policy_name="b"),
+        policy("traffic: {connections: {maxAge: 1m}}", "HTTPRoute", "route", policy_name="r"),
+    )
+    assert rule(made).backends[0].policy.kept == ConnectionsSpec(60.0, 0)
+    assert listener(made).policy.kept == ConnectionsSpec(300.0, 100)
+    assert "traffic.connections.maxAge" in of_policy(made, "Overridden", "default/g")[2]
 
 
 def test_the_transport_belongs_to_the_servers():

@@ -142,6 +142,8 @@ SETTINGS = [
         (f"traffic: {{{{timeouts: {{{{{name}: {{}}}}}}}}}}", "1s", "2s", f"traffic.timeouts.{name}")
         for name in ("connect", "tlsHandshake", "requestHeaders", "request", "backendRequest", "idle", "tunnelIdle")
     ),
+    ("traffic: {{connections: {{maxAge: {}}}}}", "1s", "2s", "traffic.connections.maxAge"),
+    ("traffic: {{connections: {{maxRequests: {}}}}}", "1", "2", "traffic.connections.maxRequests"),
 ]
 
 

@@ -591,6 +591,7 @@ def test_a_policy_is_read_in_full() -> None:
             "traffic": {
                 "timeouts": {"connect": "5s", "tunnelIdle": "0s"},
                 "retries": {"attempts": 2, "budget": {"percent": 10}},
+                "connections": {"maxAge": "5m", "maxRequests": 100},
                 "circuitBreaker": {"maxRequests": 5},
                 "outlierDetection": {"consecutiveErrors": 3},
                 "loadBalancing": {"type": "ConsistentHash", "hashHeader": "X-User"},

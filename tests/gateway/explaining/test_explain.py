@@ -518,3 +518,9 @@ def test_the_endpoints_that_a_deny_closes_are_shown_beside_the_others():
         assert found["verdict"] == verdict
         first = found["backends"][0]["addresses"][0]
         assert (first["verdict"], "in destinations.deny of" in first["why"]) == ("refuse", True)
+
+
+def test_what_ends_connections_is_shown_where_it_is_set():
+    made = ask(routed(traffic={"connections": {"maxAge": "90s", "maxRequests": 7}}), "GET", "http://api.example/v1")
+    assert made["backends"][0]["connections"] == {"maxAge": 90.0, "maxRequests": 7.0}
+    assert "connections" not in ask(routed(), "GET", "http://api.example/v1")["backends"][0]

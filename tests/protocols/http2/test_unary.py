@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from h2.errors import ErrorCodes
@@ -35,11 +35,11 @@ class Wire(Transport):
 
 
 class Talk:
-    def __init__(self, server: Http2Server | None = None, idle_s: float = 60.0) -> None:
+    def __init__(self, server: Http2Server | None = None, idle_s: float = 60.0, **more: Any) -> None:
         self.server = server or Http2Server()
         self.wheel = TimerWheel()
         self.wire = Wire()
-        self.connection = self.wire.connection = UnaryConnection(self.wheel, idle_s)
+        self.connection = self.wire.connection = UnaryConnection(self.wheel, idle_s, **more)
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
 
     def call(self, message: bytes = b"hello", client: str = "c") -> asyncio.Future[Answer]:
@@ -291,6 +291,41 @@ async def test_a_connection_that_leaves_waits_for_its_calls():
     assert not talk.wire.closing
     talk.server.answer(1, b"late")
     assert await over(talk, result) == b"late"
+    assert talk.wire.closing
+
+
+async def test_what_waits_on_a_connection_that_leaves_may_go_elsewhere():
+    talk = Talk(Http2Server(max_streams=1))
+    await talk.settle()
+    begun, waiting = talk.call(), talk.call()
+    await talk.settle()
+    talk.connection.leave()
+    fault = waiting.exception()
+    assert isinstance(fault, UpstreamFault)
+    assert fault.retry is Retry.SAFE
+    talk.server.answer(1, b"ok")
+    assert await over(talk, begun) == b"ok"
+
+
+async def test_a_connection_takes_so_many_calls_and_no_more():
+    talk = Talk(max_calls=2)
+    results = [talk.call(), talk.call()]
+    await talk.settle()
+    assert talk.connection.is_leaving
+    for stream in (1, 3):
+        talk.server.answer(stream, b"ok")
+    assert [await over(talk, result) for result in results] == [b"ok", b"ok"]
+    assert talk.wire.closing
+
+
+async def test_a_connection_takes_calls_up_to_an_age():
+    talk = Talk(max_age_s=10)
+    result = talk.call()
+    await talk.settle()
+    talk.wheel.advance(talk.wheel.now + 11)
+    assert talk.connection.is_leaving
+    talk.server.answer(1, b"ok")
+    assert await over(talk, result) == b"ok"
     assert talk.wire.closing
 
 
