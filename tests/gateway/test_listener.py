@@ -93,6 +93,23 @@ def test_an_idle_connection_of_whoever_has_most_makes_way_for_a_client_that_has_
     talk.client.take(rb"HTTP/1.1 200 OK.*hi")
 
 
+def test_idle_tls_connections_and_unfinished_handshakes_make_way(converse: Start):
+    pki = Pki()
+    talk = converse(secured(pki, "", limits={"connections": 4, "connectionsPerClient": 4}))
+    talk.counts_octets = False
+    idle = TlsClient(talk.client, pki, "a.example").shakes_hands()
+    halves = [talk.connect() for _ in range(3)]  # within their handshakes
+    others = [talk.connect(address="10.0.0.77")]
+    idle.reads()
+    assert idle.has_ended
+    others.append(talk.connect(address="10.0.0.77"))
+    halves[0].is_closed()
+    for peer in (*halves[1:], *others):
+        peer.is_open()
+    talk.connect(address="10.0.0.77").is_closed()  # they have as many by now
+    assert len(talk.ports[0].state.connections) == 4
+
+
 @pytest.mark.parametrize(("address", "is_same"), [("2001:db8::2", True), ("2001:db8:0:1::1", False)])
 def test_an_ipv6_network_of_64_bits_counts_as_one_client(converse: Start, address: str, is_same: bool):
     talk = converse(forward(limits={"connectionsPerClient": 1}))
