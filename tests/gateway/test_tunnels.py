@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, VIA, connect, exchange, forward
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
+from tests.support.pki import Pki
 
 UPGRADE = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 UPGRADE_SENT = b"GET / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
@@ -300,6 +302,40 @@ def test_a_second_hello_for_the_same_name_passes(converse_on: Start, manifests: 
     talk.client << TAKEN
     talk.client >> client_hello("b.example")  # whatever it is to be, it is no ClientHello any more
     talk.origin << client_hello("b.example")[:5]
+
+
+@pytest.mark.parametrize("curve", [None, "secp521r1"])
+def test_a_real_handshake_goes_through_with_a_retry_and_without(converse_on: Start, curve: str | None):
+    """A server for one curve alone asks for another key: no client offers it in its first hello."""
+    pki = Pki()
+    context = pki.server_context("a.example")
+    if curve is not None:
+        context.set_ecdh_curve(curve)
+    talk = converse_on(forward())
+    tunnel(talk)
+    to_client, to_server, said, answered = (ssl.MemoryBIO() for _ in range(4))
+    client = pki.client_context().wrap_bio(to_client, said, server_hostname="a.example")
+    server = context.wrap_bio(to_server, answered, server_side=True)
+    flights = 0
+    for _ in range(4):
+        for end, out, peer, other, into in (
+            (client, said, talk.client, talk.origin, to_server),
+            (server, answered, talk.origin, talk.client, to_client),
+        ):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+            if octets := out.read():
+                flights += end is client
+                peer >> octets
+                other << octets
+                into.write(octets)
+    assert flights == (2 if curve is None else 3)
+    client.write(b"inside")
+    sealed = said.read()
+    talk.client >> sealed
+    talk.origin << sealed
+    to_server.write(sealed)
+    assert server.read() == b"inside"
 
 
 def test_half_a_record_goes_on_when_the_server_has_answered(converse_on: Start):
