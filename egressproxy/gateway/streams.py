@@ -15,7 +15,8 @@ from egressproxy.gateway.admission import judge, note_denied
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.listener_state import ListenerState
 from egressproxy.gateway.live import Listener
-from egressproxy.gateway.tunnels import dial, hand_over, refuse_answer, relay, take_tunnel_slot
+from egressproxy.gateway.relay import hand_over, relay
+from egressproxy.gateway.tunnels import dial, refuse_answer, take_tunnel_slot
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields

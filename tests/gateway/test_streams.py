@@ -186,7 +186,7 @@ def test_a_tunnel_that_cannot_begin_takes_its_upstream_with_it(converse: Start, 
     def fail(*_arguments: object, **_named: object) -> None:
         raise AttributeError("transport")
 
-    monkeypatch.setattr("egressproxy.gateway.tunnels.TransportTunnel.start", fail)
+    monkeypatch.setattr("egressproxy.gateway.relay.TransportTunnel.start", fail)
     talk = converse(by_name())
     talk.expects_failures = True
     talk.client >> client_hello("a.example")
