@@ -310,15 +310,13 @@ class Connector:
     async def acquire(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> UpstreamConnection:
         """A new connection, or one that becomes free while we wait. Raises UpstreamFault, Denied, LimitExceeded."""
         pool, name = target.pool, target.name
+        claim: Claim[UpstreamConnection] = Claim(client_of(x))
         if name.is_overdue:
             await self.catch_up(x, target)
-            idle = pool.take() if not name.is_overdue else None
+        if not name.is_overdue:
+            idle = pool.take() or pool.take_kept(claim)
             if idle is not None:
                 return idle
-        claim: Claim[UpstreamConnection] = Claim(client_of(x))
-        kept = pool.take_kept(claim)
-        if kept is not None:
-            return kept
         while not pool.may_open(claim):
             given = await self._wait(pool, claim)
             if given is None:

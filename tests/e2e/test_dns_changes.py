@@ -75,3 +75,8 @@ def test_requests_go_to_the_new_address_within_a_second_of_the_ttl_and_none_is_l
                 assert time.monotonic() - changed < 3  # the life of the answer before, a second, and a busy machine
             assert accepted == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
             assert names.asked("a.test") < 40
+            asked = names.asked("a.test")
+            names.zone["a.test"] = Rule(rcode="SERVFAIL")
+            while names.asked("a.test") < asked + 4:  # twice for each family
+                assert ask(sock, request) == (200, b"127.0.0.4")
+            assert len(accepted) == 3

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_workers import two_workers, until, workers
-from tests.e2e.world import Origin, client, read_head, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, client, read_head, read_message
 from tests.support import manifests as m
+from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
@@ -169,3 +170,29 @@ def test_gateways_with_one_session_key_know_each_others_sessions(tmp_path: Path)
                 _, head, body = ask(sock, Cookie=found[1].decode())
             assert body == first
             assert b"Set-Cookie" not in head
+
+
+def test_two_gateways_in_a_row_do_not_multiply_their_retries(tmp_path: Path):
+    inner, outer = free_port(), free_port()
+    retry = {"attempts": 3, "codes": [503], "backoff": "10ms"}
+
+    def fails(sock: socket.socket) -> None:
+        read_head(sock)
+        sock.sendall(b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    with Origin(fails) as origin, NameServer({"a.test": ["127.0.0.1"], "proxy.test": ["127.0.0.1"]}) as names:
+        policy = m.policy(dns=names.address, cidrs=ALLOW_LOOPBACK)
+        backend = m.backend("a", "a.test", origin.port)
+        route = m.http_route("route", m.prefix_rule("/", "a", retry=retry), hostnames=["a.test"])
+        behind = [m.gateway(m.forward_listener(inner)), policy, backend, route]
+        parent = m.backend("proxy", "proxy.test", inner)
+        far = m.backend("a", "a.test", origin.port, parent={"name": "proxy"})
+        rule = m.http_route("route", m.prefix_rule("/", "a", retry=retry))
+        before = [m.gateway(m.http_listener(outer)), policy, parent, far, rule]
+        with (
+            GatewayProcess(tmp_path / "inner", behind),
+            GatewayProcess(tmp_path / "outer", before),
+            client(outer) as sock,
+        ):
+            assert ask(sock)[0] == 503
+        assert origin.accepted == 4

@@ -270,6 +270,19 @@ def test_the_client_is_not_asked_twice_to_go_on(converse: Start):
     talk.client << OK_PASSED
 
 
+def test_an_attempt_that_was_answered_without_the_100_it_waited_for_is_followed_on_another_connection(converse: Start):
+    talk = converse(retrying(1, (503,)))
+    talk.client >> POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n") + b"abcde"
+    first = talk.dialled("a.example", 80)
+    first.take(rb"POST / .*Expect: 100-continue.*?\r\n\r\nabcde")
+    first >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
+    talk.dialled("a.example", 80) << POST_SENT + b"abcde"
+    first.is_closed()
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.idle == 1
+
+
 class Upper(Filter):
     """A body filter that streams, and counts what it saw."""
 

@@ -236,6 +236,18 @@ def test_what_goes_through_a_parent_follows_the_name_of_the_parent(converse: Sta
     assert talk.open == 1
 
 
+def test_what_goes_through_the_connect_of_a_parent_follows_the_name_of_the_first_hop(converse: Start):
+    first = m.backend("first", "a.example", 3128)
+    second = m.backend("second", "b.example", 3128, parent={"name": "first"})
+    far = m.backend("far", "far.example", 443, tls=True, parent={"name": "second"})
+    rule = m.http_route("route", m.prefix_rule("/", "far"))
+    talk = converse([m.gateway(m.http_listener(8080)), first, second, far, rule])
+    (connector,) = talk.snapshot.connectors.values()
+    chain = [connector, connector.parent, connector.parent and connector.parent.parent]
+    (name,) = {target.name for each in chain if each is not None for target in each._targets.values()}
+    assert "a.example" in repr(name)
+
+
 def test_tunnels_go_on(converse: Start):
     talk = converse(forward())
     leads_to(talk, OLD)
