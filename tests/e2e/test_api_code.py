@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +188,45 @@ def test_errors_of_a_write_say_nothing_of_files(gateway: GatewayProcess, tmp_pat
 
 def test_a_tag_makes_no_object(gateway: GatewayProcess):
     assert Client(gateway).raw("POST", MAPS, b"!!python/object/apply:os.system ['true']", JSON)[0] == 400
+
+
+def backend() -> dict[str, Any]:
+    made = m.backend("b", "a.example", 443)
+    made["spec"]["extensions"] = [{"name": "x", "type": PYTHON, "phase": "backend-request", "config": {"path": "b.py"}}]
+    return made
+
+
+def test_a_reference_to_an_object_of_the_operator_runs_the_operators_file_and_a_dry_run_nothing(tmp_path: Path):
+    ran = tmp_path / "ran"
+    port = free_port()
+    objects = [m.gateway(m.forward_listener(port), name="egress"), backend()]
+    arguments = ["--state-dir", str(tmp_path / "state"), "--api-writes"]
+    gateway = GatewayProcess(tmp_path / "gateway", objects, arguments=arguments)
+    (gateway.config / "b.py").write_text(trap(ran).replace("request_headers", "backend_request"))
+    with gateway:
+        client = Client(gateway)
+        route = m.http_route("b", m.prefix_rule("/", "b"), parent="egress", hostnames=["a.example"])
+        path = "/apis/gateway.networking.k8s.io/v1/namespaces/agents/httproutes"
+        assert client.send("POST", f"{path}?dryRun=All", route)[0] == 201
+        assert not ran.exists()
+        assert client.send("POST", path, route)[0] == 201
+        assert ran.exists()
+
+
+def test_a_folder_of_state_with_a_python_filter_is_refused_at_the_start_with_its_place(tmp_path: Path):
+    ran = tmp_path / "ran"
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "trap.py").write_text(trap(ran))
+    (state / "egresspolicy.egressproxy.io_agents_evil.yaml").write_text(json.dumps(policy("trap.py")))
+    objects = [m.gateway(m.forward_listener(free_port()), name="egress")]
+    gateway = GatewayProcess(tmp_path / "gateway", objects, arguments=["--state-dir", str(state)])
+    with pytest.raises(RuntimeError, match=r"agents_evil\.yaml:1:.*declare it in a manifest in a folder of --config"):
+        gateway.start()
+    assert not ran.exists()
+    # As configuration of another command it is the same: the mark lies in the folder.
+    program = [sys.executable, "-m", "egressproxy", "check", str(gateway.config), str(state)]
+    checked = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 1
+    assert "written through the API" in checked.stdout
+    assert not ran.exists()

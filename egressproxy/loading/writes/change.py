@@ -353,9 +353,18 @@ def _settle(manifest: Manifest, write: Write, name: str, current: Manifest | Non
     metadata["uid"] = before.get("uid") or str(uuid4())
     metadata["creationTimestamp"] = before.get("creationTimestamp") or now
     generation = before.get("generation") or 1
-    if current is not None and manifest.get("spec") != current.get("spec"):
+    if current is not None and _counted(manifest, write) != _counted(current, write):
         generation += 1
     metadata["generation"] = generation
+
+
+def _counted(manifest: Manifest, write: Write) -> Any:
+    """What the generation counts the changes of: the spec; of a Secret also what is never shown, since the version that
+    clients see counts changes of what is shown, and this is one of them.
+    """
+    if write.kind != "Secret" or write.group:
+        return manifest.get("spec")
+    return manifest.get("data"), (manifest.get("metadata") or {}).get("annotations")
 
 
 def _without_times(manifest: Manifest) -> Manifest:
