@@ -47,13 +47,15 @@ FILTER_PHASES = (*REQUEST_PHASES, *BACKEND_PHASES)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`reason` is "-" for what is allowed. `is_sure` false: it depends on headers, a query, or the rest of a long path.
-    `knows_addresses` false: nobody is asked where the name leads.
+    `knows_addresses` false: nobody is asked where the name leads. `takes_tls`: in a tunnel to port 80 that may carry
+    HTTP, TLS would be let through, too.
     """
 
     is_allowed: bool
     reason: str
     is_sure: bool = True
     knows_addresses: bool = True
+    takes_tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) ->
         then = _elsewhere(after, decision)
     if then.is_allowed != was.is_allowed:
         return Flip(decision, was, then) if _may_have_changed(before, after, was, then, decision) else None
+    if before is not None and decision.reason in REFUSED and then.takes_tls and was.is_allowed and not was.takes_tls:
+        return Flip(decision, Outcome(False, decision.reason), then)  # TLS, in a tunnel that could have carried HTTP
     if before is not None and was.is_allowed and decision.reason in JUDGED:
         gone = _judges(before, decision) - _judges(after, decision)
         if gone:
@@ -148,7 +152,10 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     is_sure = not decision.is_cut and not _depends_on_fields(decided)
     if decided.error is not None:
         return Outcome(False, decided.error.reason.value, is_sure)
-    if decided.route is None or not decided.route.choices:
+    if decided.route is None:
+        takes_tls = decided.tls_route is not None
+        return Outcome(True, "-", is_sure and (takes_tls or decision.reason not in REFUSED), takes_tls=takes_tls)
+    if not decided.route.choices:
         return Outcome(True, "-", is_sure)
     if all(choice.denied is not None and choice.connector is None for choice in decided.route.choices):
         return Outcome(False, Reason.DESTINATION_DENIED.value, is_sure)

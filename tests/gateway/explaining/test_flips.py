@@ -53,6 +53,21 @@ def test_what_was_allowed_and_would_be_denied_flips_but_does_not_open():
     assert (flip.before.is_allowed, flip.after.reason, flip.opens) == (True, "destination_not_allowed", False)
 
 
+def test_tls_that_was_refused_in_a_tunnel_to_port_80_opens_with_a_tls_route():
+    """HTTP could go there all the time, so that the CONNECT itself was never refused."""
+    rule = m.prefix_rule("/", "a")
+    http = [*opened("b.example"), m.backend("a", "a.example", 80), m.http_route("h", rule, hostnames=["a.example"])]
+    both = [*http, m.tls_route("t", "a", hostnames=["a.example"])]
+    refused = decision("CONNECT", "a.example:80", "destination_not_allowed")
+    assert ask(http, http, refused) == []
+    assert ask(both, both, refused) == []
+    (flip,) = ask(http, both, refused)
+    assert flip.opens
+    assert ask(http, both, decision("CONNECT", "a.example:80")) == []
+    (flip,) = ask(None, http, refused)
+    assert str(flip).endswith("allow (maybe)")
+
+
 def test_the_same_configuration_flips_nothing():
     every = [
         decision("CONNECT", "a.example:443"), decision("GET", "b.example:80", "destination_not_allowed"),
