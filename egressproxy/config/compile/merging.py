@@ -390,6 +390,7 @@ def _denied_ranges(policy: EgressPolicy, mode: Mode) -> Iterable[AddressDenial]:
 def _limits(ordered: Sequence[Layer]) -> LimitsSpec:
     """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
     chosen: dict[str, int] = {}
+    is_lifted = False
     for layer in ordered:
         if layer.level > Level.LISTENER:
             continue
@@ -398,10 +399,13 @@ def _limits(ordered: Sequence[Layer]) -> LimitsSpec:
                 value = getattr(policy.spec.limits, name, None)
                 if value:
                     chosen[name] = min(value, chosen.get(name, value))
-    # One client leaves something for the others, unless somebody has said how much it may have.
-    written = chosen.get("connections_per_client", 0)
-    chosen["connections_per_client"] = written or most_of(chosen.get("connections", 0))
-    chosen["tunnels_per_client"] = written or most_of(chosen.get("tunnels", 0))
+            is_lifted = is_lifted or getattr(policy.spec.limits, "connections_per_client", None) == 0
+    # One client leaves something for the others, unless somebody has said how much it may have (0: everything).
+    written, connections, tunnels = (
+        chosen.get(name, 0) for name in ("connections_per_client", "connections", "tunnels")
+    )
+    chosen["connections_per_client"] = written or (connections if is_lifted else most_of(connections))
+    chosen["tunnels_per_client"] = written or (tunnels if is_lifted else most_of(tunnels))
     return LimitsSpec(**chosen)
 
 

@@ -293,7 +293,9 @@ class LimitStore(Model):
 
 
 class Limits(Model):
-    """0 or absent: no limit, or the built-in one for heads."""
+    """0 or absent: no limit, or the built-in one for heads; absent `connectionsPerClient`: three quarters of
+    `connections` and `tunnels`.
+    """
 
     max_head_bytes: Annotated[int, Field(strict=True, ge=1024, le=1_048_576)] | None = None
     max_fields: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = None

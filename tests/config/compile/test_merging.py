@@ -253,6 +253,12 @@ def test_addresses_are_one_group_per_level():
     )
 
 
+@pytest.mark.parametrize(("written", "of_one"), [("", (75, 38)), (", connectionsPerClient: 0", (100, 50))])
+def test_one_client_gets_three_quarters_unless_somebody_lifts_that(written: str, of_one: tuple[int, int]):
+    limits = on_gateway(policy(f"limits: {{connections: 100, tunnels: 50{written}}}")).limits
+    assert (limits.connections_per_client, limits.tunnels_per_client) == of_one
+
+
 def test_of_two_limits_the_lower_holds():
     spec = on_gateway(
         policy("limits: {connections: 5, tunnels: 0}", policy_name="a"),
