@@ -25,7 +25,7 @@ import dns.rdatatype
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
-from egressproxy.model.shares import Shares
+from egressproxy.model.shares import FairQueue, Shares
 from egressproxy.spec.policy import DnsSpec, Family
 from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
 from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
@@ -40,6 +40,9 @@ MAX_LOOKUPS_OF_DOMAIN = 200
 #: What one client may have of each; a lookup is counted for the client that began it, until it ends.
 MAX_LOOKUPS_OF_CLIENT = 250
 MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN = 100
+#: Names that wait until others have been looked up, in all and for one client: clients take turns.
+MAX_QUEUED = 2000
+MAX_QUEUED_OF_CLIENT = 500
 MAX_WAITERS = 20_000  # exchanges that wait for an answer
 MAX_WAITERS_OF_CLIENT = 10_000
 MAX_NEGATIVE_TTL_S = 30.0
@@ -94,13 +97,16 @@ class _Entry:
 
 
 class _Lookup:
-    """A name that is being asked for, because this client asked first."""
+    """A name that is being asked for, or waits for its turn, because this client asked first."""
 
-    __slots__ = ("client", "started", "task", "waiters")
+    __slots__ = ("client", "clients", "host", "late", "started", "task", "waiters")
 
-    def __init__(self, started: float, client: str) -> None:
-        self.started = started
+    def __init__(self, host: str, client: str, started: float) -> None:
+        self.host = host
         self.client = client
+        self.started = started
+        self.late: asyncio.TimerHandle | None = None  # while it waits for its turn
+        self.clients = [client]  # in whose queues it waits
         self.task: asyncio.Task[None] | None = None
         self.waiters: list[_Waiter] = []
 
@@ -131,6 +137,7 @@ class Resolver:
         self._cache: dict[str, _Entry] = {}
         self._cached_octets = 0
         self._lookups: dict[str, _Lookup] = {}
+        self._queue: FairQueue[_Lookup] = FairQueue(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)
         self._asking = Shares(sys.maxsize, sys.maxsize)  # lookups; this and the next ones count, the rules are below
         self._of_domain: dict[str, Shares] = {}
         self._waiting = Shares(sys.maxsize, sys.maxsize)
@@ -194,15 +201,20 @@ class Resolver:
         self._waiting.add(client)
         waiter.add_done_callback(partial(self._left, client))
         lookup.waiters.append(waiter)
+        if lookup.late is not None and client not in lookup.clients and self._queue.add(client, lookup):
+            lookup.clients.append(client)
         if entry is not None and stale:
             loop.call_later(STALE_AFTER_S, self._use_stale, waiter, entry)
         return waiter
 
     def close(self) -> None:
         """Stop every query; whoever still waits gets CancelledError."""
+        self._queue.clear()
         for lookup in list(self._lookups.values()):
             if lookup.task is not None:
                 lookup.task.cancel()
+            if lookup.late is not None:
+                lookup.late.cancel()
             for waiter in lookup.waiters:
                 waiter.cancel()
 
@@ -210,17 +222,64 @@ class Resolver:
     def _start(self, host: str, client: str, now: float) -> _Lookup | None:
         domain = _domain(host)
         below = self._of_domain.get(domain)
-        if len(self._lookups) >= MAX_LOOKUPS or (below is not None and below.total >= MAX_LOOKUPS_OF_DOMAIN):
+        if below is not None and (
+            below.total >= MAX_LOOKUPS_OF_DOMAIN or (client and below.of(client) >= MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN)
+        ):
             return None
-        if self._has_its_share(host, client):
+        lookup = _Lookup(host, client, now)
+        if self._asking.total < MAX_LOOKUPS and self._may_ask(client):
+            self._begin(lookup)
+        elif self._queue.add(client, lookup):
+            timeout_s = self._spec.timeout_s or DnsSpec().timeout_s
+            lookup.late = asyncio.get_running_loop().call_later(timeout_s, self._too_late, lookup)
+        else:
             return None
         if below is None:
             below = self._of_domain[domain] = Shares(sys.maxsize, sys.maxsize)
         below.add(client)
-        self._asking.add(client)
-        lookup = self._lookups[host] = _Lookup(now, client)
-        lookup.task = asyncio.get_running_loop().create_task(self._run(host, lookup))
+        self._lookups[host] = lookup
         return lookup
+
+    def _may_ask(self, client: str) -> bool:
+        """Whether this client has less than its share of the lookups under way."""
+        return not client or self._asking.of(client) < MAX_LOOKUPS_OF_CLIENT
+
+    def _begin(self, lookup: _Lookup) -> None:
+        self._asking.add(lookup.client)
+        self._leave_queue(lookup)
+        lookup.task = asyncio.get_running_loop().create_task(self._run(lookup.host, lookup))
+
+    def _begin_next(self) -> None:
+        """A lookup has ended: those whose turn it is begin. What nobody waits for any more does not."""
+        while self._asking.total < MAX_LOOKUPS:
+            lookup = self._queue.next(self._may_ask)
+            if lookup is None:
+                return
+            if all(waiter.done() for waiter in lookup.waiters):
+                self._drop(lookup)
+            else:
+                self._begin(lookup)
+
+    def _too_late(self, lookup: _Lookup) -> None:
+        """Its turn has not come in time."""
+        self._drop(lookup)
+        self._stats("error")
+        for waiter in lookup.waiters:
+            if not waiter.done():
+                self._settle(waiter, lookup.host, (), _Failure(Reason.DNS_ERROR, "too many names are being looked up"))
+        lookup.waiters.clear()
+
+    def _leave_queue(self, lookup: _Lookup) -> None:
+        if lookup.late is not None:
+            lookup.late.cancel()
+            lookup.late = None
+            for client in lookup.clients:
+                self._queue.remove(client, lookup)
+
+    def _drop(self, lookup: _Lookup) -> None:
+        self._leave_queue(lookup)
+        del self._lookups[lookup.host]
+        self._end_of(_domain(lookup.host), lookup.client)
 
     async def _run(self, host: str, lookup: _Lookup) -> None:
         """Ask, remember, and tell everyone who waits."""
@@ -235,6 +294,8 @@ class Resolver:
         finally:
             del self._lookups[host]
             self._end_of(_domain(host), lookup.client)
+            self._asking.give_back(lookup.client)
+            self._begin_next()
         for waiter in lookup.waiters:
             if not waiter.done():
                 if entry.backoff_s:
@@ -245,16 +306,13 @@ class Resolver:
         self._remember(host, entry)
 
     def _has_its_share(self, host: str, client: str) -> bool:
-        """Whether this client may not have another name looked up: none at all, or none below this domain."""
+        """Whether it is for this client alone that another name is not looked up."""
         if not client:
             return False
         below = self._of_domain.get(_domain(host))
-        return self._asking.of(client) >= MAX_LOOKUPS_OF_CLIENT or (
-            below is not None and below.of(client) >= MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN
-        )
+        return not self._may_ask(client) or (below is not None and below.of(client) >= MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN)
 
     def _end_of(self, domain: str, client: str) -> None:
-        self._asking.give_back(client)
         below = self._of_domain[domain]
         below.give_back(client)
         if not below.total:

@@ -367,6 +367,7 @@ async def test_the_cache_is_bounded_by_what_it_takes(bench: Bench, monkeypatch: 
 
 async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resolver_module, "MAX_LOOKUPS", 2)
+    bench.resolver._queue.limit = 0
     monkeypatch.setattr(resolver_module, "MAX_WAITERS", 3)
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=asyncio.Event())
     waiting = [bench.resolver.resolve(name) for name in ("a.test", "b.test", "a.test")]
@@ -382,6 +383,7 @@ async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest
 async def test_one_client_leaves_lookups_and_waiters_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resolver_module, "MAX_LOOKUPS_OF_CLIENT", 2)
     monkeypatch.setattr(resolver_module, "MAX_WAITERS_OF_CLIENT", 3)
+    bench.resolver._queue.share = 0
     gate = asyncio.Event()
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
     waiting = [bench.resolver.resolve(name, "greedy") for name in ("a.test", "b.other", "a.test")]
@@ -399,6 +401,41 @@ async def test_one_client_leaves_lookups_and_waiters_for_others(bench: Bench, mo
     gate.set()
     await asyncio.gather(*waiting[1:])
     await bench.resolver.resolve("e.fifth", "greedy")
+
+
+async def test_clients_take_turns_where_lookups_wait_for_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_LOOKUPS", 1)
+    gate = asyncio.Event()
+    bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
+    order: list[str] = []
+
+    def ask(host: str, client: str) -> asyncio.Future[object]:
+        asked = bench.resolver.resolve(host, client)
+        asked.add_done_callback(lambda done: order.append(host) if not done.cancelled() else None)
+        return asked
+
+    waiting = [ask(f"a{number}.{number}", "greedy") for number in range(4)]
+    waiting += [ask("b.other", "other"), ask("a3.3", "third")]
+    gone = ask("gone.fourth", "fourth")
+    gone.cancel()
+    gate.set()
+    await asyncio.gather(*waiting)
+    assert order == ["a0.0", "a1.1", "b.other", "a3.3", "a3.3", "a2.2"], "a3.3 is a wish of two"
+    assert not [query for query in bench.server.queries if "gone" in query[0]], "nobody waits for it any more"
+    assert (bench.resolver._asking.total, bench.resolver._of_domain, len(bench.resolver._queue)) == (0, {}, 0)
+
+
+async def test_a_lookup_waits_for_its_turn_no_longer_than_for_an_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_LOOKUPS", 1)
+    bench.make(timeout_s=0.3)
+    gate = asyncio.Event()
+    bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
+    monkeypatch.setattr(bench.resolver, "_find", lambda _host: gate.wait())  # one that does not end in its time
+    first = bench.resolver.resolve("a.test")
+    assert "too many" in (await bench.fault("b.other")).detail
+    assert (len(bench.resolver._queue), list(bench.resolver._lookups)) == (0, ["a.test"])
+    first.cancel()
+    bench.resolver.close()
 
 
 async def test_one_client_leaves_lookups_below_a_domain_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -420,6 +457,7 @@ async def test_names_that_need_no_query_are_answered_while_every_place_for_one_i
     (bench.folder / "hosts").write_text("10.0.0.2 file.test\n")
     bench.server.zone["*"] = Rule(silent=True)
     bench.make(hosts=(("policy.test", (ip_address("10.0.0.1"),)),))
+    bench.resolver._queue.limit = 0
     waiting = bench.resolver.resolve("a.test")
     assert "too many" in (await bench.fault("b.test")).detail
     assert await bench.addresses("policy.test") == ["10.0.0.1"]
