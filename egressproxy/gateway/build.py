@@ -18,6 +18,7 @@ from time import monotonic
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.admission import HTTP_PORT
 from egressproxy.gateway.attempts import NO_RETRIES, Attempts
 from egressproxy.gateway.authorization.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.authorization.over_http import HttpAsker
@@ -57,9 +58,6 @@ from egressproxy.transport.tls_contexts import server_context
 __all__ = ["build", "building"]
 
 NO_FILTERS = Chain()
-#: The ports that a route to a Dynamic backend is for: those of http and https; a tunnel with TLS is for the second.
-HTTP_PORTS = (80, 443)
-PERMITTED_PORTS = {"TLSRoute": (443,)}
 
 
 def build(
@@ -310,7 +308,8 @@ class _Builder:
         ]
         if names is None or not dynamic:
             return None
-        ports = {*PERMITTED_PORTS.get(kind, HTTP_PORTS), *(backend.port for backend in dynamic if backend.port)}
+        written = {backend.port for backend in dynamic if backend.port}
+        ports = None if not written else written if len(written) == 1 else ()  # what each of them permits
         mode = strictest(listener.policy.mode, policy.mode)
         return Permission(f"{kind} {route}", names, ports, self.destination_policy(listener.policy), mode)
 
@@ -360,7 +359,7 @@ def permitted_by(route: HttpRouteSpec, rules: Sequence[Route]) -> tuple[str, ...
     permissions = [rule.permission for rule in rules if rule.permission is not None]
     if len(permissions) < len(rules):
         return route.hostnames
-    left = [h for h in route.hostnames if any(each.names(Authority(h, HTTP_PORTS[0])) for each in permissions)]
+    left = [h for h in route.hostnames if any(each.names(Authority(h, HTTP_PORT)) for each in permissions)]
     return tuple(left) or None
 
 

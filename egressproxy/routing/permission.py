@@ -1,4 +1,4 @@
-"""Permission: what a route to a Dynamic backend opens by itself: the hosts that it names, on the ports that it is for.
+"""Permission: what a route to a Dynamic backend opens by itself: the hosts that it names.
 
 A route to a backend with an address of its own is the permission for it: somebody wrote the place down. A Dynamic
 backend has none, so for whatever such a route does not name the `destinations` of its listener decide, as if there were
@@ -25,6 +25,7 @@ class Permission:
 
     `hostnames` are those of the route, without what a listener made of them. A name is permitted; what is below a
     wildcard is where no policy of the listener has an allow list, for such a list says which part of it is meant.
+    `ports` are those that stand in the backend; None: every port.
     `destinations` are the listener's. `mode`: how what is refused is treated. `permitted` has the texts of authorities
     that were asked for and are named.
     """
@@ -35,7 +36,7 @@ class Permission:
         self,
         route: str,
         hostnames: Iterable[str],
-        ports: Collection[int],
+        ports: Collection[int] | None,
         destinations: DestinationPolicy,
         mode: Mode,
     ) -> None:
@@ -43,19 +44,23 @@ class Permission:
         for hostname in hostnames:
             if hostname.strip("*.") and not (destinations.has_allow_list and hostname.startswith("*.")):
                 self._hosts.put(hostname, True)
-        self._ports = frozenset(ports)
+        self._ports = frozenset(ports) if ports is not None else None
         self._destinations = destinations
         self.mode = mode
         self.permitted: set[str] = set()
-        listed = " and ".join(map(str, sorted(self._ports)))
+        on_ports = ""
+        if self._ports is not None:
+            on_ports = f", on port {', '.join(map(str, sorted(self._ports)))}" if self._ports else ", on no port"
         self._says = (
-            f"{route} leads to a Dynamic backend, and permits by itself the hosts that it names, on port {listed}; "
+            f"{route} leads to a Dynamic backend, and permits by itself the hosts that it names{on_ports}; "
             "destinations decide about the rest, and about what is below a wildcard where they have an allow list"
         )
 
     def names(self, authority: Authority) -> bool:
         """Whether the route itself permits this. A wildcard in place of the host stands for all below it."""
-        return authority.port in self._ports and self._hosts.first(authority.host) is not None
+        if self._ports is not None and authority.port not in self._ports:
+            return False
+        return self._hosts.first(authority.host) is not None
 
     def refusal(self, authority: Authority) -> Denied | None:
         """The refusal of a destination that neither the route names nor the listener's policies allow."""

@@ -64,8 +64,8 @@ class BackendSpec:
     """A Backend object (or Service, XBackend …) as written, references resolved.
 
     `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
-    says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is one more
-    that a route to it permits, or 0.
+    says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
+    that a route to it permits by itself, or 0 for every one.
     `parent` is the upstream gateway through which it is reached (by CONNECT).
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.

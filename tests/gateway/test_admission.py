@@ -474,12 +474,12 @@ def test_without_any_policy_a_route_without_hostnames_permits_nothing(converse_o
         (("*.a.example",), (), "b.a.example", False),
         (("*.a.example", "c.a.example"), ("b.a.example",), "c.a.example", True),
         (("a.example",), None, "a.example:443", True),
-        (("a.example",), None, "a.example:22", False),
-        (("a.example",), ("a.example",), "a.example:22", True),
-        (("*.a.example",), None, "b.a.example:8080", False),
+        (("a.example",), None, "a.example:8080", True),
+        (("*.a.example",), None, "b.a.example:8080", True),
+        (("*.a.example",), ("c.a.example",), "b.a.example:8080", False),
     ],
 )
-def test_a_route_permits_the_hosts_that_it_names_on_the_ports_of_http(
+def test_a_route_permits_the_hosts_that_it_names(
     converse: Start, hostnames: tuple[str, ...], allow: tuple[str, ...] | None, host: str, is_permitted: bool
 ):
     talk = converse(dynamic(*hostnames, allow=allow))
@@ -489,13 +489,26 @@ def test_a_route_permits_the_hosts_that_it_names_on_the_ports_of_http(
         refused(talk, absolute(host))
 
 
-def test_a_port_of_the_dynamic_backend_is_permitted(converse: Start):
+def test_a_port_of_the_dynamic_backend_is_the_one_that_is_permitted(converse: Start):
     objects = dynamic("a.example", allow=None)
+    objects[1] = m.policy(destinations={"allow": [{"hostnames": ["a.example"], "ports": [8082]}]})
     next(each for each in objects if each["kind"] == "Backend")["spec"]["destination"]["ports"] = [{"number": 8080}]
     talk = converse(objects)
     passes(talk, "a.example:8080")
-    passes(talk, "a.example:80")
+    passes(talk, "a.example:8082")
     refused(talk, absolute("a.example:8081"))
+    assert "the hosts that it names, on port 8080;" in talk.record()["detail"]
+
+
+def test_two_dynamic_backends_with_other_ports_permit_nothing_by_themselves(converse: Start):
+    objects = dynamic("a.example", allow=())
+    other = m.dynamic("other")
+    for number, backend in enumerate((objects[2], other)):
+        backend["spec"]["destination"]["ports"] = [{"number": 8080 + number}]
+    objects[-1]["spec"]["rules"][0]["backendRefs"] += m.prefix_rule("/", "other")["backendRefs"]
+    talk = converse([*objects, other])
+    for _ in range(4):
+        refused(talk, absolute("a.example:8080"))
 
 
 def test_an_address_is_never_a_name_of_a_route(converse: Start):
@@ -561,7 +574,6 @@ def test_a_tunnel_to_port_80_opens_no_more_than_a_request(converse_on: Start, is
         ((), ("ok.example",), b"ok.example", True),
         ((), ("ok.example",), b"other.example", False),
         (("ok.example",), (), b"ok.example", True),
-        (("ok.example",), None, b"ok.example:8080", False),
     ],
 )
 def test_on_a_reverse_listener_the_host_opens_no_more_than_policy_allows(

@@ -13,8 +13,13 @@ from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Mode
 ALLOW_OK = DestinationsSpec(allow=((DestinationRule(("ok.test",), policy="ns/p"),),))
 
 
-def permission(*hostnames: str, spec: DestinationsSpec = ALLOW_OK, mode: Mode = Mode.ENFORCE) -> Permission:
-    return Permission("HTTPRoute ns/r", hostnames, (80, 443), DestinationPolicy(spec, ("ns/p",)), mode)
+def permission(
+    *hostnames: str,
+    spec: DestinationsSpec = ALLOW_OK,
+    mode: Mode = Mode.ENFORCE,
+    ports: tuple[int, ...] | None = None,
+) -> Permission:
+    return Permission("HTTPRoute ns/r", hostnames, ports, DestinationPolicy(spec, ("ns/p",)), mode)
 
 
 def reason(made: Permission, authority: bytes) -> Reason | None:
@@ -35,9 +40,17 @@ def test_a_wildcard_stands_for_what_is_below_it_until_an_allow_list_says_which_p
 
 
 def test_a_refusal_says_what_the_route_permits():
-    refused = permission("a.test").refusal(parse_authority(b"b.test:80", None))
-    assert refused is not None
-    assert "permits by itself the hosts that it names, on port 80 and 443" in refused.detail
+    for ports, said in ((None, "names;"), ((80, 443), "names, on port 80, 443;"), ((), "names, on no port;")):
+        refused = permission("a.test", ports=ports).refusal(parse_authority(b"b.test:80", None))
+        assert refused is not None
+        assert f"permits by itself the hosts that it {said}" in refused.detail
+
+
+def test_ports_of_the_backend_are_those_that_are_permitted():
+    assert permission("a.test").names(parse_authority(b"a.test:22", None))
+    assert permission("a.test", ports=(22,)).names(parse_authority(b"a.test:22", None))
+    assert not permission("a.test", ports=(22,)).names(parse_authority(b"a.test:23", None))
+    assert not permission("a.test", ports=()).names(parse_authority(b"a.test:22", None))
 
 
 def test_the_strictest_mode_lets_the_least_pass():
