@@ -47,6 +47,7 @@ class BadReply(ValueError):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came.
+    `unheard`, of an answer for both families: the version of IP of which nothing was heard, or 0.
 
     For a negative answer `ttl_s` follows RFC 2308 section 5, and is 0 where the server gave no SOA record.
     """
@@ -54,6 +55,7 @@ class Answer:
     addresses: tuple[IPAddress, ...]
     ttl_s: float
     is_nxdomain: bool = False
+    unheard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

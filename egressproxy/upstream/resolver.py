@@ -14,7 +14,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from itertools import chain, zip_longest
@@ -83,7 +83,7 @@ _Waiter = asyncio.Future[tuple[IPAddress, ...]]
 class _Entry:
     """What is known of a name: addresses, or why there are none. Times are monotonic seconds."""
 
-    __slots__ = ("addresses", "backoff_s", "expires", "failure", "retry_at", "stale_until")
+    __slots__ = ("addresses", "backoff_s", "expires", "failure", "kept_until", "retry_at", "stale_until")
 
     def __init__(
         self, addresses: tuple[IPAddress, ...], failure: _Failure | None, expires: float, stale_s: float
@@ -92,6 +92,7 @@ class _Entry:
         self.failure = failure
         self.expires = expires
         self.stale_until = expires + stale_s if addresses else expires
+        self.kept_until = 0.0  # where addresses of one family are those of an answer before: how long they may be
         self.backoff_s = 0.0  # 0: no refresh has failed since it expired
         self.retry_at = 0.0
 
@@ -285,7 +286,8 @@ class Resolver:
         """Ask, remember, and tell everyone who waits."""
         try:
             try:
-                entry = self._entry(await self._find(host))
+                found = await self._find(host)
+                entry = self._entry(found, self._cache.get(host))
             except DnsFailure as error:
                 entry = self._failed(host, _Failure(error.reason, str(error)))
                 error.__traceback__ = None  # frames that hold it: no cycle
@@ -318,12 +320,21 @@ class Resolver:
         if not below.total:
             del self._of_domain[domain]
 
-    def _entry(self, found: Answer) -> _Entry:
+    def _entry(self, found: Answer, known: _Entry | None = None) -> _Entry:
+        """What was found; of a family that gave no answer, what was known, as long as it might be used as stale."""
         now = time.monotonic()
         if found.addresses:
             self._stats("ok")
             ttl_s = min(max(found.ttl_s, self._spec.min_ttl_s), self._spec.max_ttl_s)
-            return _Entry(found.addresses, None, now + ttl_s, self._spec.stale_ttl_s)
+            entry = _Entry(found.addresses, None, now + ttl_s, self._spec.stale_ttl_s)
+            until = known.kept_until or known.stale_until if known is not None else 0.0
+            if found.unheard and known is not None and until > now:
+                kept = [address for address in known.addresses if address.version == found.unheard]
+                if kept:
+                    entry.addresses = self._order([*found.addresses, *kept])
+                    entry.kept_until = until
+                    entry.expires = min(entry.expires, until)
+            return entry
         reason = Reason.DNS_NXDOMAIN if found.is_nxdomain else Reason.DNS_NO_ADDRESS
         self._stats(_WORDS[reason][0])
         ttl_s = max(min(found.ttl_s, MAX_NEGATIVE_TTL_S), self._spec.min_ttl_s)
@@ -408,7 +419,9 @@ class Resolver:
                 await asyncio.wait(tasks.values(), timeout=AAAA_GRACE_S if has_some else None)
             else:
                 await asyncio.wait(tasks.values())
-            return self._merge([task for task in tasks.values() if task.done()])
+            found = self._merge([task for task in tasks.values() if task.done()])
+            failed = [kind for kind, task in tasks.items() if not task.done() or task.exception() is not None]
+            return replace(found, unheard=4 if failed[0] is dns.rdatatype.A else 6) if failed else found
         finally:
             for task in tasks.values():
                 if not task.cancel() and not task.cancelled():

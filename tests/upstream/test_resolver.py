@@ -223,6 +223,26 @@ async def test_one_family_is_enough_when_the_other_fails(bench: Bench):
     assert time.monotonic() - started < 0.8, "the silent family is given up early"
 
 
+async def test_what_is_known_of_a_family_that_gives_no_answer_stays_as_long_as_a_stale_answer_would(bench: Bench):
+    bench.make(max_ttl_s=10.0, stale_ttl_s=30.0)
+    bench.server.zone["a.test"] = Rule(("192.0.2.1", "2001:db8::1"), ttl=10)
+    assert len(await bench.addresses()) == 2
+    bench.server.zone["a.test"] = Rule(("192.0.2.2",), ttl=10, only="A")
+    for ahead in (15.0, 30.0):
+        bench.clock.ahead = ahead
+        assert await bench.addresses() == ["2001:db8::1", "192.0.2.2"]
+    bench.clock.ahead = 45.0
+    assert await bench.addresses() == ["192.0.2.2"]
+
+
+async def test_an_answer_that_a_name_has_no_address_of_a_family_is_one(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1", "2001:db8::1"), ttl=10)
+    assert len(await bench.addresses()) == 2
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=10)
+    bench.clock.ahead = 15.0
+    assert await bench.addresses() == ["192.0.2.1"]
+
+
 async def test_a_changed_address_is_used_after_the_ttl(bench: Bench):
     bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=5)
     await bench.addresses()
