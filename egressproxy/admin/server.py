@@ -38,6 +38,7 @@ STOP_TIMEOUT_S: Final = 1.0
 ACCEPTED_AT_ONCE: Final = 8
 #: Connections that wait in the kernel to be accepted.
 BACKLOG: Final = 512
+ENCODED_SLASHES: Final = ("%2f", "%5c")
 #: What browsers say of requests that a page of somebody else makes (Fetch Metadata).
 OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 #: What is answered whoever else is there.
@@ -147,6 +148,7 @@ class AdminServer:
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=0,
             max_line_size=8190,
+            auto_decompress=False,
         )
 
     # requests
@@ -173,9 +175,12 @@ class AdminServer:
     async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
         if connection.is_reserve and request.path not in HEALTH:
             raise ApiError(503, "ServiceUnavailable", "too many connections are being answered", retry_after_s=5)
-        if not self._is_our_name(request.headers.get("Host", "")):
+        if not self._is_our_name(_authority(request)):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
             return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
+        if any(each in request.raw_path.partition("?")[0].lower() for each in ENCODED_SLASHES):
+            # Whoever stands before us and judges paths reads another path than we would.
+            raise ApiError(404, "NotFound", "a path has no encoded slash here")
         if request.headers.get("Sec-Fetch-Site") in OTHER_SITES and request.headers.get("Sec-Fetch-Mode") != "navigate":
             # A page cannot read the answer, but some questions do something (an explanation asks name servers).
             return refusal(ApiError(403, "Forbidden", "a page of another site may not ask"))
@@ -227,6 +232,14 @@ class AdminServer:
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
         version = self._state.metrics.version
         return json_response(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{version}"})
+
+
+def _authority(request: web.BaseRequest) -> str:
+    """Whom the request is for: that of an absolute target goes before Host (RFC 9112 section 3.2.2)."""
+    scheme, absolute, rest = request.raw_path.partition("://")
+    if absolute and scheme.isalpha():
+        return rest.partition("/")[0].partition("?")[0] or "-"
+    return request.headers.get("Host", "")
 
 
 def _bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> socket.socket:

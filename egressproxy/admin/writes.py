@@ -66,7 +66,9 @@ class WriteAccess:
 
 
 async def read_body(request: web.BaseRequest) -> bytes:
-    """Raises ApiError(408, 413)."""
+    """Raises ApiError(400, 408, 413, 415)."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ApiError(415, "UnsupportedMediaType", "a body with a Content-Encoding is not read; send it as it is")
     pieces, size = [], 0
     try:
         async with asyncio.timeout(BODY_S):
@@ -76,6 +78,8 @@ async def read_body(request: web.BaseRequest) -> bytes:
                 if size > MAX_BODY:
                     message = f"the body is larger than {MAX_BODY} bytes"
                     raise ApiError(413, "RequestEntityTooLarge", message)
+    except web.RequestPayloadError:
+        raise ApiError(400, "BadRequest", "the body does not end as its framing says") from None
     except TimeoutError:
         raise ApiError(408, "Timeout", f"the body did not come within {BODY_S:.0f} s") from None
     return b"".join(pieces)

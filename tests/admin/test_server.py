@@ -249,3 +249,23 @@ async def test_aggregated_discovery_has_its_content_type(admin: AdminServer):
 async def test_what_cannot_be_selected_by_is_a_status_object(admin: AdminServer):
     answer = await ask(admin, "/api/v1/secrets?fieldSelector=spec.x%3D1")
     assert (answer.status, answer.json()["reason"]) == (400, "BadRequest")
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/apis", 200),
+        ("/apis/", 200),
+        ("/api%2fv1%2fsecrets", 404),
+        ("/api/v1/namespaces/default%2Fsecrets", 404),
+        ("/api%5Cv1", 404),
+        ("/apis?x=%2f", 200),
+        ("http://localhost/apis", 200),
+        ("http://127.0.0.1:1/apis", 200),
+        ("http://evil.example/apis", 403),
+        ("http://localhost@evil.example/apis", 403),
+        ("http://evil.example", 403),
+    ],
+)
+async def test_a_target_has_one_reading(admin: AdminServer, target: str, status: int):
+    assert (await ask(admin, target)).status == status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -201,3 +202,30 @@ def test_of_writes_at_once_on_one_version_one_wins(gateway: GatewayProcess):
     with ThreadPoolExecutor(6) as pool:
         codes = list(pool.map(replace, range(1, 7)))
     assert sorted(codes) == [200, 409, 409, 409, 409, 409]
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "status"),
+    [
+        ("Content-Encoding: gzip\r\nContent-Length: 5\r\n", b"abcde", 415),
+        ("Content-Encoding: deflate\r\nContent-Length: 5\r\n", b"abcde", 415),
+        ("Content-Encoding: identity\r\nContent-Length: 2\r\n", b"{}", 422),
+        ("Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\n0\r\n\r\n", 422),
+        ("Transfer-Encoding: chunked\r\n", b"2\r\n{", 400),
+        ("Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\nzz\r\n", 400),
+        ("Content-Length: 9\r\nExpect: 100-continue\r\n", b"{}", 400),
+    ],
+)
+def test_a_body_that_cannot_be_taken_is_refused_and_fills_no_log(
+    gateway: GatewayProcess, fields: str, body: bytes, status: int
+):
+    said = len(gateway.stderr)
+    with socket.create_connection(("127.0.0.1", gateway.admin_port), timeout=GOOD_TIME_S) as sock:
+        head = f"POST {MAPS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{fields}\r\n"
+        sock.sendall(head.encode() + body)
+        sock.shutdown(socket.SHUT_WR)
+        answer = sock.recv(65536)
+    if answer:  # who has left in the middle of it may be told nothing
+        codes = [line.split()[1] for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.")]
+        assert int(codes[-1]) in (status, 100)
+    assert "Traceback" not in gateway.stderr[said:]
