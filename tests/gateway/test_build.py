@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,8 +15,9 @@ from egressproxy.filters.instances import FilterBuildError
 from egressproxy.gateway.build import building
 from egressproxy.gateway.gateway import Gateway
 from egressproxy.gateway.live import Snapshot
+from egressproxy.model.secret import Secret
 from egressproxy.model.steps import Steps, finished
-from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.spec.gateway import CertificateSpec, ConfigSpec, ListenerProtocol, ListenerTlsSpec
 from egressproxy.spec.policy import ExtensionSpec
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
@@ -100,3 +102,26 @@ async def test_a_part_that_cannot_be_built_leaves_what_is_in_service(
         await gateway.prepare(with_filter(config, tmp_path))
     assert gateway.snapshot is None
     assert gateway.network._resolvers == connectors
+
+
+async def test_code_of_others_runs_when_all_the_rest_is_built_and_once(
+    gateway: Gateway, config: ConfigSpec, tmp_path: Path
+):
+    ran = tmp_path / "ran"
+    (tmp_path / "mine.py").write_text(f"open({str(ran)!r}, 'a').write('x')\n{FILTER}")
+    good = with_filter(config, tmp_path)
+    bad_tls = ListenerTlsSpec(certificates=(CertificateSpec("c", "no certificate", Secret(b"no key")),))
+    forward, web = good.listeners
+    with pytest.raises(ssl.SSLError):
+        await gateway.prepare(ConfigSpec((forward, replace(web, protocol=ListenerProtocol.HTTPS, tls=bad_tls)), 1))
+    assert not ran.exists()
+    limit = ExtensionSpec("limit", "egressproxy.io/BodyLimit:v1", "connect", config='{"maxBytes": 5}')
+    with pytest.raises(FilterBuildError, match="limit"):
+        await gateway.prepare(
+            ConfigSpec((forward, replace(web, extensions=(limit,), default_backend=forward.default_backend)), 1)
+        )
+    assert not ran.exists()
+    await gateway.put_into_service(await gateway.prepare(good))
+    assert ran.read_text() == "x"
+    await gateway.prepare(good)
+    assert ran.read_text() == "x"  # it lives on
