@@ -100,7 +100,7 @@ async def first_octets(client: ClientConnection) -> Listener:
 
     Raises BadRequest (CLIENT_TIMEOUT) where nothing comes in the time for a request head.
     """
-    client.deadline.after(client.request_headers_s)
+    client.deadline.after(client.request_headers_s or client.idle_s)
     while not client.reader.buffered and not client.has_ended:
         client.awaits_octets = True
         await pause()

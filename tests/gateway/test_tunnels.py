@@ -368,6 +368,23 @@ def test_a_hello_that_is_not_whole_in_time_ends_the_tunnel(
     assert talk.record()["reason"] == "client_timeout"
 
 
+@pytest.mark.parametrize("octets", [b"", client_hello("a.example")[:20]])
+@pytest.mark.parametrize("port", [80, 443])
+def test_without_a_time_for_heads_the_idle_time_holds(converse: Start, octets: bytes, port: int):
+    timeouts = {"requestHeaders": "0s", "idle": "30s", "tunnelIdle": "30s"}
+    backend = m.backend("a", "a.example", 443, tls=True)
+    talk = converse(forward(backend, m.tls_route("t", "a", hostnames=["a.example"]), traffic={"timeouts": timeouts}))
+    talk.client >> connect(f"a.example:{port}")
+    talk.client >> octets
+    if port == 443 or octets:
+        talk.dialled("a.example", 443)
+    talk.after(20)
+    talk.client.is_open()
+    talk.after(15)
+    assert talk.client.is_gone
+    assert talk.record()["reason"] == "client_timeout"
+
+
 def test_a_server_may_take_its_time_for_its_answer(converse: Start):
     talk = converse(tls_routed())
     tunnel(talk)

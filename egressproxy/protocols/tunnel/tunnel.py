@@ -67,7 +67,7 @@ class Tunnel(Timer, Generic[E]):
     ) -> None:
         """The ends are set before anything else happens. `holds_upstream`: until a ClientHello goes on, the upstream is
         not heard; `guard_s` is how long a ClientHello may take from its first octet, and from the start where there has
-        to be one.
+        to be one; 0: as long as the tunnel may be idle.
         """
         super().__init__(wheel)
         self.idle_s = idle_s
@@ -80,7 +80,7 @@ class Tunnel(Timer, Generic[E]):
         self.is_over = False
         self.is_kept_alive = False
         self.unsent = 0  # when an end is left over: what it had left to take when we last looked
-        self.is_timed = guard is not None and guard.must_be_tls  # a ClientHello has to be whole in time
+        self.is_timed = guard is not None and guard.must_be_tls and guard_s > 0  # a ClientHello has to be whole in time
         self.early = b""  # what the upstream said before a ClientHello that has to come first
         self.after(guard_s if self.is_timed else self._look_s())
 
@@ -118,7 +118,7 @@ class Tunnel(Timer, Generic[E]):
             self.guard = None
         if passed:
             self._let_upstream_speak()
-        if guard.has_held and not self.is_timed:
+        if guard.has_held and not self.is_timed and self.guard_s > 0:
             self.is_timed = True
             self.after(self.guard_s)
         return passed
