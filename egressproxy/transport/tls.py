@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
 from typing import Any, cast
@@ -24,6 +24,10 @@ __all__ = ["OnHandshake", "TlsStream", "TlsTruncated", "tls_fault"]
 #: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
 #: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
 MAX_PLAINTEXT = 16384
+
+#: What passes through OpenSSL's buffers at one time, towards upstreams: everything. Towards clients it is a record: the
+#: buffers (BIO) keep the size that they once had, 87 KB for 64 KiB, and a client may leave many connections idle.
+UNBOUNDED = 1 << 62
 
 
 class TlsTruncated(ConnectionError):
@@ -56,7 +60,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     __slots__ = (
         "_eof_wanted", "_error", "_has_eof", "_has_peer_eof", "_has_sent_eof", "_in", "_inner", "_is_joined",
-        "_is_paused", "_is_write_paused", "_on_handshake", "_out", "_read", "_ssl", "_state", "_transport", "_verify",
+        "_is_paused", "_is_write_paused", "_on_handshake", "_out", "_piece", "_read", "_ssl", "_state", "_transport",
+        "_verify",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -76,6 +81,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._out = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._in, self._out, server_side=server_side, server_hostname=server_hostname)
         self._read = self._ssl.read
+        self._piece = MAX_PLAINTEXT if server_side else UNBOUNDED
         self._inner = inner
         self._on_handshake: OnHandshake | None = on_handshake
         self._verify = verify
@@ -94,7 +100,12 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._transport = cast(asyncio.Transport, transport)
         self._handshake()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
+        if len(data) > self._piece:
+            whole = memoryview(data)
+            for at in range(0, len(whole), self._piece):
+                self.data_received(whole[at : at + self._piece])
+            return
         self._in.write(data)
         if self._state is _OPEN:
             self._pump()
@@ -143,6 +154,9 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 raise RuntimeError("write before the TLS handshake is done")
             return
         try:
+            if len(data) > self._piece:
+                self._transport.writelines(list(self._records(memoryview(data))))
+                return
             sent = self._ssl.write(data)
             if sent < len(data):
                 rest = memoryview(data)[sent:]
@@ -152,6 +166,12 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._fail(error)
             return
         self._transport.write(self._out.read())
+
+    def _records(self, rest: memoryview) -> Iterator[bytes]:
+        """This plaintext, encrypted a piece at a time."""
+        while rest:
+            rest = rest[self._ssl.write(rest[: self._piece]) :]
+            yield self._out.read()
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self.write(b"".join(list_of_data))  # few large records rather than many small ones

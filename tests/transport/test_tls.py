@@ -192,6 +192,26 @@ def test_a_small_message_is_one_write_below(pair: Pair):
     assert len(pair.client_wire.sent) == 5 + int.from_bytes(pair.client_wire.sent[3:5], "big")
 
 
+def test_towards_a_client_little_passes_through_openssl_at_one_time(pair: Pair):
+    """Its buffers never shrink, and an idle connection would keep what was said last."""
+    held: list[int] = []
+    pair.server_inner.on_data = lambda: held.append(pair.server._in.pending)
+    sent = bytes(range(256)) * 1024
+    pair.client.write(sent)
+    pair.carry()
+    assert pair.server_inner.data == sent
+    assert max(held) <= 16384
+    sizes: list[int] = []
+    wire = pair.server._transport
+    plain = wire.writelines
+    wire.writelines = lambda pieces: (sizes.extend(map(len, pieces)), plain(pieces))[1]  # type: ignore[method-assign, func-returns-value, assignment]
+    pair.server.write(sent)
+    pair.carry()
+    assert pair.client_inner.data == sent
+    assert len(sizes) == 16
+    assert max(sizes) < 17_000
+
+
 def test_close_notify_is_a_clean_end(pair: Pair):
     pair.server.write(b"all")
     pair.server.close()
