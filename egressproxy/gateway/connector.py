@@ -594,8 +594,9 @@ class Connector:
 
     @property
     def waiting(self) -> int:
-        """Exchanges that wait for a connection, for metrics."""
-        return sum(len(target.pool.waiting) for target in self._targets.values())
+        """Exchanges that wait for a connection, to the backend or its parent, for metrics."""
+        own = sum(len(target.pool.waiting) for target in self._targets.values())
+        return own if self.parent is None else own + self.parent.waiting
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self._targets)} targets)"

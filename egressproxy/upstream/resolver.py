@@ -25,24 +25,16 @@ import dns.rdatatype
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
-from egressproxy.model.shares import FairQueue, Shares
+from egressproxy.model.shares import Shares
 from egressproxy.spec.policy import DnsSpec, Family
 from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
+from egressproxy.upstream.lookups import Lookup, Lookups, Waiter
 from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
 
 __all__ = ["Resolver"]
 
 MAX_NAMES = 10_000  # cached
 MAX_CACHED_OCTETS = 16 * 1024 * 1024  # of all that is known of them, about
-MAX_LOOKUPS = 500  # names being asked for at one time: each holds up to six sockets
-#: Of these, names under one domain (its last two labels): the silent servers of one owner keep nobody else waiting.
-MAX_LOOKUPS_OF_DOMAIN = 200
-#: What one client may have of each; a lookup is counted for the client that began it, until it ends.
-MAX_LOOKUPS_OF_CLIENT = 250
-MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN = 100
-#: Names that wait until others have been looked up, in all and for one client: clients take turns.
-MAX_QUEUED = 2000
-MAX_QUEUED_OF_CLIENT = 500
 MAX_WAITERS = 20_000  # exchanges that wait for an answer
 MAX_WAITERS_OF_CLIENT = 10_000
 MAX_NEGATIVE_TTL_S = 30.0
@@ -77,9 +69,6 @@ class _Failure:
         return UpstreamFault(self.reason, message, status=status, retry=Retry.SAFE, detail=self.detail)
 
 
-_Waiter = asyncio.Future[tuple[IPAddress, ...]]
-
-
 class _Entry:
     """What is known of a name: addresses, or why there are none. Times are monotonic seconds."""
 
@@ -95,21 +84,6 @@ class _Entry:
         self.kept_until = 0.0  # where addresses of one family are those of an answer before: how long they may be
         self.backoff_s = 0.0  # 0: no refresh has failed since it expired
         self.retry_at = 0.0
-
-
-class _Lookup:
-    """A name that is being asked for, or waits for its turn, because this client asked first."""
-
-    __slots__ = ("client", "clients", "host", "late", "started", "task", "waiters")
-
-    def __init__(self, host: str, client: str, started: float) -> None:
-        self.host = host
-        self.client = client
-        self.started = started
-        self.late: asyncio.TimerHandle | None = None  # while it waits for its turn
-        self.clients = [client]  # in whose queues it waits
-        self.task: asyncio.Task[None] | None = None
-        self.waiters: list[_Waiter] = []
 
 
 class Resolver:
@@ -137,10 +111,7 @@ class Resolver:
         self._route = Ipv6Route()
         self._cache: dict[str, _Entry] = {}
         self._cached_octets = 0
-        self._lookups: dict[str, _Lookup] = {}
-        self._queue: FairQueue[_Lookup] = FairQueue(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)
-        self._asking = Shares(sys.maxsize, sys.maxsize)  # lookups; this and the next ones count, the rules are below
-        self._of_domain: dict[str, Shares] = {}
+        self._lookups = Lookups(self._run, self._too_late, spec.timeout_s or DnsSpec().timeout_s)
         self._waiting = Shares(sys.maxsize, sys.maxsize)
 
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
@@ -163,7 +134,7 @@ class Resolver:
             return entry.addresses
         return self._without_dns(host) or None
 
-    def resolve(self, host: str, client: str = "") -> _Waiter:
+    def resolve(self, host: str, client: str = "") -> Waiter:
         """A future of the addresses of a name (never empty), in the order in which they should be tried.
 
         `client` is whose wish it is: one client gets no more than its share of lookups and waiters. "" is us.
@@ -171,7 +142,7 @@ class Resolver:
         Cancelling it leaves the query, and everyone else who waits for it, alone. No task is needed to await it.
         """
         loop = asyncio.get_running_loop()
-        waiter: _Waiter = loop.create_future()
+        waiter: Waiter = loop.create_future()
         now = time.monotonic()
         entry = self._cache.get(host)
         if entry is not None and entry.expires > now:
@@ -186,9 +157,9 @@ class Resolver:
             self._settle(waiter, host, entry.addresses, entry.failure)
             return waiter
         stale = entry is not None and entry.stale_until > now
-        lookup = self._lookups.get(host)
+        lookup = self._lookups.known.get(host)
         if lookup is None and not (stale and entry is not None and entry.retry_at > now):
-            lookup = self._start(host, client, now)
+            lookup = self._lookups.start(host, client, now)
         if entry is not None and stale and (lookup is None or entry.backoff_s or now - lookup.started > STALE_AFTER_S):
             self._stats("stale")
             waiter.set_result(entry.addresses)
@@ -196,94 +167,25 @@ class Resolver:
         too_many = client != "" and self._waiting.of(client) >= MAX_WAITERS_OF_CLIENT
         if lookup is None or too_many or self._waiting.total >= MAX_WAITERS:
             self._stats("error")
-            whose = " of this client" if too_many or self._has_its_share(host, client) else ""
+            whose = " of this client" if too_many or self._lookups.is_refused_to(host, client) else ""
             self._settle(waiter, host, (), _Failure(Reason.DNS_ERROR, f"too many names{whose} are being looked up"))
             return waiter
         self._waiting.add(client)
         waiter.add_done_callback(partial(self._left, client))
         lookup.waiters.append(waiter)
-        if lookup.late is not None and client not in lookup.clients and self._queue.add(client, lookup):
-            lookup.clients.append(client)
+        self._lookups.join(lookup, client)
         if entry is not None and stale:
             loop.call_later(STALE_AFTER_S, self._use_stale, waiter, entry)
         return waiter
 
     def close(self) -> None:
         """Stop every query; whoever still waits gets CancelledError."""
-        self._queue.clear()
-        for lookup in list(self._lookups.values()):
-            if lookup.task is not None:
-                lookup.task.cancel()
-            if lookup.late is not None:
-                lookup.late.cancel()
-            for waiter in lookup.waiters:
-                waiter.cancel()
+        self._lookups.close()
 
     # --- lookups -------------------------------------------------------------------------------------------------
-    def _start(self, host: str, client: str, now: float) -> _Lookup | None:
-        domain = _domain(host)
-        below = self._of_domain.get(domain)
-        if below is not None and (
-            below.total >= MAX_LOOKUPS_OF_DOMAIN or (client and below.of(client) >= MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN)
-        ):
-            return None
-        lookup = _Lookup(host, client, now)
-        if self._asking.total < MAX_LOOKUPS and self._may_ask(client):
-            self._begin(lookup)
-        elif self._queue.add(client, lookup):
-            timeout_s = self._spec.timeout_s or DnsSpec().timeout_s
-            lookup.late = asyncio.get_running_loop().call_later(timeout_s, self._too_late, lookup)
-        else:
-            return None
-        if below is None:
-            below = self._of_domain[domain] = Shares(sys.maxsize, sys.maxsize)
-        below.add(client)
-        self._lookups[host] = lookup
-        return lookup
-
-    def _may_ask(self, client: str) -> bool:
-        """Whether this client has less than its share of the lookups under way."""
-        return not client or self._asking.of(client) < MAX_LOOKUPS_OF_CLIENT
-
-    def _begin(self, lookup: _Lookup) -> None:
-        self._asking.add(lookup.client)
-        self._leave_queue(lookup)
-        lookup.task = asyncio.get_running_loop().create_task(self._run(lookup.host, lookup))
-
-    def _begin_next(self) -> None:
-        """A lookup has ended: those whose turn it is begin. What nobody waits for any more does not."""
-        while self._asking.total < MAX_LOOKUPS:
-            lookup = self._queue.next(self._may_ask)
-            if lookup is None:
-                return
-            if all(waiter.done() for waiter in lookup.waiters):
-                self._drop(lookup)
-            else:
-                self._begin(lookup)
-
-    def _too_late(self, lookup: _Lookup) -> None:
-        """Its turn has not come in time."""
-        self._drop(lookup)
-        self._stats("error")
-        for waiter in lookup.waiters:
-            if not waiter.done():
-                self._settle(waiter, lookup.host, (), _Failure(Reason.DNS_ERROR, "too many names are being looked up"))
-        lookup.waiters.clear()
-
-    def _leave_queue(self, lookup: _Lookup) -> None:
-        if lookup.late is not None:
-            lookup.late.cancel()
-            lookup.late = None
-            for client in lookup.clients:
-                self._queue.remove(client, lookup)
-
-    def _drop(self, lookup: _Lookup) -> None:
-        self._leave_queue(lookup)
-        del self._lookups[lookup.host]
-        self._end_of(_domain(lookup.host), lookup.client)
-
-    async def _run(self, host: str, lookup: _Lookup) -> None:
+    async def _run(self, lookup: Lookup) -> None:
         """Ask, remember, and tell everyone who waits."""
+        host = lookup.host
         try:
             try:
                 found = await self._find(host)
@@ -294,10 +196,7 @@ class Resolver:
             except Exception as error:  # a fault of ours must not leave anyone waiting
                 entry = self._failed(host, _Failure(Reason.DNS_ERROR, f"{type(error).__name__}: {error}"))
         finally:
-            del self._lookups[host]
-            self._end_of(_domain(host), lookup.client)
-            self._asking.give_back(lookup.client)
-            self._begin_next()
+            self._lookups.end(lookup)
         for waiter in lookup.waiters:
             if not waiter.done():
                 if entry.backoff_s:
@@ -307,18 +206,13 @@ class Resolver:
         lookup.task = None
         self._remember(host, entry)
 
-    def _has_its_share(self, host: str, client: str) -> bool:
-        """Whether it is for this client alone that another name is not looked up."""
-        if not client:
-            return False
-        below = self._of_domain.get(_domain(host))
-        return not self._may_ask(client) or (below is not None and below.of(client) >= MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN)
-
-    def _end_of(self, domain: str, client: str) -> None:
-        below = self._of_domain[domain]
-        below.give_back(client)
-        if not below.total:
-            del self._of_domain[domain]
+    def _too_late(self, lookup: Lookup) -> None:
+        """Its turn has not come in time."""
+        self._stats("error")
+        for waiter in lookup.waiters:
+            if not waiter.done():
+                self._settle(waiter, lookup.host, (), _Failure(Reason.DNS_ERROR, "too many names are being looked up"))
+        lookup.waiters.clear()
 
     def _entry(self, found: Answer, known: _Entry | None = None) -> _Entry:
         """What was found; of a family that gave no answer, what was known, as long as it might be used as stale."""
@@ -363,16 +257,16 @@ class Resolver:
         if entry is not None:
             self._cached_octets -= _octets(host, entry)
 
-    def _left(self, client: str, _waiter: _Waiter) -> None:
+    def _left(self, client: str, _waiter: Waiter) -> None:
         self._waiting.give_back(client)
 
-    def _use_stale(self, waiter: _Waiter, entry: _Entry) -> None:
+    def _use_stale(self, waiter: Waiter, entry: _Entry) -> None:
         if not waiter.done():
             self._stats("stale")
             waiter.set_result(entry.addresses)
 
     @staticmethod
-    def _settle(waiter: _Waiter, host: str, addresses: tuple[IPAddress, ...], failure: _Failure | None) -> None:
+    def _settle(waiter: Waiter, host: str, addresses: tuple[IPAddress, ...], failure: _Failure | None) -> None:
         if failure is None:
             waiter.set_result(addresses)
         else:
@@ -453,11 +347,6 @@ class Resolver:
         return (
             f"Resolver({len(self._cache)} names, {len(self._lookups)} being asked for, {self._waiting.total} waiting)"
         )
-
-
-def _domain(host: str) -> str:
-    """Its last two labels."""
-    return ".".join(host.rsplit(".", 2)[-2:])
 
 
 def _octets(host: str, entry: _Entry) -> int:
