@@ -195,13 +195,13 @@ class _Builder:
         return self.route(
             listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
             auth=rule.auth, mirrors=rule.mirrors, retry=rule.retry, session=rule.session, kind=route.kind,
-            names=route.names,
+            names=route.named,
         )  # fmt: skip
 
     def stream(self, listener: ListenerSpec, route: StreamRouteSpec) -> Route:
         made = self.route(
             listener, route.name, route.extensions, route.backends, route.policy, 0.0, None, kind=route.kind,
-            names=route.names,
+            names=route.named,
         )  # fmt: skip
         made.is_tls_only = route.kind == "TLSRoute"
         return made

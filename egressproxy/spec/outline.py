@@ -38,7 +38,7 @@ _NAMES: Final = {
 _APART: Final = frozenset(
     {
         "http_routes", "tls_routes", "tcp_routes", "default_backend", "extensions", "backends", "rules",
-        "gateway", "parent", "folder", "settings", "scope", "name", "place",
+        "gateway", "parent", "folder", "settings", "scope", "name", "named", "place",
     }
 )  # fmt: skip
 

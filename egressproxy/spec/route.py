@@ -157,7 +157,7 @@ class HttpRuleSpec:
 class HttpRouteSpec:
     """`name` is "namespace/name"; `hostnames` are already intersected with the listener's (empty: every host).
 
-    `created` is the creationTimestamp as an ISO string, "~" (sorts last) where there is none. `names`, for a route with
+    `created` is the creationTimestamp as an ISO string, "~" (sorts last) where there is none. `named`, for a route with
     a Dynamic backend or mirror, are the hostnames as it has written them: what it permits by itself.
     """
 
@@ -166,12 +166,12 @@ class HttpRouteSpec:
     rules: tuple[HttpRuleSpec, ...]
     created: str = "~"
     kind: str = "HTTPRoute"
-    names: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRouteSpec:
-    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames`, `names` as above; empty for TCPRoute.
+    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames`, `named` as above; empty for TCPRoute.
 
     `extensions` as in HttpRuleSpec (request-headers phase sees a tunnel).
     """
@@ -183,4 +183,4 @@ class StreamRouteSpec:
     extensions: tuple[ExtensionSpec, ...] = ()
     created: str = "~"
     kind: str = "TLSRoute"
-    names: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()

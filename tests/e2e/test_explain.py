@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
 from tests.support import manifests as m
+from tests.support.dns import Rule
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -116,3 +117,40 @@ def test_a_new_configuration_is_compared_with_the_running_gateway_and_its_decisi
         assert "~ Listener agents/gw/forward\n" in text
         assert fetch(gateway, "/model")["bind"] == ["127.0.0.1"]
         assert f"! GET b.test:{origin.port}/ on agents/gw/forward: deny (destination_not_allowed) -> allow" in text
+
+
+def test_a_denied_place_is_told_in_the_same_words_by_check_explain_answer_and_log(dns: NameServer, tmp_path: Path):
+    port = free_port()
+    denied = {"allow": [{"hostnames": ["*.test"]}], "deny": [{"hostnames": ["api.test"]}, {"cidrs": ["127.0.0.2/32"]}]}
+    objects = [
+        m.gateway(m.http_listener(port)),
+        m.policy(dns=dns.address, cidrs=ALLOW_LOOPBACK, destinations=denied),
+        m.backend("api", "api.test", 80),
+        m.dynamic(),
+        m.http_route("fixed", m.prefix_rule("/", "api"), hostnames=("front.test",)),
+        m.http_route("all", m.prefix_rule("/", "any")),
+    ]
+    said = "api.test is denied by policy agents/default"
+    entry = 'backend agents/api leads to api.test:80; denied by {hostnames: ["api.test"]} in destinations.deny'
+    dns.zone["other.test"] = Rule(("127.0.0.2",))
+    with Origin() as origin, GatewayProcess(tmp_path / "gw", objects) as gateway:
+        _, text = command(gateway, "explain", "GET", "/", "-H", "Host: front.test")
+        assert said in text
+        assert entry in text
+        with client(port) as sock:
+            status, body = ask(sock, b"GET / HTTP/1.1\r\nHost: front.test\r\n\r\n")
+            assert status == 403
+            assert json.loads(body)["error"]["message"] == said
+            asked = f"other.test:{origin.port}"
+            status, body = ask(sock, f"GET / HTTP/1.1\r\nHost: {asked}\r\n\r\n".encode())
+            assert (status, json.loads(body)["error"]["reason"]) == (403, "resolved_denied")
+            assert ask(sock, b"GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n")[0] == 403
+            assert ask(sock, f"GET / HTTP/1.1\r\nHost: a.test:{origin.port}\r\n\r\n".encode()) == (200, b"ok")
+        assert origin.accepted == 1
+        folder = tmp_path / "manifests"
+        folder.mkdir()
+        m.write(folder / "all.yaml", objects)
+        whole = [sys.executable, "-m", "egressproxy", "check", str(folder)]
+        checked = subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False)
+        assert f"{said} ({entry})" in checked.stdout + checked.stderr
+        assert gateway.wait_for_record(reason="destination_denied")["detail"] == entry

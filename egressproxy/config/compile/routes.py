@@ -120,8 +120,8 @@ class RouteCompiler:
                 error = findings.closed.get(index, "")
                 rules.append(self._http_rule(route, index, listener, layers, where, error))
         created = route.metadata.creation_timestamp or "~"
-        names = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
-        return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created, names=names)
+        named = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
+        return HttpRouteSpec(route.full_name, attachment.hostnames, tuple(rules), created, named=named)
 
     def grpc_route(
         self, route: GrpcRoute, attachment: Attachment, layers: tuple[Layer, ...], findings: Findings
@@ -167,7 +167,7 @@ class RouteCompiler:
             extensions=ordered([*placed, *found.filters]),
             created=route.metadata.creation_timestamp or "~",
             kind=route.KIND,
-            names=route.spec.hostnames if isinstance(route, TlsRoute) and any(map(is_dynamic, found.backends)) else (),
+            named=route.spec.hostnames if isinstance(route, TlsRoute) and any(map(is_dynamic, found.backends)) else (),
         )
 
     def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
