@@ -41,6 +41,7 @@ FILTERED = (
     + """  limits:
     maxBodyBytes: 1048576
     connections: 10000
+    connectionsPerClient: 0
     requests: [{per: Gateway, limit: 1000000000, window: 1s}]
   extensions:
   - name: request-fields
