@@ -41,7 +41,7 @@ from egressproxy.spec.gateway import (
     ListenerTlsSpec,
     TlsMode,
 )
-from egressproxy.spec.policy import DestinationsSpec, ExtensionSpec, Mode, PolicySpec, RetrySpec
+from egressproxy.spec.policy import AddressesSpec, DestinationsSpec, ExtensionSpec, Mode, PolicySpec, RetrySpec
 from egressproxy.spec.route import (
     AuthProtocol,
     ExternalAuthSpec,
@@ -88,6 +88,9 @@ class _Builder:
         self.contexts: dict[tuple[ListenerTlsSpec, bool], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
         self.destinations: dict[tuple[DestinationsSpec, tuple[str, ...]], DestinationPolicy] = {}
+        #: One object for all equal ones, those in service first: long lists compare slowly, but for the same object.
+        self.addresses = {spec.addresses: spec.addresses for spec in self.known}
+        self.known_addresses: dict[int, AddressesSpec] = {}
         self.known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
 
     def snapshot(self, config: ConfigSpec) -> Steps[Snapshot]:
@@ -325,13 +328,19 @@ class _Builder:
         policy = weighted.policy
         times = policy.timeouts
         spec = ConnectionSpec(
-            weighted.backend, policy.dns, policy.addresses, times.connect_s, times.tls_handshake_s, times.idle_s,
-            policy.kept,
+            weighted.backend, policy.dns, self.shared(policy.addresses), times.connect_s, times.tls_handshake_s,
+            times.idle_s, policy.kept,
         )  # fmt: skip
         found = self.connectors.get(spec)
         if found is None:
             found = self.known.get(spec) or Connector(spec, self.network)
             self.connectors[spec] = found
+        return found
+
+    def shared(self, addresses: AddressesSpec) -> AddressesSpec:
+        found = self.known_addresses.get(id(addresses))
+        if found is None:
+            found = self.known_addresses[id(addresses)] = self.addresses.setdefault(addresses, addresses)
         return found
 
     def chain(self, extensions: tuple[ExtensionSpec, ...]) -> Chain:

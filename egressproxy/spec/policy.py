@@ -119,17 +119,25 @@ class AddressBound:
     policy: str = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class AddressesSpec:
     """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect).
 
-    Of these what no `deny` closes, at whatever level, and what stands within every `only`.
+    Of these what no `deny` closes, at whatever level, and what stands within every `only`. It is a part of every
+    ConnectionSpec, and its lists may be long: its hash does not walk over them.
     """
 
     allow: tuple[tuple[AddressAllowance, ...], ...] = ()
     policy: str = "-"
     deny: tuple[AddressDenial, ...] = ()
     only: tuple[AddressBound, ...] = ()
+
+    def __hash__(self) -> int:
+        # The last of each is that of the most specific policy, in which places differ.
+        allowed = [(each.hostnames[-1:], each.cidrs[-1:]) for group in self.allow[-1:] for each in group[-1:]]
+        denied = [(each.policy, len(each.cidrs), each.cidrs[-1:], each.reports) for each in self.deny[-1:]]
+        bounds = [(each.policy, len(each.cidrs), each.cidrs[-1:]) for each in self.only[-1:]]
+        return hash((self.policy, len(self.allow), len(self.deny), len(self.only), *allowed, *denied, *bounds))
 
 
 @dataclass(frozen=True, slots=True)

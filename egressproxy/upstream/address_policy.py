@@ -24,7 +24,7 @@ from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.metadata import METADATA
 from egressproxy.spec.backend import Endpoint
 from egressproxy.spec.policy import AddressAllowance, AddressesSpec, Network
-from egressproxy.upstream.closed_ranges import ClosedRanges, Closing
+from egressproxy.upstream.closed_ranges import Closing, closed_by
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
 __all__ = ["METADATA", "AddressPolicy", "classify", "is_metadata"]
@@ -141,10 +141,7 @@ class AddressPolicy:
 
     def __init__(self, spec: AddressesSpec, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
-        closed = [denial for denial in spec.deny if not denial.reports]
-        reported = [denial for denial in spec.deny if denial.reports]
-        self._closed = ClosedRanges(closed, spec.only) if closed or spec.only else None
-        self._reported = ClosedRanges(reported) if reported else None
+        self._closed, self._reported = closed_by(spec) if spec.deny or spec.only else (None, None)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._own = own
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import IPAddress
-from egressproxy.spec.policy import AddressBound, AddressDenial, Network, entry_text
+from egressproxy.spec.policy import AddressBound, AddressDenial, AddressesSpec, Network, entry_text
 
-__all__ = ["ClosedRanges", "Closing"]
+__all__ = ["ClosedRanges", "Closing", "closed_by"]
 
 T = TypeVar("T")
 
@@ -80,6 +81,23 @@ class ClosedRanges:
                 remedy = "add its range to addresses.only of that policy"
                 return Closing(bound.policy, where, remedy, f"not in addresses.only of EgressPolicy {bound.policy}")
         return None
+
+
+#: Many backends have the same rules, and the lists may be long.
+_COMPILED: WeakKeyDictionary[AddressesSpec, tuple[ClosedRanges | None, ClosedRanges | None]] = WeakKeyDictionary()
+
+
+def closed_by(spec: AddressesSpec) -> tuple[ClosedRanges | None, ClosedRanges | None]:
+    """What these rules close, and what mode Report would close; None for nothing. Compiled once for equal rules."""
+    found = _COMPILED.get(spec)
+    if found is None:
+        closed = [denial for denial in spec.deny if not denial.reports]
+        reported = [denial for denial in spec.deny if denial.reports]
+        found = _COMPILED[spec] = (
+            ClosedRanges(closed, spec.only) if closed or spec.only else None,
+            ClosedRanges(reported) if reported else None,
+        )
+    return found
 
 
 class _Table(Generic[T]):

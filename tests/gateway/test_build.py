@@ -125,3 +125,16 @@ async def test_code_of_others_runs_when_all_the_rest_is_built_and_once(
     assert ran.read_text() == "x"
     await gateway.prepare(good)
     assert ran.read_text() == "x"  # it lives on
+
+
+async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(gateway: Gateway):
+    """Comparing and compiling them for each backend took seconds, and as many copies of them."""
+    backends = [m.backend(f"b{number}", f"b{number}.test", 80) for number in range(3)]
+    routes = [m.http_route(f"r{number}", m.prefix_rule("/", f"b{number}")) for number in range(3)]
+    deny = {"deny": [{"cidrs": ["203.0.113.0/24"]}]}
+    objects = [m.gateway(m.forward_listener(3128)), m.policy(destinations=deny), *backends, *routes]
+    first = finished(steps(gateway, compiled_spec(objects)))
+    rules = {id(connector.spec.addresses) for connector in first.connectors.values()}
+    assert len(rules) == 1
+    again = building(compiled_spec(objects), gateway.catalog, gateway.network, gateway.metrics, first)
+    assert {id(connector.spec.addresses) for connector in finished(again).connectors.values()} == rules

@@ -29,6 +29,8 @@ from egressproxy.spec.gateway import (
 from egressproxy.spec.packing import ROUTES, PackingError, pack, unpacking
 from egressproxy.spec.policy import (
     AddressAllowance,
+    AddressBound,
+    AddressDenial,
     AddressesSpec,
     DestinationRule,
     DestinationsSpec,
@@ -52,7 +54,11 @@ from egressproxy.spec.route import (
 POLICY = PolicySpec(
     Mode.REPORT,
     DestinationsSpec(((DestinationRule(("a.test",), cidrs=(ip_network("10.0.0.0/8"), ip_network("fd00::/8"))),),)),
-    AddressesSpec(((AddressAllowance((ip_network("127.0.0.0/8"),)),),)),
+    AddressesSpec(
+        ((AddressAllowance((ip_network("127.0.0.0/8"),)),),),
+        deny=(AddressDenial((ip_network("10.0.0.0/8"),), (443,)),),
+        only=(AddressBound((ip_network("0.0.0.0/0"),)),),
+    ),
     DnsSpec(hosts=(("a.test", (ip_address("10.0.0.1"), ip_address("::1"))),)),
 )
 BACKEND = BackendSpec(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.spec.policy import AddressBound, AddressDenial
-from egressproxy.upstream.closed_ranges import ClosedRanges
+from egressproxy.spec.policy import AddressBound, AddressDenial, AddressesSpec
+from egressproxy.upstream.closed_ranges import ClosedRanges, closed_by
 
 
 def deny(*cidrs: str, ports: tuple[int, ...] = ()) -> AddressDenial:
@@ -102,3 +102,11 @@ def test_a_look_up_finds_what_a_walk_over_the_list_finds(address, written):
         assert ranges.denial(address, 1) is not None
     elif address.version == 4 and all(n.version == 4 for n in networks) and int(address):
         assert ranges.denial(address, 1) is None
+
+
+def test_equal_rules_are_compiled_once():
+    first, second = (AddressesSpec(deny=(deny("203.0.113.0/24"),)) for _ in range(2))
+    assert first is not second
+    assert closed_by(first)[0] is closed_by(second)[0]
+    assert closed_by(first)[1] is None
+    assert closed_by(AddressesSpec(deny=(deny("203.0.114.0/24"),)))[0] is not closed_by(first)[0]
