@@ -23,6 +23,7 @@ from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
+from tests.support.net import free_port
 
 ROUTES = 50
 FILTER = """
@@ -109,9 +110,9 @@ async def test_code_of_others_runs_when_all_the_rest_is_built_and_once(
 ):
     ran = tmp_path / "ran"
     (tmp_path / "mine.py").write_text(f"open({str(ran)!r}, 'a').write('x')\n{FILTER}")
-    good = with_filter(config, tmp_path)
+    forward, web = (replace(each, port=free_port()) for each in with_filter(config, tmp_path).listeners)
+    good = ConfigSpec((forward, web), 1)
     bad_tls = ListenerTlsSpec(certificates=(CertificateSpec("c", "no certificate", Secret(b"no key")),))
-    forward, web = good.listeners
     with pytest.raises(ssl.SSLError):
         await gateway.prepare(ConfigSpec((forward, replace(web, protocol=ListenerProtocol.HTTPS, tls=bad_tls)), 1))
     assert not ran.exists()
