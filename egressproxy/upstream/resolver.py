@@ -167,7 +167,7 @@ class Resolver:
         too_many = client != "" and self._waiting.of(client) >= MAX_WAITERS_OF_CLIENT
         if lookup is None or too_many or self._waiting.total >= MAX_WAITERS:
             self._stats("error")
-            whose = " of this client" if too_many or self._lookups.is_refused_to(host, client) else ""
+            whose = " of this client" if too_many or self._lookups.is_refused_to(client) else ""
             self._settle(waiter, host, (), _Failure(Reason.DNS_ERROR, f"too many names{whose} are being looked up"))
             return waiter
         self._waiting.add(client)

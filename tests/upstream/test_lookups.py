@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from egressproxy.upstream import lookups
+from egressproxy.upstream import turns
 from egressproxy.upstream.lookups import Lookup, Lookups
 
 
@@ -43,7 +43,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 async def test_beyond_the_bound_clients_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
     for host, client in (("a.1", "a"), ("b.2", "a"), ("c.3", "a"), ("d.4", "b")):
         assert bench.wish(host, client)
     order = []
@@ -56,32 +56,37 @@ async def test_beyond_the_bound_clients_take_turns(bench: Bench, monkeypatch: py
 
 
 async def test_a_client_with_its_share_waits_while_others_begin(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT", 1)
+    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_CLIENT", 1)
     for host, client in (("a.1", "a"), ("b.2", "a"), ("c.3", "b"), ("d.4", ""), ("e.5", "")):
         assert bench.wish(host, client)
     assert bench.under_way() == ["a.1", "c.3", "d.4", "e.5"], "our own wishes have no share"
-    assert bench.lookups.is_refused_to("f.6", "a")
-    assert not bench.lookups.is_refused_to("f.6", "")
+    assert not bench.lookups.is_refused_to("a"), "it may wait"
+    bench.lookups.turns.waiting.share = 1
+    assert bench.wish("f.6", "a") is None
+    assert bench.lookups.is_refused_to("a")
+    assert not bench.lookups.is_refused_to("")
     bench.ends("c.3")
     assert "b.2" not in bench.under_way()
     bench.ends("a.1")
     assert "b.2" in bench.under_way()
 
 
-async def test_below_one_domain_nobody_waits_for_a_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_DOMAIN", 2)
-    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 1)
-    assert bench.wish("a.co.uk", "a")
-    assert bench.wish("b.co.uk", "a") is None
-    assert bench.lookups.is_refused_to("b.co.uk", "a")
-    assert bench.wish("c.co.uk", "b")
-    assert bench.wish("d.co.uk", "c") is None
+async def test_below_one_domain_names_wait_and_leave_others_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_DOMAIN", 2)
+    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 1)
+    for host, client in (("a.co.uk", "a"), ("b.co.uk", "a"), ("c.co.uk", "b"), ("d.co.uk", "c"), ("e.test", "a")):
+        assert bench.wish(host, client)
+    assert bench.under_way() == ["a.co.uk", "c.co.uk", "e.test"]
+    bench.ends("c.co.uk")
+    assert bench.under_way() == ["a.co.uk", "d.co.uk", "e.test"]
+    bench.ends("d.co.uk")
+    assert "b.co.uk" not in bench.under_way()
     bench.ends("a.co.uk")
-    assert bench.wish("d.co.uk", "c")
+    assert bench.under_way() == ["b.co.uk", "e.test"]
 
 
 async def test_a_name_that_two_wish_for_begins_with_the_turn_of_either(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
     for host in ("a.1", "b.2", "c.3"):
         bench.wish(host, "a")
     wanted = bench.lookups.known["c.3"]
@@ -95,7 +100,7 @@ async def test_a_name_that_two_wish_for_begins_with_the_turn_of_either(bench: Be
 
 
 async def test_what_nobody_waits_for_any_more_does_not_begin(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
     bench.wish("a.1")
     left = bench.wish("b.2")
     assert left
@@ -105,8 +110,8 @@ async def test_what_nobody_waits_for_any_more_does_not_begin(bench: Bench, monke
 
 
 async def test_places_to_wait_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 0)
-    bench.lookups.queue.limit = 1
+    monkeypatch.setattr(turns, "MAX_LOOKUPS", 0)
+    bench.lookups.turns.waiting.limit = 1
     assert bench.wish("a.1", "a")
     assert bench.wish("b.2", "b") is None
     assert list(bench.lookups.known) == ["a.1"]

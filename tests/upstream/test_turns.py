@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egressproxy.upstream import turns as module
+from egressproxy.upstream.turns import Turn, Turns
+
+
+class Named(Turn):
+    __slots__ = ("host",)
+
+    def __init__(self, host: str, client: str) -> None:
+        super().__init__(host, client)
+        self.host = host
+
+    def __repr__(self) -> str:
+        return self.host
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Four lookups at one time, three below a domain; of one client three, and two below a domain."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "MAX_LOOKUPS", 4)
+        patch.setattr(module, "MAX_LOOKUPS_OF_DOMAIN", 3)
+        patch.setattr(module, "MAX_LOOKUPS_OF_CLIENT", 3)
+        patch.setattr(module, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 2)
+        patch.setattr(module, "MAX_QUEUED", 12)
+        patch.setattr(module, "MAX_QUEUED_OF_CLIENT", 6)
+        yield
+
+
+def asked(turns: Turns[Named], *wishes: tuple[str, str]) -> list[Named]:
+    """Those of these hosts and clients that begin at once; the others wait."""
+    made = [Named(host, client) for host, client in wishes]
+    begun = [turn for turn in made if turns.begin(turn)]
+    assert all(turns.wait(turn) for turn in made if turn not in begun)
+    return begun
+
+
+def begun_next(turns: Turns[Named]) -> list[str]:
+    found = []
+    while (turn := turns.next()) is not None:
+        found.append(turn.host)
+    return found
+
+
+def test_a_domain_with_its_share_does_not_stand_in_the_way_of_others():
+    turns: Turns[Named] = Turns()
+    below = [(f"{letter}.slow.test", "one") for letter in "abcd"]
+    begun = asked(turns, *below, ("a.third.x", "other"), ("a.fast.x", "one"), ("b.fast.x", "one"))
+    assert [turn.host for turn in begun] == ["a.slow.test", "b.slow.test", "a.third.x", "a.fast.x"]
+    turns.ended(begun[3])
+    assert begun_next(turns) == ["b.fast.x"]
+    turns.ended(begun[0])
+    assert begun_next(turns) == ["c.slow.test"]
+    turns.ended(begun[1])
+    assert begun_next(turns) == ["d.slow.test"]
+
+
+def test_a_name_that_gives_up_its_turn_hands_it_on():
+    turns: Turns[Named] = Turns()
+    full = asked(turns, ("a.slow.test", "one"), ("b.slow.test", "one"), ("x.a.a", "two"), ("x.b.b", "two"))
+    third, fourth = Named("c.slow.test", "one"), Named("d.slow.test", "one")
+    assert turns.wait(third)
+    assert turns.wait(fourth)
+    turns.ended(full[0])
+    newcomer = Named("y.c.c", "two")
+    assert turns.begin(newcomer), "it was faster"
+    turns.leave(third)
+    turns.ended(newcomer)
+    assert begun_next(turns) == ["d.slow.test"]
+
+
+def test_places_are_counted_for_each_client_that_waits():
+    turns: Turns[Named] = Turns()
+    asked(turns, *((f"{number}.{number}.x", "") for number in range(4)))
+    shared = Named("shared.a.x", "one")
+    assert turns.wait(shared)
+    turns.join(shared, "two")
+    turns.join(shared, "two")
+    assert (turns.waiting.of("one"), turns.waiting.of("two")) == (1, 1)
+    assert all(turns.wait(Named(f"{number}.b.x", "one")) for number in range(5))
+    assert not turns.wait(Named("6.b.x", "one"))
+    assert turns.has_its_share("one")
+    assert not turns.has_its_share("two")
+    turns.leave(shared)
+    assert (turns.waiting.of("one"), turns.waiting.of("two")) == (5, 0)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from("aabcleen"), st.integers(0, 5), st.integers(0, 3)), max_size=80))
+def test_nobody_is_forgotten_whatever_the_order(steps: list[tuple[str, int, int]]):
+    turns: Turns[Named] = Turns()
+    begun: list[Named] = []
+    waiting: list[Named] = []
+
+    def go_on() -> None:
+        while (turn := turns.next()) is not None:
+            waiting.remove(turn)
+            begun.append(turn)
+
+    for number, (step, which, client) in enumerate(steps):
+        if step in "abc":  # one more name below one of three domains
+            turn = Named(f"{number}.{step}.test", f"client-{client}")
+            if turns.begin(turn):
+                begun.append(turn)
+            elif turns.wait(turn):
+                waiting.append(turn)
+        elif step == "l" and waiting:  # one is too late
+            turns.leave(waiting.pop(which % len(waiting)))
+            go_on()
+        elif step == "e" and begun:  # one has ended
+            turns.ended(begun.pop(which % len(begun)))
+            go_on()
+        elif step == "n" and waiting:  # another client wants the same
+            turns.join(waiting[which % len(waiting)], f"client-{client}")
+        assert turns.asking.total == len(begun) <= 4
+    while begun:
+        turns.ended(begun.pop())
+        go_on()
+    assert not waiting, "whoever waits has a turn once others end"
+    assert repr(turns) == "Turns(0 under way, 0 wait)"
+    assert (turns._of_domain, turns._apart, len(turns._queue)) == ({}, {}, 0)
