@@ -122,6 +122,8 @@ def _unknown_field(name: str, model: type[Any] | None) -> tuple[str, str]:
     near = difflib.get_close_matches(name, known, 1, 0.6)
     if near:
         return f"unknown field {_cut(name)}", f"did you mean {near[0]}?"
+    if len(known) == 1:
+        return f"unknown field {_cut(name)}", f"the only field here is {known[0]}"
     return f"unknown field {_cut(name)}", f"known fields here are {', '.join(known)}" if known else ""
 
 

@@ -97,17 +97,17 @@ def compile_pattern(text: str) -> Expression:
         letter = next(letter for letter in text if not letter.isascii())
         octets = "".join(f"\\x{octet:02x}" for octet in letter.encode("utf-8", "surrogatepass"))
         raise PatternError(
-            f"the expression {text!r} holds {letter!r}: what is matched are octets; write (?:{octets}) for it"
+            f"the expression {_shown(text)} holds {letter!r}: what is matched are octets; write (?:{octets}) for it"
         )
     found = _OPEN_REPEAT.search(text)
     if found is not None:
         raise PatternError(
-            f"the expression {text!r} holds {found[0]}, which RE2 does not take for a repeat; "
+            f"the expression {_shown(text)} holds {found[0]}, which RE2 does not take for a repeat; "
             f"write {{0,{found[1]}}}, or \\{found[0]} for the characters themselves"
         )
     if _UNICODE.match(text):
         raise PatternError(
-            f"the expression {text!r} holds a Unicode class (\\p or \\P): what is matched are octets; "
+            f"the expression {_shown(text)} holds a Unicode class (\\p or \\P): what is matched are octets; "
             "write [A-Za-z], [[:alpha:]] and the like"
         )
     import re2  # type: ignore[import-untyped]
@@ -123,7 +123,7 @@ def compile_pattern(text: str) -> Expression:
         raise PatternError(_refusal(text, error.args[0])) from None
     if compiled.programsize > MAX_PROGRAM:
         raise PatternError(
-            f"the expression {text!r} compiles to {compiled.programsize} instructions; at most {MAX_PROGRAM} are "
+            f"the expression {_shown(text)} compiles to {compiled.programsize} instructions; at most {MAX_PROGRAM} are "
             "allowed: write smaller repeats, or several matches"
         )
     return Expression(text, compiled)
@@ -155,7 +155,12 @@ def _literal_start(text: str) -> bytes:
     return start.encode()
 
 
+def _shown(text: str) -> str:
+    """The expression as it is written, so that it can be searched for; escaped where it cannot be printed."""
+    return f"'{text}'" if text.isprintable() else repr(text)
+
+
 def _refusal(text: str, said: str | bytes) -> str:
     complaint = said.decode() if isinstance(said, bytes) else said
     remedy = next((remedy for start, remedy in _REMEDIES if re.match(start, complaint)), "see RE2's syntax")
-    return f"the expression {text!r} is not one of RE2: {complaint}; {remedy}"
+    return f"the expression {_shown(text)} is not one of RE2: {complaint}; {remedy}"

@@ -61,6 +61,10 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
         POLICY + TARGET + "  destination: {}\n",
         [(6, 3, "spec.destination", "unknown field destination", "did you mean destinations?")],
     ),
+    "unknown field where there is one": (
+        POLICY + TARGET + "  addresses: {deny: [{cidrs: [10.0.0.0/8], hostnames: [a.test]}]}\n",
+        [(6, 44, "spec.addresses.deny[0].hostnames", "unknown field hostnames", "the only field here is cidrs")],
+    ),
     "unknown field without a near one": (
         POLICY + TARGET + "  polcy: {}\n",
         [(6, 3, "spec.polcy", "unknown field polcy", "known fields here are addresses, destinations")],
@@ -81,7 +85,11 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
     "utf-16": ((POLICY + TARGET).encode("utf-16"), [(1, 1, "", "UTF-16", "UTF-8")]),
     "prefix too long": (
         POLICY + TARGET + "  destinations: {allow: [{cidrs: [10.0.0.0/33]}]}\n",
-        [(6, 35, "spec.destinations.allow[0].cidrs[0]", "10.0.0.0/33: not a network", "10.0.0.0/8")],
+        [(6, 35, "spec.destinations.allow[0].cidrs[0]", "the prefix is longer than the 32 bits", "write /32 or less")],
+    ),
+    "prefix too long, of IPv6": (
+        POLICY + TARGET + '  addresses: {only: [{cidrs: ["2001:db8::/129"]}]}\n',
+        [(6, 31, "spec.addresses.only[0].cidrs[0]", "longer than the 128 bits of an address", "write /128 or less")],
     ),
     "prefix missing": (
         POLICY + TARGET + '  destinations: {allow: [{cidrs: ["10.0.0.0/"]}]}\n',

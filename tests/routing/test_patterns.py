@@ -104,6 +104,20 @@ def test_what_cannot_match_is_free_and_what_may_costs_by_octets_and_instructions
     assert made.work(b"/v") > 0
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (r"/\d+(?!x)", r"expression '/\d+(?!x)' is"),
+        (r"/\pL", r"expression '/\pL' holds"),
+        ("/\n(", r"expression '/\n(' is"),
+    ],
+)
+def test_a_refused_expression_is_told_as_it_is_written(text: str, shown: str):
+    with pytest.raises(PatternError) as caught:
+        compile_pattern(text)
+    assert shown in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["(?:" * 16 + "x" + "){16}" * 16, "(((a{9}){9}){9}){9}"])
 def test_a_nested_repeat_is_refused_before_it_is_compiled(text):
     with pytest.raises(PatternError, match="1000"):

@@ -189,7 +189,7 @@ def _refuse_more_than_a_host(value: str, port_remedy: str) -> None:
 
 def _wildcard_remedy(value: str) -> str:
     if value in ("*", "*."):
-        return "name the hosts or suffixes, such as *.example.com; to allow everything set mode: Open"
+        return "name the hosts or suffixes, such as *.example.com; mode: Open allows everything, and allow: [] nothing"
     suffix = value.rpartition("*")[2].strip(".") or "example.com"
     return f"write *.{suffix} for every name below that suffix, or the names in full"
 
@@ -210,6 +210,14 @@ def _external_hostname(value: str) -> str:
     return _destination_hostname(value)
 
 
+def _longest_prefix(address: str) -> int:
+    """Of the networks of this family; 0 where it is no address."""
+    try:
+        return ip_address(address).max_prefixlen
+    except ValueError:
+        return 0
+
+
 def _cidr(value: object) -> IPv4Network | IPv6Network:
     """A network; a bare address is the network of that address alone. Host bits are refused: they are ambiguous."""
     if isinstance(value, IPv4Network | IPv6Network):
@@ -219,6 +227,11 @@ def _cidr(value: object) -> IPv4Network | IPv6Network:
     try:
         network = ip_network(value, strict=False)
     except ValueError:
+        address, _, length = value.partition("/")
+        if length.isdecimal() and (most := _longest_prefix(address)):
+            raise Refused(
+                f"the prefix is longer than the {most} bits of an address", f"write /{most} or less"
+            ) from None
         raise Refused("not a network in CIDR notation", "write it as 10.0.0.0/8 or 2001:db8::/32") from None
     prefix = value.partition("/")[2]
     if prefix and not prefix.isdecimal():
