@@ -42,7 +42,7 @@ class Denial:
             Reason.DESTINATION_DENIED,
             f"{authority.host} is denied {where}by policy {rule.policy}",
             rule=f"EgressPolicy {rule.policy}",
-            remedy=f"remove it from {field} of that policy",
+            remedy=f"remove {'it from' if rule.intercepts else 'or narrow its entry in'} {field} of that policy",
             detail=f"{leads}denied by {_entry(rule, authority)} in {field}",
         )
 

@@ -209,7 +209,7 @@ def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry()
     behind = denial.error()
     assert named.message == behind.message == "b.test is denied on port 443 by policy ns/p"
     assert named.rule == behind.rule == "EgressPolicy ns/p"
-    assert named.remedy == behind.remedy == "remove it from destinations.deny of that policy"
+    assert named.remedy == behind.remedy == "remove or narrow its entry in destinations.deny of that policy"
     entry = 'denied by {hostnames: ["*.test"], ports: [443, 8443]} in destinations.deny'
     assert named.detail == entry
     assert behind.detail == f"backend ns/b leads to b.test:443; {entry}"

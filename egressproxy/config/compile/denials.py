@@ -29,13 +29,22 @@ class Denials:
         self, listener: str, served: Iterable[WeightedBackend], mirrors: Iterable[WeightedBackend]
     ) -> list[str]:
         """What status says of the backends of a route on one listener, each once."""
-        said = [f"{text}: {_consequence(listener, holds=holds)}" for text, holds in self._denied(served)]
+        said = []
+        for text, remedy, holds in self._denied(served):
+            if holds:
+                said.append(f"{text}: listener {listener} refuses what goes there (403). To allow it, {remedy}.")
+            else:
+                said.append(f"{text}: mode is Report, so listener {listener} lets it pass and counts it.")
         copied = self._denied(mirrors)
-        said += [f"{text}: listener {listener} mirrors nothing there" for text, holds in copied if holds]
+        said += [
+            f"{text}: listener {listener} mirrors nothing there. To allow it, {remedy}."
+            for text, remedy, holds in copied
+            if holds
+        ]
         return list(dict.fromkeys(said))
 
-    def _denied(self, backends: Iterable[WeightedBackend]) -> Iterator[tuple[str, bool]]:
-        """A sentence for each that is denied, and whether it is closed, or only reported."""
+    def _denied(self, backends: Iterable[WeightedBackend]) -> Iterator[tuple[str, str, bool]]:
+        """For each that is denied: why, what to do, and whether it is closed, or only reported."""
         for weighted in backends:
             policy = weighted.policy
             if weighted.backend is None or not (policy.destinations.deny or policy.addresses.deny):
@@ -45,10 +54,4 @@ class Denials:
             error = self._compiled[id(policy)](weighted.backend)
             if error is not None:
                 holds = policy.mode is not Mode.REPORT or error.reason is Reason.ADDRESS_DENIED
-                yield f"{error.message} ({error.detail})", holds
-
-
-def _consequence(listener: str, *, holds: bool) -> str:
-    if holds:
-        return f"this route can reach nothing there, and listener {listener} answers 403"
-    return f"mode is Report, so listener {listener} lets it pass and counts it"
+                yield f"{error.message} ({error.detail})", error.remedy, holds

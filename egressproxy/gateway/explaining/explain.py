@@ -13,8 +13,6 @@ from itertools import islice
 from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import FilterType
-from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.connector import DEFAULT_TLS, OPERATOR, Connector, Place
@@ -32,10 +30,10 @@ from egressproxy.gateway.explaining.description import (
     listener_values,
     match_values,
     secret_values,
-    steps_of,
     timeout_values,
     tls_values,
 )
+from egressproxy.gateway.explaining.notes import may_answer, notes
 from egressproxy.gateway.explaining.question import Question
 from egressproxy.gateway.live import Choice, Route, Snapshot
 from egressproxy.model.authority import Authority, IPAddress
@@ -43,13 +41,14 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.spec.backend import Destination
-from egressproxy.spec.policy import Mode, SniCheck
+from egressproxy.spec.policy import Mode
 
 __all__ = ["explain"]
 
 #: Backends of one rule that are looked at: each may ask a name server.
 MAX_BACKENDS = 16
-_PERMITTED = "allowed by the route, and denied nowhere"
+_DENIED_NOWHERE = ", and denied nowhere"
+_PERMITTED = f"allowed by the route{_DENIED_NOWHERE}"
 #: Rules of a host that are shown where none of them matches.
 MAX_NEAR = 5
 
@@ -72,7 +71,7 @@ async def explain(snapshot: Snapshot, question: Question) -> dict[str, Any]:
         "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "backends": [],
         "limits": limit_values(decided.listener),
         "timeouts": timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
-        "notes": list(_notes(decided, question)),
+        "notes": notes(decided, question),
     }  # fmt: skip
     made["route"], made["runnerUp"] = _routes(decided)
     error = None
@@ -83,10 +82,13 @@ async def explain(snapshot: Snapshot, question: Question) -> dict[str, Any]:
         choices = route.choices[:MAX_BACKENDS]
         found = [_backend(decided, route, choice, snapshot.filters, asks_dns=question.asks_dns) for choice in choices]
         made["backends"] = await asyncio.gather(*found)
-        error = _outcome(route, made) if not _has(route, REQUEST_REDIRECT) else None
+        error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
         if route.auth is not None and not route.auth.is_usable:
             error = error_values(route.auth.unusable())
     if error is not None:
+        if error["reason"] == Reason.ADDRESS_DENIED.value and decided.error is None:
+            allowed = made["policy"]["decision"].removesuffix(_DENIED_NOWHERE)
+            made["policy"]["decision"] = f"{allowed}, but no address of it may be dialled"
         made["error"] = error
         made["verdict"] = "denied" if error["denied"] else "failed"
     return made
@@ -190,41 +192,6 @@ def _of_backends(route: Route) -> str:
     if all(choice.connector is not None for choice in denied):
         return f"allowed, because mode is Report: {which} denied"
     return f"allowed by the route, but {which} denied"
-
-
-def _notes(decided: Decision, question: Question) -> list[str]:
-    x, listener, notes = decided.x, decided.listener, list[str]()
-    if decided.error is None and decided.route is not None and decided.route.attempts is not None:
-        notes += decided.route.attempts.notes(decided.route.choices)
-    if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
-        notes.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
-    if decided.error is None and decided.route is not None and not x.is_tunnel:
-        if is_preflight(x) and _has(decided.route, CORS):
-            notes.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
-        elif _has(decided.route, REQUEST_REDIRECT):
-            notes.append("RequestRedirect answers every request of this rule, and no backend is asked")
-    if question.namespace != "-":
-        notes.append("identities are not told apart yet: what is said holds for every client")
-    if x.is_tunnel and decided.error is None and decided.route is None:
-        notes.append(f"HTTP is read inside a tunnel to port 80: explain http://{x.authority}/ for its requests")
-        tls = decided.tls_route
-        goes = "is refused there" if tls is None else f"there goes by {'policy' if tls.name == '-' else tls.name}"
-        notes.append(f"what begins with a ClientHello {goes}")
-    elif x.is_tunnel and decided.error is None and listener.is_forward and x.authority is not None:
-        if decided.route is not None and decided.route.is_tls_only:
-            notes.append(f"what the tunnel carries has to be TLS for {x.authority.host}")
-        elif listener.destinations.sni_check(x.authority) is SniCheck.MATCH:
-            notes.append(f"TLS inside the tunnel is the client's own, and has to name {x.authority.host}")
-    elif listener.is_forward and question.scheme == "https":
-        notes.append(
-            f"this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT {x.authority}"
-        )
-    return notes
-
-
-def _has(route: Route, kind: FilterType) -> bool:
-    """Whether a filter of this kind may answer the requests of the route."""
-    return any(step.spec.type == kind.name for step in steps_of(route.chain, "request_headers"))
 
 
 def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:

@@ -29,20 +29,29 @@ def test_a_route_to_a_denied_place_is_warned_of_in_the_words_of_the_denial(targe
     assert warning == (
         "parent gw: egressproxy.io/Denied is True (DestinationDenied): a.example is denied by policy default/policy "
         '(backend default/plain leads to a.example:80; denied by {hostnames: ["a.example"]} in destinations.deny): '
-        "this route can reach nothing there, and listener web answers 403"
+        "listener web refuses what goes there (403). "
+        "To allow it, remove or narrow its entry in destinations.deny of that policy."
     )
+
+
+def test_two_denied_backends_of_a_route_are_told_in_two_sentences():
+    other = PLAIN.replace("plain", "other").replace("a.example", "b.example")
+    both = f"{ROUTE.rstrip()[:-1]}, {{group: egressproxy.io, kind: Backend, name: other}}]\n"
+    (warning,) = warnings(REVERSE, PLAIN, other, both, policy(DENY.replace("[a.example]", "[a.example, b.example]")))
+    assert "of that policy. b.example is denied by policy default/policy (" in warning
+    assert warning.endswith("in destinations.deny of that policy.")
 
 
 def test_report_mode_is_told_too():
     (warning,) = warnings(REVERSE, PLAIN, ROUTE, policy(f"{DENY}\nmode: Report"))
-    assert warning.endswith("mode is Report, so listener web lets it pass and counts it")
+    assert warning.endswith("mode is Report, so listener web lets it pass and counts it.")
 
 
 def test_a_mirror_to_a_denied_place_is_told():
     other = PLAIN.replace("plain", "other").replace("a.example", "b.example")
     route = ROUTE.replace("name: plain}", "name: other}") + MIRROR
     (warning,) = warnings(REVERSE, PLAIN, other, route, policy(DENY))
-    assert warning.endswith("listener web mirrors nothing there")
+    assert "listener web mirrors nothing there. To allow it, remove or narrow its entry in destinations.deny" in warning
 
 
 def test_a_deny_of_something_else_is_no_warning():
@@ -87,4 +96,4 @@ def test_a_backend_whose_addresses_are_denied_is_warned_of(section: str, mode: s
     (warning,) = found
     entry = '{cidrs: ["10.0.0.0/8"]}'
     assert f"10.0.0.7 (denied by {entry} in {section}.deny of EgressPolicy default/policy)" in warning
-    assert warning.endswith("this route can reach nothing there, and listener web answers 403")
+    assert "listener web refuses what goes there (403). To allow it, remove or narrow its range in" in warning

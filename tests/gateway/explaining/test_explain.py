@@ -228,6 +228,13 @@ def test_a_denial_says_by_which_rule_and_what_to_add():
 def test_a_name_that_leads_inside_is_denied(host: str):
     found = ask(open_forward("*.example"), "GET", f"http://{host}/")
     assert (found["verdict"], found["error"]["reason"]) == ("denied", "resolved_denied")
+    assert found["policy"]["decision"] == "allowed, but no address of it may be dialled"
+
+
+def test_a_route_to_a_denied_address_is_not_said_to_be_denied_nowhere():
+    found = ask(routed(destinations={"deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]}), "GET", "https://api.example/v1")
+    assert (found["verdict"], found["error"]["reason"]) == ("denied", "resolved_denied")
+    assert found["policy"]["decision"] == "allowed by the route, but no address of it may be dialled"
 
 
 def test_our_own_listener_is_denied():
@@ -456,7 +463,7 @@ def test_a_denied_backend_is_told_in_the_words_of_the_answer():
     assert found["error"] == {
         "status": 403, "reason": "destination_denied", "message": "a.example is denied by policy agents/default",
         "denied": True, "rule": "EgressPolicy agents/default",
-        "remedy": "remove it from destinations.deny of that policy",
+        "remedy": "remove or narrow its entry in destinations.deny of that policy",
         "detail": 'backend agents/a leads to a.example:80; denied by {hostnames: ["*.example"]} in destinations.deny',
     }  # fmt: skip
     (backend,) = found["backends"]
@@ -486,6 +493,16 @@ def test_what_a_dynamic_route_does_not_name_is_refused_in_the_words_of_the_answe
     assert found["error"]["message"] == "api.example is not allowed by policy agents/default"
     assert found["error"]["detail"].startswith("HTTPRoute agents/all leads to a Dynamic backend, and permits by itself")
     assert ask(wherever(), "CONNECT", "api.example:80")["verdict"] == "denied"
+
+
+def test_a_tunnel_to_a_host_that_only_an_http_route_names_says_what_it_needs():
+    (note,) = ask(wherever("api.example"), "CONNECT", "api.example:443")["notes"]
+    assert note == (
+        "HTTPRoute agents/all serves requests for api.example, and no tunnel: a tunnel needs a TLSRoute or "
+        "destinations.allow"
+    )
+    assert ask(wherever(), "CONNECT", "api.example:443")["notes"] == []
+    assert ask(wherever("api.example"), "CONNECT", "b.example:443")["notes"] == []
 
 
 def test_who_has_permitted_what_a_dynamic_route_serves():
