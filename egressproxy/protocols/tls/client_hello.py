@@ -24,6 +24,8 @@ __all__ = [
 
 #: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
 MAX_BYTES = 40_960
+#: Records that a hello may stand in: to go through tens of thousands of an octet each would take a tenth of a second.
+MAX_RECORDS = 1024
 
 _HANDSHAKE = 22  # content type
 CONTENT_TYPES = range(20, 25)  # change_cipher_spec, alert, handshake, application_data, heartbeat
@@ -62,12 +64,13 @@ class ClientHelloReader:
     `data` holds every octet that was fed, for forwarding; what follows the hello's last record is in it too.
     """
 
-    __slots__ = ("_at", "_max_bytes", "_message", "data")
+    __slots__ = ("_at", "_max_bytes", "_message", "_records", "data")
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.data = bytearray()
         self._message = bytearray()  # handshake octets, without record headers
         self._at = 0  # start of the first record that is not read yet
+        self._records = 0  # read so far
         self._max_bytes = max_bytes
 
     @property
@@ -117,6 +120,9 @@ class ClientHelloReader:
             if self._at == 0 and len(self.data) > start and self.data[start] != _CLIENT_HELLO:
                 raise BadClientHello("the handshake does not start with a ClientHello")
             return False
+        self._records += 1
+        if self._records > MAX_RECORDS:
+            raise BadClientHello(f"the ClientHello stands in more than {MAX_RECORDS} records")
         self._message += self.data[start : start + size]
         self._at = start + size
         return True

@@ -30,6 +30,10 @@ _RANDOM = slice(6, 38)
 _MAX_RECORD = 16384 + 2048
 #: What is kept of a server that says something else, or next to nothing at a time.
 _MAX_ANSWER = 4096
+#: What is encrypted under TLS 1.3 has a type and a tag at least (RFC 8446 section 5.2). Records with less are there to
+#: keep us busy, but for a few: a change of ciphers, an alert.
+_LEAST_ENCRYPTED = 17
+_MAX_TINY_RECORDS = 256
 
 
 class HelloRetry:
@@ -38,17 +42,23 @@ class HelloRetry:
     `held` is what the client has said and may not go on yet: an unfinished record, or an unfinished hello.
     """
 
-    __slots__ = ("_answer", "_hears_server", "_read", "_reader", "held", "is_over", "second")
+    __slots__ = (
+        "_answer", "_heard", "_hears_server", "_message", "_read", "_reader", "_tiny_records", "held", "is_over",
+        "second",
+    )  # fmt: skip
 
     def __init__(self, first_size: int = 0) -> None:
         """`first_size`: so many octets of the client are still those of its first hello."""
         self.is_over = False
         self.held = b""
         self.second: ClientHello | None = None
-        self._answer = b""  # of the server, while it is not known what it says
+        self._answer = b""  # of the server, while it is not known what it says: a record that is not whole
+        self._message = b""  # of whole records
+        self._heard = 0  # octets in whole records
         self._hears_server = True
         self._reader: ClientHelloReader | None = None
         self._read = first_size  # so much of what is held, or comes, was read
+        self._tiny_records = 0
 
     def from_client(self, data: bytes) -> bytes:
         """What may go on of what the client said. Once `second` is there, it is for the caller to judge: it goes on
@@ -79,6 +89,10 @@ class HelloRetry:
                 if self.second is not None:
                     return self._end(held)
             else:
+                if stop - at < RECORD_HEAD + _LEAST_ENCRYPTED:
+                    self._tiny_records += 1
+                    if self._tiny_records > _MAX_TINY_RECORDS:
+                        raise BadClientHello(f"more than {_MAX_TINY_RECORDS} tiny records behind the ClientHello")
                 passed = stop  # early data, a change of ciphers for old middleboxes, an alert
             at = stop
         self.held = held[passed:]
@@ -90,8 +104,8 @@ class HelloRetry:
         if not self._hears_server:
             return
         answer = self._answer + data if self._answer else data
-        at, size, message = 0, len(answer), b""
-        while at < size:
+        at, size, message = 0, len(answer), self._message
+        while at < size and self._heard + at <= _MAX_ANSWER:
             if answer[at] not in CONTENT_TYPES:
                 self.is_over = True  # it does not speak TLS
                 return
@@ -99,17 +113,19 @@ class HelloRetry:
             if start > size:
                 break
             stop = start + int.from_bytes(answer[at + 3 : start], "big")
-            if answer[at] == _HANDSHAKE:
-                message += answer[start:stop]
-                if len(message) >= _RANDOM.stop:
-                    self._hears_server = False
-                    self.is_over = message[0] == _SERVER_HELLO and message[_RANDOM] != _RETRY
-                    return
-            at = stop
-        self._answer = answer
-        if size > _MAX_ANSWER:  # a hello may follow for all that we know
+            said = message + answer[start:stop] if answer[at] == _HANDSHAKE else message
+            if len(said) >= _RANDOM.stop:
+                self._hears_server = False
+                self.is_over = said[0] == _SERVER_HELLO and said[_RANDOM] != _RETRY
+                return
+            if stop > size:
+                break
+            at, message = stop, said
+        self._heard += at
+        self._answer, self._message = answer[at:], message
+        if self._heard + len(self._answer) > _MAX_ANSWER:  # a hello may follow for all that we know
             self._hears_server = False
-            self._answer = b""
+            self._answer = self._message = b""
 
     def _end(self, held: bytes) -> bytes:
         self.is_over = True

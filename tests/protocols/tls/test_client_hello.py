@@ -109,6 +109,14 @@ def test_many_tiny_records_do_not_go_beyond_the_limit():
         reader.feed(records(message(extension(21, bytes(900))), 1)[:2000])
 
 
+def test_the_records_that_a_hello_stands_in_are_bounded():
+    """Each takes its time, and 40,000 of them may come at once."""
+    reader = ClientHelloReader()
+    with pytest.raises(BadClientHello, match="more than 1024 records"):
+        reader.feed(records(message(extension(21, bytes(40_000))), 1))
+    assert reader.size == 1024 * 6
+
+
 def test_all_octets_are_kept_and_what_follows_the_record_is_left_alone():
     reader = ClientHelloReader()
     octets = records(GOOD) + b"\x14\x03\x03\x00\x01\x01"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import struct
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from tests.support.pki import Pki
 
 CHANGE = b"\x14\x03\x03\x00\x01\x01"
 ALERT = b"\x15\x03\x03\x00\x02\x01\x70"
-DATA = b"\x17\x03\x03\x00\x05early"
+DATA = b"\x17\x03\x03\x00\x15early" + bytes(16)
 SECOND = records(message(server_name(b"b.test")))
 RETRY = bytes.fromhex("CF21AD74E59A6111BE1D8C021E65B891C2A211167ABB8C5E079E09E2C8A8339C")
 
@@ -116,6 +117,34 @@ def test_a_server_that_never_comes_to_the_point_ends_nothing_and_fills_no_memory
     assert not watch._answer
 
 
+class Counted(bytes):
+    """Octets that count how often somebody looks at some of them."""
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        type(self).looks += 1
+        return super().__getitem__(key)
+
+
+def test_empty_records_of_a_server_keep_nobody_busy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Counted, "looks", 0)
+    HelloRetry().from_server(Counted(b"\x16\x03\x03\x00\x00" * 52_000))
+    assert Counted.looks < 5_000
+    watch = HelloRetry()
+    for _ in range(800):
+        watch.from_server(b"\x16\x03\x03\x00\x00")
+        assert not watch._answer, "it would be read again with what follows"
+
+
+@pytest.mark.parametrize("record", [b"\x17\x03\x03\x00\x00", b"\x15\x03\x03\x00\x02\x01\x00"])
+def test_tiny_records_of_a_client_keep_nobody_busy(record: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Counted, "looks", 0)
+    with pytest.raises(BadClientHello, match="more than 256 tiny records"):
+        HelloRetry().from_client(Counted(record * 30_000))
+    assert Counted.looks < 2_000
+
+
 def test_a_hello_behind_early_data_is_read():
     """Such a server skips early data (RFC 8446 section 4.2.10), however much there is."""
     watch = HelloRetry()
@@ -149,7 +178,7 @@ def test_what_can_be_read_in_two_ways_is_refused(said: bytes):
 
 def test_what_is_held_of_a_second_hello_is_bounded():
     watch = HelloRetry()
-    said = records(b"\x01\x00\x9f\x00" + bytes(50_000), 1)
+    said = records(b"\x01\x00\x9f\x00" + bytes(50_000), 100)
     with pytest.raises(BadClientHello, match="larger than"):
         watch.from_client(said)
     assert not watch.held
