@@ -98,7 +98,7 @@ class ChunkedDecoder:
         self._left = 0  # octets of the current chunk that are still to come
         self._total = 0  # octets of data announced so far
         self._extensions = 0  # octets of extensions so far
-        self._scanned = 0  # octets of the unfinished trailer section known to hold no end
+        self._scanned = 0  # octets of an unfinished line, or trailer section, known to hold no end
 
     def decode(self, buffer: bytes | bytearray, at: int) -> tuple[bytes | EndOfMessage | None, int]:
         """What `buffer` holds from offset `at` on: all its data in one piece, or the end, or None; and the new offset.
@@ -137,7 +137,9 @@ class ChunkedDecoder:
                 else:
                     raise Malformed(Reason.BAD_FRAMING, "a chunk's data does not end where its size says")
             elif part is _SIZE:
-                line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
+                line = None
+                if not self._scanned or self._may_be_finished(buffer, at):
+                    line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
                 if line is None:
                     if not pieces:
                         self._check_unfinished_line(buffer, at)
@@ -193,12 +195,20 @@ class ChunkedDecoder:
         self._part = _DATA
         return line.end()
 
+    def _may_be_finished(self, buffer: bytes | bytearray, at: int) -> bool:
+        """Whether the line that was unfinished the last time has an end now: only then it is worth to be read anew."""
+        if buffer.find(b"\n", at + self._scanned, at + MAX_CHUNK_LINE) < 0:
+            return False
+        self._scanned = 0
+        return True
+
     def _check_unfinished_line(self, buffer: bytes | bytearray, at: int) -> None:
         end = buffer.find(b"\n", at, at + MAX_CHUNK_LINE)
         if end >= 0 or not _LINE_START.match(buffer, at):
             raise Malformed(Reason.BAD_FRAMING, "malformed chunk size or extension")
         if len(buffer) - at >= MAX_CHUNK_LINE:
             raise Malformed(Reason.BAD_FRAMING, f"a chunk's extensions are longer than {MAX_CHUNK_LINE} octets")
+        self._scanned = len(buffer) - at
 
     def _trailers(self, buffer: bytes | bytearray, at: int) -> re.Match[bytes] | None:
         """The trailer section, or None if it is not finished."""

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason
+from egressproxy.protocols.http1 import chunked
 from egressproxy.protocols.http1.codec import HeadLimits
 from tests.support.http1_reading import Reading, read_requests
 
@@ -170,3 +174,30 @@ def test_thousands_of_small_chunks_are_read():
     body = b"8\r\nxxxxxxxx\r\n" * 5000 + b"0\r\n\r\n"
     head = b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert read_requests(head + body).messages[0].body == b"x" * 40_000
+
+
+@pytest.mark.parametrize("extension", [b";a" * 2000, b';a="' + b"\\a" * 1900 + b'"'])
+def test_an_unfinished_line_that_comes_octet_by_octet_is_read_once_it_is_whole(
+    extension: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting:
+        tries = 0
+
+        def match(self, *where: Any) -> re.Match[bytes] | None:
+            Counting.tries += 1
+            return line.match(*where)
+
+    line = chunked._CHUNK_LINE
+    monkeypatch.setattr(chunked, "_CHUNK_LINE", Counting())
+    decoder = chunked.ChunkedDecoder(HeadLimits(), frozenset())
+    body = b"3" + extension + b"\r\nabc\r\n0\r\n\r\n"
+    got, kept = [], b""
+    for octet in range(len(body)):
+        kept += body[octet : octet + 1]
+        event, at = decoder.decode(bytearray(kept), 0)
+        kept = kept[at:]
+        if event is not None:
+            got.append(event)
+    assert got[:3] == [b"a", b"b", b"c"]
+    assert isinstance(got[3], chunked.EndOfMessage)
+    assert Counting.tries < 20

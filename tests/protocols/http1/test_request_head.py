@@ -501,6 +501,14 @@ def test_an_upgrade_is_asked_for_in_full_or_ignored(lines: tuple[bytes, ...], up
     assert message.head.fields.block == b""
 
 
+def test_protocols_to_upgrade_to_are_few() -> None:
+    offered = b", ".join(b"p%d" % number for number in range(64))
+    assert read_requests(request(b"Connection: Upgrade", b"Upgrade: " + offered)).head.upgrade == offered
+    fault = refused(request(b"Connection: Upgrade", b"Upgrade: " + offered, b"Upgrade: one-more"))
+    assert (fault.status, fault.reason) == (400, Reason.BAD_FIELD)
+    assert "64 protocols" in fault.message
+
+
 def test_an_upgrade_in_http_1_0_is_ignored() -> None:
     data = request(b"Connection: Upgrade", b"Upgrade: websocket", start=b"GET /a HTTP/1.0")
     assert read_requests(data).head.upgrade == b""
