@@ -30,11 +30,11 @@ from egressproxy.filters.chain import finish
 from egressproxy.gateway.admission import note_denied
 from egressproxy.gateway.body import BodyFilter
 from egressproxy.gateway.client import ClientConnection
-from egressproxy.gateway.connector import Target
 from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Route
 from egressproxy.gateway.mirror import copies_of
 from egressproxy.gateway.replay import ReplayedBody
 from egressproxy.gateway.sessions import Sessions
+from egressproxy.gateway.targets import Target
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import CHUNKED
 from egressproxy.protocols.http1.upstream import UpstreamConnection

@@ -22,9 +22,10 @@ from egressproxy.gateway.admission import HTTP_PORT
 from egressproxy.gateway.attempts import NO_RETRIES, Attempts
 from egressproxy.gateway.authorization.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.authorization.over_http import HttpAsker
-from egressproxy.gateway.connector import NO_PORTS, Connector, Network, served_ports
+from egressproxy.gateway.connector import NO_PORTS, Connector, served_ports
 from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Listener, Port, Route, Snapshot
 from egressproxy.gateway.mirror import Mirror
+from egressproxy.gateway.network import Network
 from egressproxy.gateway.sessions import Sessions
 from egressproxy.model.authority import Authority
 from egressproxy.model.steps import Steps, finished

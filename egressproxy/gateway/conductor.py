@@ -22,13 +22,14 @@ from egressproxy.gateway.answers import answer_for, is_denial, is_told
 from egressproxy.gateway.authorization.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
-from egressproxy.gateway.connector import Connector, Target
+from egressproxy.gateway.connector import Connector
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.mirror import copies_of
 from egressproxy.gateway.parent import absolute_form
 from egressproxy.gateway.recent import KEPT, PATH, Remembered
 from egressproxy.gateway.replay import ReplayedBody
+from egressproxy.gateway.targets import Target
 from egressproxy.gateway.tunnels import serve_connect, switch_protocols
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields

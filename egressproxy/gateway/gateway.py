@@ -17,9 +17,9 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.steps import FilterStats
 from egressproxy.gateway.build import building
 from egressproxy.gateway.conductor import Conductor
-from egressproxy.gateway.connector import Network
 from egressproxy.gateway.listener import BoundPort
 from egressproxy.gateway.live import Snapshot
+from egressproxy.gateway.network import Network
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.spec.gateway import ConfigSpec

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egressproxy.gateway.body import BodyFilter
-from egressproxy.gateway.connector import Connector, Target
+from egressproxy.gateway.connector import Connector
 from egressproxy.gateway.live import Choice, Route
 from egressproxy.gateway.mirror import Copies
+from egressproxy.gateway.targets import Target
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 
 __all__ = ["Life"]

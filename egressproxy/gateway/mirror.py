@@ -19,8 +19,9 @@ from typing import Final
 from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.admission import enforce
-from egressproxy.gateway.connector import Connector, Target
+from egressproxy.gateway.connector import Connector
 from egressproxy.gateway.parent import absolute_form
+from egressproxy.gateway.targets import Target
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead

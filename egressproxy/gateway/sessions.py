@@ -16,8 +16,8 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from itertools import islice
 
-from egressproxy.gateway.connector import Target
 from egressproxy.gateway.live import Choice
+from egressproxy.gateway.targets import Target
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import Secret
 from egressproxy.spec.backend import Endpoint

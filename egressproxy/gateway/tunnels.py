@@ -207,9 +207,9 @@ async def dial(x: Exchange, choice: Choice, *, terminated: bool = False) -> Park
     try:
         if terminated:
             parked = Parked()
-            await connector.open(x, connector.target(x), choice.chain.connect, parked)
+            await connector.opener.open(x, connector.target(x), choice.chain.connect, parked)
         else:
-            parked = await connector.park(x, connector.tunnel_target(x), choice.chain.connect)
+            parked = await connector.opener.park(x, connector.tunnel_target(x), choice.chain.connect)
     except GatewayError as error:
         choice.series.attempt(error.reason.value)
         raise

@@ -49,6 +49,31 @@ def exchange(talk: Conversation, *, is_new: bool = True) -> None:
     talk.client << OK_PASSED
 
 
+def visit(talk: Conversation, host: str) -> None:
+    """A request for this host, whose connection is idle afterwards."""
+    talk.client >> GET.replace(b"a.example", host.encode())
+    talk.dialled(host, 80)
+    talk.origin.take(rb"GET / .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def through_parent(port: int, protocol: str = "HTTP11") -> list[Manifest]:
+    """A forward proxy, and a route to the backend `a` (a.example) behind the parent `parent` (parent.example:3128)."""
+    routed = (
+        m.tls_route("t", "a", hostnames=["a.example"])
+        if protocol == "TCP"
+        else m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])
+    )
+    return [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(["a.example"]),
+        m.backend("parent", "parent.example", 3128),
+        m.backend("a", "a.example", port, protocol=protocol, parent={"name": "parent"}),
+        routed,
+    ]
+
+
 # --- TLS -----------------------------------------------------------------------------------------------------------
 def certificate(pki: Pki, *names: str, secret: str = "front") -> Manifest:
     """A Secret with a certificate for these names; `terminate(secret)` is the `tls` of a listener that shows it."""

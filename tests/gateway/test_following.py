@@ -244,7 +244,7 @@ def test_what_goes_through_the_connect_of_a_parent_follows_the_name_of_the_first
     talk = converse([m.gateway(m.http_listener(8080)), first, second, far, rule])
     (connector,) = talk.snapshot.connectors.values()
     chain = [connector, connector.parent, connector.parent and connector.parent.parent]
-    (name,) = {target.name for each in chain if each is not None for target in each._targets.values()}
+    (name,) = {target.name for each in chain if each is not None for target in each.targets.known.values()}
     assert "a.example" in repr(name)
 
 

@@ -694,7 +694,7 @@ class Conversation:
         known = []
         for connector in self.snapshot.connectors.values():
             for one in filter(None, (connector, connector.parent)):
-                known += [target.pool for target in one._targets.values()]
+                known += [target.pool for target in one.targets.known.values()]
         return known
 
     @property

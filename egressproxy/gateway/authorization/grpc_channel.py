@@ -9,8 +9,9 @@ import asyncio
 
 from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import Steps
-from egressproxy.gateway.connector import Channel, Connector, Target
+from egressproxy.gateway.connector import Channel, Connector
 from egressproxy.gateway.following import FollowedName
+from egressproxy.gateway.targets import Target
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.protocols.grpc.framing import Headers, call_headers, framed, reply
@@ -107,7 +108,7 @@ class GrpcChannel(Channel):
         kept = spec.kept
         connection = UnaryConnection(self._connector.network.wheel, idle_s, kept.max_age_s, kept.max_requests)
         version = target.name.version
-        transport = await self._connector.open(x, target, connect, connection, HTTP_2)
+        transport = await self._connector.opener.open(x, target, connect, connection, HTTP_2)
         peer = transport.get_extra_info("ssl_object")
         if peer is not None and peer.selected_alpn_protocol() != "h2":
             connection.close()

@@ -15,7 +15,7 @@ from typing import Any
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
-from egressproxy.gateway.connector import DEFAULT_TLS, OPERATOR, Connector, Place
+from egressproxy.gateway.connector import DEFAULT_TLS, Connector
 from egressproxy.gateway.explaining.decision import Decision, decide
 from egressproxy.gateway.explaining.description import (
     BACKEND_PHASES,
@@ -36,6 +36,8 @@ from egressproxy.gateway.explaining.description import (
 from egressproxy.gateway.explaining.notes import may_answer, notes
 from egressproxy.gateway.explaining.question import Question
 from egressproxy.gateway.live import Choice, Route, Snapshot
+from egressproxy.gateway.opening import OPERATOR
+from egressproxy.gateway.targets import DialTarget
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.permission import Permission
@@ -247,7 +249,7 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
     if backend.destination in OPERATOR:
         made["tls"] = _tls(decided, connector, "")
         made["addresses"] = []
-        policy = connector.address_policy()
+        policy = connector.opener.address_policy()
         for endpoint in backend.endpoints:
             if endpoint in connector.endpoints:
                 policy.check_operator(endpoint.address, endpoint.port)
@@ -263,7 +265,7 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
     made["host"], made["port"] = target.host, target.port
     made["tls"] = _tls(decided, connector, target.host)
     if connector.parent is not None:
-        connector.judge_for_parent(target)
+        connector.opener.judge_for_parent(target)
         made["dns"] = f"resolved by the parent {connector.parent.name}"
         parent: dict[str, Any] = {}
         made["parent"] = parent
@@ -273,9 +275,9 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
 
 
 async def _describe_addresses(
-    made: dict[str, Any], x: Exchange, connector: Connector, target: Place, *, asks_dns: bool
+    made: dict[str, Any], x: Exchange, connector: Connector, target: DialTarget, *, asks_dns: bool
 ) -> None:
-    """As `Connector._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
+    """As `Opener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
     literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
     if literal is not None:
         made["dns"] = "not asked: the client named an address"
@@ -285,8 +287,8 @@ async def _describe_addresses(
         return
     else:
         made["dns"] = "asked"
-        found = await connector.resolver.resolve(target.host)
-    policy = connector.address_policy()
+        found = await connector.opener.resolver.resolve(target.host)
+    policy = connector.opener.address_policy()
     made["addresses"] = []
     for address in found:
         may_be_dialled, why = policy.verdict(target.host, address, target.port)

@@ -12,11 +12,12 @@ from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.gateway.answers import DENIALS
-from egressproxy.gateway.connector import OPERATOR, Connector
+from egressproxy.gateway.connector import Connector
 from egressproxy.gateway.explaining.decision import Decision, decide
 from egressproxy.gateway.explaining.description import BACKEND_PHASES, REQUEST_PHASES, steps_of
 from egressproxy.gateway.explaining.question import Question, QuestionError
 from egressproxy.gateway.live import Snapshot
+from egressproxy.gateway.opening import OPERATOR
 from egressproxy.gateway.recent import RecentDecision
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.steps import Steps
@@ -172,13 +173,13 @@ def _judge(x: Exchange, connector: Connector) -> bool | None:
     try:
         target = connector.tunnel_target(x)
         if connector.parent is not None:
-            connector.judge_for_parent(target)
+            connector.opener.judge_for_parent(target)
             return True
         literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
-        known = (literal,) if literal is not None else connector.resolver.known(target.host)
+        known = (literal,) if literal is not None else connector.opener.resolver.known(target.host)
         if known is None:
             return None
-        connector.address_policy().check(target.host, known, target.port)
+        connector.opener.address_policy().check(target.host, known, target.port)
     except Denied:
         return False
     except GatewayError:

@@ -7,8 +7,8 @@ from ipaddress import ip_address
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.build import build
-from egressproxy.gateway.connector import Network
 from egressproxy.gateway.live import Snapshot
+from egressproxy.gateway.network import Network
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.timers import TimerWheel

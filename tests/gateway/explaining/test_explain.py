@@ -425,7 +425,7 @@ def test_nothing_is_counted_and_no_turn_is_taken():
         before = [connector.counts() for connector in snapshot.connectors.values()]
         assert await explain(snapshot, question) == await explain(snapshot, question)
         assert [connector.counts() for connector in snapshot.connectors.values()] == before
-        assert all(not connector._targets for connector in snapshot.connectors.values())
+        assert all(not connector.targets.known for connector in snapshot.connectors.values())
 
     asyncio.run(twice())
 
