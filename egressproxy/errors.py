@@ -162,9 +162,12 @@ class BadRequest(GatewayError):
 
 
 class Denied(GatewayError):
-    """Policy refuses. Always 403, never 407 (407 makes clients send credentials)."""
+    """Policy refuses. Always 403, never 407 (407 makes clients send credentials). `is_firm`: mode Report does not lift
+    it.
+    """
 
     default_status = 403
+    is_firm = False
 
 
 class LimitExceeded(GatewayError):

@@ -131,10 +131,10 @@ def default_route(x: Exchange, listener: Listener, authority: Authority) -> Rout
 
 
 def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
-    """Raise the denial, or in Report mode note that it would have been one."""
+    """Raise the denial, or in Report mode, if that may lift it, note that it would have been one."""
     if denied is None:
         return
-    if mode is not Mode.REPORT:
+    if mode is not Mode.REPORT or denied.is_firm:
         try:
             raise denied
         finally:

@@ -246,7 +246,7 @@ class _Builder:
     def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:
         denied = self.denial(spec.backend)
         connector = self.connector(spec.backend)
-        if denied is not None and spec.backend.policy.mode is not Mode.REPORT:
+        if denied is not None and (denied.is_firm or spec.backend.policy.mode is not Mode.REPORT):
             connector = None
         asker = self.asker(spec, connector) if connector is not None else None
         return ExternalAuth(spec, asker, route, self.metrics, denied)
@@ -273,7 +273,7 @@ class _Builder:
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
         denied = self.denial(backend)
-        is_closed = denied is not None and policy.mode is not Mode.REPORT
+        is_closed = denied is not None and (denied.is_firm or policy.mode is not Mode.REPORT)
         return Choice(
             name, None if is_closed else self.connector(backend), self.chain(extensions + backend.extensions),
             self.metrics.series(listener.gateway, route, name),

@@ -32,19 +32,26 @@ class Denial:
     rule: DestinationRule
     backend: str = ""
 
+    @property
+    def is_firm(self) -> bool:
+        """Whether it holds in mode Report, too."""
+        return self.rule.is_firm
+
     def error(self) -> Denied:
         """What is raised, made anew each time; explanations and status tell it in the same words."""
         rule, authority = self.rule, self.authority
         where = f"on port {authority.port} " if rule.ports else ""
         field = "intercept.hostnames" if rule.intercepts else "destinations.deny"
         leads = f"backend {self.backend} leads to {authority}; " if self.backend else ""
-        return Denied(
+        denied = Denied(
             Reason.DESTINATION_DENIED,
             f"{authority.host} is denied {where}by policy {rule.policy}",
             rule=f"EgressPolicy {rule.policy}",
             remedy=f"remove {'it from' if rule.intercepts else 'or narrow its entry in'} {field} of that policy",
             detail=f"{leads}denied by {_entry(rule, authority)} in {field}",
         )
+        denied.is_firm = rule.is_firm
+        return denied
 
 
 class DestinationPolicy:
@@ -56,9 +63,9 @@ class DestinationPolicy:
 
     def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
-        self._deny = self._deny_backends = _Entries(spec.deny)
+        self._deny = self._deny_backends = _firm_first(spec.deny)
         if any(rule.intercepts for rule in spec.deny):
-            self._deny_backends = _Entries(rule for rule in spec.deny if not rule.intercepts)
+            self._deny_backends = _firm_first(rule for rule in spec.deny if not rule.intercepts)
         self.denies = bool(spec.deny)  # else there is nothing to ask `denial` for
         self._sources = tuple(sources)
         self._allowed: dict[tuple[str, int], SniCheck] = {}  # what was asked for and may be reached
@@ -72,28 +79,30 @@ class DestinationPolicy:
         """The refusal if a `deny` entry matches: holds for routes too."""
         if not self.denies:
             return None
-        rule = self._deny.find(authority)
-        if rule is None and authority.address is not None:
-            # Another spelling of a denied address is no way round: RFC 4291 section 2.5.5 and others, `model.aliases`.
-            others = (Authority(str(each), authority.port, each) for each in aliases(authority.address)[1:])
-            rule = next(filter(None, map(self._deny.find, others)), None)
-        if rule is None:
-            return None
-        return Denial(authority, rule).error()
+        for entries in self._deny:
+            rule = entries.find(authority)
+            if rule is None and authority.address is not None:
+                # Another spelling of a denied address is no way round: RFC 4291 section 2.5.5, `model.aliases`.
+                others = (Authority(str(each), authority.port, each) for each in aliases(authority.address)[1:])
+                rule = next(filter(None, map(entries.find, others)), None)
+            if rule is not None:
+                return Denial(authority, rule).error()
+        return None
 
     def denial_of(self, backend: BackendSpec) -> Denial | None:
         """The `deny` entry that holds for this backend: for its hostname and port, or for a parent's on the way there.
 
         Depends on configuration alone. What is to be intercepted is denied to clients that name it, and to no backend.
         """
-        on_the_way: BackendSpec | None = backend
-        while on_the_way is not None:
-            if on_the_way.destination is Destination.FQDN:
-                authority = Authority(on_the_way.hostname, on_the_way.port)
-                rule = self._deny_backends.find(authority)
-                if rule is not None:
-                    return Denial(authority, rule, on_the_way.name)
-            on_the_way = on_the_way.parent
+        for entries in self._deny_backends:
+            on_the_way: BackendSpec | None = backend
+            while on_the_way is not None:
+                if on_the_way.destination is Destination.FQDN:
+                    authority = Authority(on_the_way.hostname, on_the_way.port)
+                    rule = entries.find(authority)
+                    if rule is not None:
+                        return Denial(authority, rule, on_the_way.name)
+                on_the_way = on_the_way.parent
         return None
 
     def refusal(self, authority: Authority) -> Denied | None:
@@ -203,6 +212,13 @@ class _Entries:
                 if _has_port(rule, port):
                     return rule
         return None
+
+
+def _firm_first(rules: Iterable[DestinationRule]) -> tuple[_Entries, ...]:
+    """The entries of a deny list. Those that mode Report does not lift stand in front: they decide, if one matches."""
+    deny = tuple(rules)
+    firm = [rule for rule in deny if rule.is_firm]
+    return (_Entries(firm), _Entries(rule for rule in deny if not rule.is_firm)) if firm else (_Entries(deny),)
 
 
 def _has_port(rule: DestinationRule, port: int) -> bool:

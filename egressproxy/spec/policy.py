@@ -60,7 +60,8 @@ class DestinationRule:
 
     `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
     `cidrs` match a client that named an address. `policy` is the EgressPolicy that wrote the entry. `intercepts`: it
-    denies names that are to be intercepted, which nobody does yet.
+    denies names that are to be intercepted, which nobody does yet. `is_firm`: it denies in mode Report, too, which was
+    said by something more specific than the place that the entry is for.
     """
 
     hostnames: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ class DestinationRule:
     sni: SniCheck = SniCheck.MATCH
     policy: str = "-"
     intercepts: bool = False
+    is_firm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

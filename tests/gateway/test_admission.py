@@ -172,6 +172,7 @@ def test_the_answer_to_head_has_no_body(converse_on: Start):
 # --- a deny means the place ----------------------------------------------------------------------------------------
 DENY_B = {"destinations": {"deny": [{"hostnames": ["b.example"]}]}}
 TO_B = m.prefix_rule("/", "b")
+PUBLIC = "93.184.0.0/16"
 B = m.backend("b", "b.example", 80)
 PLAIN_GET = b"GET / HTTP/1.1\r\nHost: front.example\r\n\r\n"
 
@@ -271,6 +272,55 @@ def test_report_mode_lets_a_denied_backend_pass_and_notes_it_once(converse_on: S
         talk.client << OK_PASSED
         assert talk.record()["would_deny"] == ["destination_denied"]
     assert (talk.series("would_deny"), talk.series("denied")) == (2, 0)
+
+
+REPORTING = [("Gateway", "gw", "http"), ("HTTPRoute", "route"), ("Backend", "b")]
+
+
+@pytest.mark.parametrize("reporting", REPORTING)
+@pytest.mark.parametrize("entry", [{"hostnames": ["b.example"]}, {"hostnames": ["front.example"]}, {"cidrs": [PUBLIC]}])
+def test_a_more_specific_report_mode_lifts_no_wider_deny(
+    converse_on: Start, reporting: tuple[str, ...], entry: dict[str, Any]
+):
+    """Whether the deny means the host that was asked for, that of the backend, or where this leads."""
+    objects = (B, on(*reporting, mode="Report"))
+    talk = converse_on(reverse(TO_B, objects=objects, destinations={"deny": [entry]}))
+    talk.names.zone["b.example"] = (ip_address("93.184.216.34"),)
+    assert refused(talk, PLAIN_GET)["rule"] == "EgressPolicy agents/default"
+    assert "would_deny" not in talk.record()
+
+
+@pytest.mark.parametrize("reporting", REPORTING)
+def test_report_mode_lifts_what_its_own_level_denies(converse_on: Start, reporting: tuple[str, ...]):
+    objects = (B, on(*reporting, mode="Report", **DENY_B))
+    talk = converse_on(reverse(TO_B, objects=objects, destinations={"deny": [{"hostnames": ["c.example"]}]}))
+    talk.client >> PLAIN_GET
+    talk.dialled("b.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["would_deny"] == ["destination_denied"]
+
+
+@pytest.mark.parametrize("request_", [GET, b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n"])
+@pytest.mark.parametrize("entry", [{"hostnames": ["a.example"]}, {"cidrs": [PUBLIC]}])
+def test_a_listener_in_report_mode_lifts_nothing_that_its_gateway_denies(
+    converse_on: Start, request_: bytes, entry: dict[str, Any]
+):
+    objects = [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(destinations={"allow": [{"hostnames": ["*.example"]}], "deny": [entry]}),
+        on("Gateway", "gw", "forward", mode="Report"),
+    ]
+    talk = converse_on(objects)
+    talk.names.zone["a.example"] = (ip_address("93.184.216.34"),)
+    assert refused(talk, request_)["rule"] == "EgressPolicy agents/default"
+
+
+def test_what_a_backend_denies_in_enforce_mode_holds_on_a_gateway_in_report_mode(converse_on: Start):
+    deny = {"destinations": {"deny": [{"hostnames": ["a.example"]}]}, "mode": "Enforce"}
+    talk = converse_on([*dynamic("a.example", mode="Report"), on("Backend", "any", **deny)])
+    assert refused(talk, GET)["rule"] == "EgressPolicy agents/p"
 
 
 def test_a_new_deny_holds_for_the_pooled_connection_of_a_backend(converse_on: Start):

@@ -585,6 +585,19 @@ def test_one_mirror_of_a_rule_counts_the_requests_of_all_its_backends(converse: 
 
 
 # --- a deny means the place ------------------------------------------------------------------------------------------
+def test_a_backend_in_report_mode_gets_no_copy_where_its_gateway_denies_it(converse: Start):
+    ref = {"group": m.OURS, "kind": "Backend", "name": "b"}
+    reporting = m.policy(name="reporting", targetRefs=[ref], mode="Report")
+    talk = converse(mirrored(objects=(reporting,), destinations={"deny": [{"hostnames": ["b.example"]}]}))
+    talk.client >> GET
+    a = talk.dialled("a.example", 80)
+    a << SENT % b"a.example"
+    a >> OK
+    talk.client << OK_PASSED
+    talk.no_dial()
+    assert results(talk) == {"destination_denied": 1}
+
+
 @pytest.mark.parametrize("mode", ["Enforce", "Report"])
 def test_a_copy_does_not_go_to_a_place_that_is_denied(converse: Start, mode: str):
     talk = converse(mirrored(destinations={"deny": [{"hostnames": ["b.example"]}]}, mode=mode))

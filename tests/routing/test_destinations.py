@@ -200,6 +200,19 @@ def test_what_is_to_be_intercepted_hides_no_deny_of_the_same_name():
     assert policy.denial_of(fqdn("b.test")) is not None
 
 
+def test_of_several_denies_that_match_one_that_report_mode_does_not_lift_decides():
+    deny = (rule("b.test"), rule("*.test", is_firm=True), rule("p.test", is_firm=True), rule("b.other"))
+    policy = DestinationPolicy(DestinationsSpec(deny=deny))
+    for host, is_firm in ((b"b.test:443", True), (b"c.test:443", True), (b"b.other:443", False)):
+        denied = policy.denial(parse_authority(host, None))
+        assert denied is not None
+        assert denied.is_firm is is_firm
+    denial = policy.denial_of(fqdn("b.other", parent=fqdn("p.test", 3128)))
+    assert denial is not None
+    assert denial.is_firm
+    assert denial.authority.host == "p.test"
+
+
 def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry():
     policy = DestinationPolicy(DestinationsSpec(deny=(rule("a.test", "*.test", ports=(443, 8443)),)))
     named = policy.denial(parse_authority(b"b.test:443", None))

@@ -53,5 +53,6 @@ class Denials:
                 self._compiled[id(policy)] = self._compile(policy)
             error = self._compiled[id(policy)](weighted.backend)
             if error is not None:
-                holds = policy.mode is not Mode.REPORT or error.reason is Reason.ADDRESS_DENIED
+                reports = policy.mode is Mode.REPORT and not error.is_firm
+                holds = not reports or error.reason is Reason.ADDRESS_DENIED
                 yield f"{error.message} ({error.detail})", error.remedy, holds

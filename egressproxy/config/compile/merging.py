@@ -16,7 +16,7 @@ What is written and cannot be enforced closes the place (`Merged.blockers`) wher
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -146,10 +146,11 @@ class Merger:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
         retries = [_Voice(layer, policy, t.retries) for layer, policy, t in _traffic(ordered) if t.retries is not None]
         mode = self._mode(ordered)
+        reported = _reported(ordered, mode)
         spec = PolicySpec(
             mode=mode,
-            destinations=_destinations(ordered, is_routed),
-            addresses=_addresses(ordered, mode),
+            destinations=_destinations(ordered, is_routed, mode, reported),
+            addresses=_addresses(ordered, reported),
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
@@ -189,13 +190,7 @@ class Merger:
         return first.value
 
     def _mode(self, ordered: Sequence[Layer]) -> Mode:
-        voices = [
-            _Voice(layer, policy, policy.spec.mode)
-            for layer in ordered
-            for policy in layer.policies
-            if policy.spec.mode is not None and (not policy.spec.subjects or policy.spec.mode is Mode.ENFORCE)
-        ]
-        return self._winner("mode", voices) or Mode.ENFORCE
+        return self._winner("mode", _modes(ordered)) or Mode.ENFORCE
 
     def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsSpec:
         sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
@@ -318,34 +313,59 @@ def _traffic(ordered: Sequence[Layer]) -> list[tuple[Layer, EgressPolicy, Traffi
     return [(layer, policy, said) for layer, policy, said in each if said is not None and not policy.spec.subjects]
 
 
-def _destinations(ordered: Sequence[Layer], is_routed: bool) -> DestinationsSpec:
+def _modes(ordered: Iterable[Layer]) -> list[_Voice]:
+    """Who says a mode, most specific first."""
+    return [
+        _Voice(layer, policy, policy.spec.mode)
+        for layer in ordered
+        for policy in layer.policies
+        if policy.spec.mode is not None and (not policy.spec.subjects or policy.spec.mode is Mode.ENFORCE)
+    ]
+
+
+def _reported(ordered: Sequence[Layer], mode: Mode) -> frozenset[Level]:
+    """The levels whose denials mode Report lets pass: it has to hold where they were written, too. A more specific
+    policy that says Report lifts nothing that a wider one denies.
+    """
+    if mode is not Mode.REPORT:
+        return frozenset()
+    modes = _modes(ordered)
+    said = {level: next((voice.value for voice in modes if voice.layer.level <= level), None) for level in Level}
+    return frozenset(level for level, value in said.items() if value is Mode.REPORT)
+
+
+def _destinations(
+    ordered: Sequence[Layer], is_routed: bool, mode: Mode, reported: Container[Level]
+) -> DestinationsSpec:
     """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down."""
     allow: list[tuple[DestinationRule, ...]] = []
     deny: dict[DestinationRule, None] = {}
     for layer in reversed(ordered):
         group: dict[DestinationRule, None] = {}
         says_something = False
+        is_firm = mode is Mode.REPORT and layer.level not in reported
         for policy in layer.policies:
             section = policy.spec.destinations
             if section is not None:
-                deny.update(dict.fromkeys(_rule(entry, policy) for entry in section.deny))
+                deny.update(dict.fromkeys(_rule(entry, policy, is_firm=is_firm) for entry in section.deny))
                 if section.allow is not None:
                     says_something = True
                     if not policy.spec.subjects:
                         group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
             if policy.spec.intercept is not None:
                 names = policy.spec.intercept.hostnames
-                deny[DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True)] = None
+                rule = DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True, is_firm=is_firm)
+                deny[rule] = None
         if says_something and not (is_routed and layer.level <= Level.LISTENER):
             allow.append(tuple(group))
     return DestinationsSpec(tuple(allow), tuple(deny))
 
 
-def _rule(entry: DestinationEntry, policy: EgressPolicy) -> DestinationRule:
-    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name)
+def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = False) -> DestinationRule:
+    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name, is_firm=is_firm)
 
 
-def _addresses(ordered: Sequence[Layer], mode: Mode) -> AddressesSpec:
+def _addresses(ordered: Sequence[Layer], reported: Container[Level]) -> AddressesSpec:
     """One group of allow per layer that says something; every deny and every `only`, of all policies alike."""
     groups: list[tuple[AddressAllowance, ...]] = []
     deny: dict[AddressDenial, None] = {}
@@ -353,7 +373,7 @@ def _addresses(ordered: Sequence[Layer], mode: Mode) -> AddressesSpec:
     name = "-"
     for layer in reversed(ordered):
         for policy in layer.policies:
-            deny.update(dict.fromkeys(_denied_ranges(policy, mode)))
+            deny.update(dict.fromkeys(_denied_ranges(policy, reports=layer.level in reported)))
             if policy.spec.addresses is not None and policy.spec.addresses.only is not None:
                 ranges = (cidr for entry in policy.spec.addresses.only for cidr in entry.cidrs)
                 only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name)] = None
@@ -376,10 +396,9 @@ def _speaks_of_allowed(section: Addresses | None) -> bool:
     )
 
 
-def _denied_ranges(policy: EgressPolicy, mode: Mode) -> Iterable[AddressDenial]:
+def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDenial]:
     """What no name may lead to. Mode Report lets pass what `destinations` denies, and nothing else."""
     destinations, addresses = policy.spec.destinations, policy.spec.addresses
-    reports = mode is Mode.REPORT
     for entry in destinations.deny if destinations is not None else ():
         if entry.cidrs:
             yield AddressDenial(entry.cidrs, entry.ports, policy.full_name, "destinations.deny", reports=reports)

@@ -52,7 +52,7 @@ from egressproxy.config.resources.routes import (
 )
 from egressproxy.spec.backend import Destination, Protocol
 from egressproxy.spec.gateway import ListenerProtocol, TlsMode
-from egressproxy.spec.policy import ExtensionSpec, PolicySpec
+from egressproxy.spec.policy import DestinationRule, ExtensionSpec, Mode, PolicySpec
 from egressproxy.spec.route import (
     AuthProtocol,
     ExternalAuthSpec,
@@ -394,12 +394,21 @@ class RouteCompiler:
         key = (id(policy), *map(id, others))  # merged values live as long as this compiler
         made = self._denying.get(key)
         if made is None:
-            deny = dict.fromkeys(rule for one in (policy, *others) for rule in one.destinations.deny)
+            deny = dict.fromkeys(policy.destinations.deny)
+            for one in others:
+                deny.update(dict.fromkeys(_joined(one, policy.mode)))
             made = policy
             if len(deny) > len(policy.destinations.deny):
                 made = replace(policy, destinations=replace(policy.destinations, deny=tuple(deny)))
             self._denying[key] = made
         return made
+
+
+def _joined(policy: PolicySpec, mode: Mode) -> Iterator[DestinationRule]:
+    """What a backend's policy denies, for a rule of this mode: Report lifts nothing where the backend's is another."""
+    for rule in policy.destinations.deny:
+        is_firm = mode is Mode.REPORT and (rule.is_firm or policy.mode is not Mode.REPORT)
+        yield rule if rule.is_firm is is_firm else replace(rule, is_firm=is_firm)
 
 
 def is_dynamic(weighted: WeightedBackend) -> bool:

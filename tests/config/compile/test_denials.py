@@ -47,6 +47,12 @@ def test_report_mode_is_told_too():
     assert warning.endswith("mode is Report, so listener web lets it pass and counts it.")
 
 
+def test_a_route_in_report_mode_is_told_that_its_gateway_denies_the_place():
+    reporting = policy("mode: Report", "HTTPRoute", "route", policy_name="reporting")
+    (warning,) = warnings(REVERSE, PLAIN, ROUTE, policy(DENY), reporting)
+    assert "listener web refuses what goes there (403)" in warning
+
+
 def test_a_mirror_to_a_denied_place_is_told():
     other = PLAIN.replace("plain", "other").replace("a.example", "b.example")
     route = ROUTE.replace("name: plain}", "name: other}") + MIRROR
