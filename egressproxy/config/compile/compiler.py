@@ -23,8 +23,8 @@ from egressproxy.config.compile.findings import Findings
 from egressproxy.config.compile.gateway_tls import ClientCertificates, add_revocations
 from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, plan_gateways, set_statuses
 from egressproxy.config.compile.hosts_taken import HostsTaken
+from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.listeners import ListenerPlan
-from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.placement import Placement
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.problems import Problems, problem_at

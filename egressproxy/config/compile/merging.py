@@ -2,7 +2,8 @@
 
 * Settings (mode, dns, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway; within a
   layer the older policy. The loser is told who won.
-* Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them.
+* Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them
+  (`restrictions`).
 
 What is written and cannot be enforced closes the place (`Merged.blockers`) wherever leaving it out would let more pass:
 
@@ -16,73 +17,21 @@ What is written and cannot be enforced closes the place (`Merged.blockers`) wher
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attempts import policy_retry
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.contract import Key
+from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.references import References, Unresolved
-from egressproxy.config.resources.policy import (
-    AddressEntry,
-    Addresses,
-    DestinationEntry,
-    Dns,
-    EgressPolicy,
-    EgressPolicySpec,
-    Traffic,
-    TrafficTimeouts,
-)
-from egressproxy.model.shares import most_of
-from egressproxy.spec.policy import (
-    AddressAllowance,
-    AddressBound,
-    AddressDenial,
-    AddressesSpec,
-    ConnectionsSpec,
-    DestinationRule,
-    DestinationsSpec,
-    DnsSpec,
-    LimitsSpec,
-    Mode,
-    PolicySpec,
-    TimeoutsSpec,
-)
+from egressproxy.config.compile.restrictions import intersect, merge_addresses, merge_destinations, merge_limits
+from egressproxy.config.resources.policy import Dns, EgressPolicy, Traffic, TrafficTimeouts
+from egressproxy.spec.policy import ConnectionsSpec, DnsSpec, Mode, PolicySpec, TimeoutsSpec
 
-__all__ = ["Layer", "Level", "Losses", "Merged", "Merger", "dns_notes"]
-
-
-class Level(IntEnum):
-    """How specific a layer is; the higher one wins (resources.md section 4, who wins)."""
-
-    GATEWAY = 0
-    LISTENER = 1
-    BACKEND = 2
-    ROUTE = 3
-    RULE = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """The policies of one target, oldest first. Layers are interned, and compared by identity.
-
-    `place` is how status names the target.
-    `resolver` is the DNS section of a Backend object, which goes before the policies of the same layer.
-    """
-
-    level: Level
-    target: Key
-    section: str
-    policies: tuple[EgressPolicy, ...]
-    resolver: Dns | None = None
-
-    @property
-    def place(self) -> str:
-        _, kind, namespace, name = self.target
-        return f"{kind} {namespace}/{name}" + (f", section {self.section}" if self.section else "")
+__all__ = ["Losses", "Merged", "Merger", "dns_notes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +98,22 @@ class Merger:
         reported = _reported(ordered, mode)
         spec = PolicySpec(
             mode=mode,
-            destinations=_destinations(ordered, is_routed, mode, reported),
-            addresses=_addresses(ordered, reported),
+            destinations=merge_destinations(ordered, is_routed, mode, reported),
+            addresses=merge_addresses(ordered, reported),
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
-            limits=_limits(ordered),
+            limits=merge_limits(ordered),
             retries=policy_retry(self._winner("traffic.retries", retries)),
             sources=tuple(policy.full_name for policy in policies),
         )
         return Merged(
             policy=spec,
-            regions=_common(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
+            regions=intersect(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
             min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
             ca_pem=self._ca(policies, blockers),
             crl_pem=self._crls(policies, blockers),
-            pins=_common(policies, lambda spec: spec.tls.pins if spec.tls is not None and spec.tls.pins else None),
+            pins=intersect(policies, lambda spec: spec.tls.pins if spec.tls is not None and spec.tls.pins else None),
             blockers=tuple(blockers),
         )
 
@@ -332,112 +281,6 @@ def _reported(ordered: Sequence[Layer], mode: Mode) -> frozenset[Level]:
     modes = _modes(ordered)
     said = {level: next((voice.value for voice in modes if voice.layer.level <= level), None) for level in Level}
     return frozenset(level for level, value in said.items() if value is Mode.REPORT)
-
-
-def _destinations(
-    ordered: Sequence[Layer], is_routed: bool, mode: Mode, reported: Container[Level]
-) -> DestinationsSpec:
-    """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down."""
-    allow: list[tuple[DestinationRule, ...]] = []
-    deny: dict[DestinationRule, None] = {}
-    for layer in reversed(ordered):
-        group: dict[DestinationRule, None] = {}
-        says_something = False
-        is_firm = mode is Mode.REPORT and layer.level not in reported
-        for policy in layer.policies:
-            section = policy.spec.destinations
-            if section is not None:
-                deny.update(dict.fromkeys(_rule(entry, policy, is_firm=is_firm) for entry in section.deny))
-                if section.allow is not None:
-                    says_something = True
-                    if not policy.spec.subjects:
-                        group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
-            if policy.spec.intercept is not None:
-                names = policy.spec.intercept.hostnames
-                rule = DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True, is_firm=is_firm)
-                deny[rule] = None
-        if says_something and not (is_routed and layer.level <= Level.LISTENER):
-            allow.append(tuple(group))
-    return DestinationsSpec(tuple(allow), tuple(deny))
-
-
-def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = False) -> DestinationRule:
-    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name, is_firm=is_firm)
-
-
-def _addresses(ordered: Sequence[Layer], reported: Container[Level]) -> AddressesSpec:
-    """One group of allow per layer that says something; every deny and every `only`, of all policies alike."""
-    groups: list[tuple[AddressAllowance, ...]] = []
-    deny: dict[AddressDenial, None] = {}
-    only: dict[AddressBound, None] = {}
-    name = "-"
-    for layer in reversed(ordered):
-        for policy in layer.policies:
-            deny.update(dict.fromkeys(_denied_ranges(policy, reports=layer.level in reported)))
-            if policy.spec.addresses is not None and policy.spec.addresses.only is not None:
-                ranges = (cidr for entry in policy.spec.addresses.only for cidr in entry.cidrs)
-                only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name)] = None
-        saying = [policy for policy in layer.policies if _speaks_of_allowed(policy.spec.addresses)]
-        if not saying:
-            continue
-        entries: list[AddressEntry] = []
-        for policy in saying:
-            if policy.spec.addresses is not None and not policy.spec.subjects:
-                entries += policy.spec.addresses.allow
-        groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
-        name = saying[0].full_name if name == "-" else name
-    return AddressesSpec(tuple(groups), name, tuple(deny), tuple(only))
-
-
-def _speaks_of_allowed(section: Addresses | None) -> bool:
-    """Not with `deny` or `only` alone: these narrow, and take nothing back that another level has opened."""
-    return section is not None and (
-        "allow" in section.model_fields_set or not {"deny", "only"} & section.model_fields_set
-    )
-
-
-def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDenial]:
-    """What no name may lead to. Mode Report lets pass what `destinations` denies, and nothing else."""
-    destinations, addresses = policy.spec.destinations, policy.spec.addresses
-    for entry in destinations.deny if destinations is not None else ():
-        if entry.cidrs:
-            yield AddressDenial(entry.cidrs, entry.ports, policy.full_name, "destinations.deny", reports=reports)
-    for ranges in addresses.deny if addresses is not None else ():
-        yield AddressDenial(ranges.cidrs, (), policy.full_name)
-
-
-def _limits(ordered: Sequence[Layer]) -> LimitsSpec:
-    """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
-    chosen: dict[str, int] = {}
-    is_lifted = False
-    for layer in ordered:
-        if layer.level > Level.LISTENER:
-            continue
-        for policy in layer.policies:
-            for name in ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels"):
-                value = getattr(policy.spec.limits, name, None)
-                if value:
-                    chosen[name] = min(value, chosen.get(name, value))
-            is_lifted = is_lifted or getattr(policy.spec.limits, "connections_per_client", None) == 0
-    # One client leaves something for the others, unless somebody has said how much it may have (0: everything).
-    written, connections, tunnels = (
-        chosen.get(name, 0) for name in ("connections_per_client", "connections", "tunnels")
-    )
-    chosen["connections_per_client"] = written or (connections if is_lifted else most_of(connections))
-    chosen["tunnels_per_client"] = written or (tunnels if is_lifted else most_of(tunnels))
-    return LimitsSpec(**chosen)
-
-
-def _common(
-    policies: Iterable[EgressPolicy], allowed_by: Callable[[EgressPolicySpec], Iterable[str] | None]
-) -> frozenset[str] | None:
-    """What all policies allow that say something; None where none does."""
-    common: frozenset[str] | None = None
-    for policy in policies:
-        allowed = allowed_by(policy.spec)
-        if allowed is not None:
-            common = frozenset(allowed) if common is None else common & frozenset(allowed)
-    return common
 
 
 def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:

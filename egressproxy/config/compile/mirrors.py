@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from egressproxy.config.compile.filters import INJECTOR, Placed, ordered
-from egressproxy.config.compile.merging import Layer
+from egressproxy.config.compile.layers import Layer
 from egressproxy.config.compile.placement import Where
 from egressproxy.config.compile.weighing import Weigher
 from egressproxy.config.resources.meta import Resource

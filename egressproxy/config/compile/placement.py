@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from egressproxy.config.compile.filters import ExtensionCompiler, Place, Placed
-from egressproxy.config.compile.merging import Layer, Level
+from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.resources.policy import EgressPolicy
 
 __all__ = ["Placement", "Where"]

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from egressproxy.config.compile.contract import Key, Status, age_of
-from egressproxy.config.compile.merging import Layer, Level, Losses, Merged, Merger, dns_notes
+from egressproxy.config.compile.layers import Layer, Level
+from egressproxy.config.compile.merging import Losses, Merged, Merger, dns_notes
 from egressproxy.config.compile.references import Names, References
 from egressproxy.config.compile.status import Ancestors, Conditions
 from egressproxy.config.load import ResourceSet

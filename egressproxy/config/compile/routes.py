@@ -21,6 +21,7 @@ from egressproxy.config.compile.contract import Defaults
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.findings import Findings
 from egressproxy.config.compile.gateway_tls import ClientCertificates
+from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.matches import (
     MAX_PATTERNS,
@@ -30,7 +31,6 @@ from egressproxy.config.compile.matches import (
     http_match,
     http_patterns,
 )
-from egressproxy.config.compile.merging import Layer, Level
 from egressproxy.config.compile.mirrors import mirrors
 from egressproxy.config.compile.placement import Placement, Where
 from egressproxy.config.compile.policies import Policies

@@ -14,8 +14,9 @@ from egressproxy.config.compile.backends import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateway_tls import ClientCertificates
+from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.listeners import ListenerPlan
-from egressproxy.config.compile.merging import Layer, Level, Merged
+from egressproxy.config.compile.merging import Merged
 from egressproxy.config.compile.placement import Placement, Where
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved

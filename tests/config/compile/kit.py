@@ -10,6 +10,7 @@ from egressproxy.config.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.loading.denials import denials
 from egressproxy.spec.gateway import ListenerSpec
+from egressproxy.spec.policy import PolicySpec
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec
 
 FORWARD = """
@@ -137,3 +138,8 @@ def of_route(
 
 def of_policy(made: Compiled, condition: str, name: str = "default/policy") -> tuple[str, str, str]:
     return said(status(made, "EgressPolicy", name)["ancestors"][0]["conditions"], condition)
+
+
+def on_gateway(*policies: str) -> PolicySpec:
+    """What these policies say together on the listener of a forward proxy."""
+    return listener(compiled(FORWARD, *policies)).policy
