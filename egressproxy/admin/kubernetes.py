@@ -105,7 +105,8 @@ class KubernetesApi:
             write, written = await asyncio.shield(task)
         except WriteRefused as refused:
             causes = tuple(Cause(*cause) for cause in refused.causes)
-            raise ApiError(refused.code, refused.reason, str(refused), asked.kind, asked.name, causes) from None
+            name = refused.name or asked.name
+            raise ApiError(refused.code, refused.reason, str(refused), asked.kind, name, causes) from None
         if write.verb is Verb.DELETE:
             details = {"name": written.name, "group": asked.kind.group, "kind": asked.kind.plural, "uid": written.uid}
             return json_response(200, success(details))
@@ -129,6 +130,7 @@ class KubernetesApi:
             made = json.loads(written.manifest)
             if write.resource_version:
                 made["metadata"]["resourceVersion"] = write.resource_version
+                made = {**made, **await asyncio.to_thread(_status, asked, await self._objects.view())}
             return json_response(status, {**made, "apiVersion": asked.api_version})
         one = replace(asked, name=written.name)
         return await self._document(api.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status)
@@ -210,6 +212,14 @@ class KubernetesApi:
                 message = "too much of what was answered is not taken by those who asked"
                 raise ApiError(503, "ServiceUnavailable", message, retry_after_s=5)
             return await asyncio.to_thread(make)
+
+
+def _status(asked: Resource, view: View) -> dict[str, Any]:
+    """The status that the object has, which a write that was only tried does not change."""
+    with suppress(ApiError):
+        found = json.loads(api.get(asked, Options(), Form.PLAIN, view))
+        return {"status": found["status"]} if "status" in found else {}
+    return {}
 
 
 def _version(asked: Resource, view: View) -> str:

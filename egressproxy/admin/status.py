@@ -38,7 +38,8 @@ class ApiError(Exception):
         if name:
             details["name"] = name
         if kind is not None:
-            details |= {"group": kind.group, "kind": kind.plural}
+            # As in Kubernetes: an object that is not valid is told by its kind, everything else by the resource.
+            details |= {"group": kind.group, "kind": kind.kind if reason == "Invalid" else kind.plural}
         if causes:
             details["causes"] = [
                 {"reason": cause.reason, "message": cause.message, **({"field": cause.field} if cause.field else {})}

@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 def write_outcome(outcome: Outcome | WriteRefused) -> bytes:
     if isinstance(outcome, WriteRefused):
         return pickle.dumps(
-            ("refused", (outcome.code, outcome.reason, str(outcome), outcome.causes)), protocol=5
+            ("refused", (outcome.code, outcome.reason, str(outcome), outcome.causes, outcome.name)), protocol=5
         )  # fmt: skip
     loaded = None if outcome.loaded is None else flat(outcome.loaded)
     return pickle.dumps(("written", (astuple(outcome.written), loaded)), protocol=5)

@@ -51,13 +51,18 @@ class Write:
 
 
 class WriteRefused(Exception):
-    """The answer is a Status with this code and reason; `causes` are (CauseType, message, field path)."""
+    """The answer is a Status with this code and reason; `causes` are (CauseType, message, field path). `name` is that
+    of the object, "" where it is not known.
+    """
 
-    def __init__(self, code: int, reason: str, message: str, causes: Sequence[tuple[str, str, str]] = ()) -> None:
+    def __init__(
+        self, code: int, reason: str, message: str, causes: Sequence[tuple[str, str, str]] = (), name: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
         self.causes = tuple(causes)
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)

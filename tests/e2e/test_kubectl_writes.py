@@ -137,7 +137,7 @@ def test_patches_of_every_kind(cluster: Cluster):
 
 def test_what_is_refused_leaves_nothing_behind(cluster: Cluster):
     invalid = cluster.run("create", "--validate=false", "-f", "-", stdin=[egress(99999)])
-    assert "spec.listeners[0].port" in invalid.stderr
+    assert invalid.stderr.startswith('The Gateway "egress" is invalid: spec.listeners[0].port: ')
     assert "99999 is more than 65535" in invalid.stderr
     taken = cluster.run("create", "-f", "-", stdin=[egress(cluster.gateway.admin_port)])
     assert taken.returncode == 1
@@ -152,6 +152,24 @@ def test_a_dry_run_changes_nothing(cluster: Cluster):
         in cluster.run("create", "--dry-run=server", "--validate=false", "-f", "-", stdin=[egress(0)]).stderr
     )
     assert cluster.kept() == []
+
+
+def test_a_dry_run_shows_the_status_that_the_object_has(cluster: Cluster):
+    cluster.kubectl("apply", "-f", "-", stdin=[egress(free_port())])
+    tried = json.loads(
+        cluster.kubectl("apply", "--dry-run=server", "-o", "json", "-f", "-", stdin=[egress(free_port())])
+    )
+    assert tried["status"] == cluster.get("gw", "egress", "-n", "agents")["status"]
+    assert tried["metadata"]["generation"] == 2
+
+
+def test_an_unknown_field_is_told_with_the_name_of_the_object(cluster: Cluster):
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ca", "namespace": "agents"}, "dta": {}}
+    body = json.dumps(config_map).encode()
+    path = "/api/v1/namespaces/agents/configmaps?fieldValidation=Strict"
+    code, answer = request(cluster, "POST", path, body, **{"Content-Type": "application/json"})
+    assert (code, answer["details"]["name"]) == (400, "ca")
+    assert answer["message"].startswith('ConfigMap "ca" cannot be taken: ')
 
 
 def test_an_object_of_a_file_is_read_only_and_kubectl_says_where_it_stands(cluster: Cluster):

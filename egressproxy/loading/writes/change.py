@@ -64,6 +64,14 @@ def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
     assert kind is not None, "a kind that is served is understood"
     body = _body(write) if write.body or write.verb is not Verb.DELETE else {}
     name = write.name or _new_name(write, body)
+    try:
+        return _changed(resources, write, folder, kind, body, name)
+    except WriteRefused as refused:
+        refused.name = name
+        raise
+
+
+def _changed(resources: ResourceSet, write: Write, folder: Path, kind: type[Resource], body: Any, name: str) -> Change:
     old = resources.get(write.group, write.kind, write.namespace, name)
     implied = _implied(write, name)
     _check_existence(write, name, old is not None, implied is not None)
@@ -183,7 +191,7 @@ def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str
         if metadata.get("managedFields"):
             raise WriteRefused(400, "BadRequest", "metadata.managedFields must be nil in what is applied")
         _check_version(metadata, write, name)
-        applied, warnings = _known(_without_status(body, write), write)
+        applied, warnings = _known(_without_status(body, write), write, name)
         if write.kind == "Secret" and not write.group:
             applied = _with_values(applied, current, write, name)
         return apply(current, applied, write.manager, write.is_forced, shape, now), warnings
@@ -193,7 +201,7 @@ def _made(write: Write, name: str, current: Manifest | None, body: Any, now: str
     _check_identity(made, write, name)
     _check_shape(made, write, name)
     _check_version(made.get("metadata") or {}, write, name)
-    made, warnings = _known(_without_status(made, write), write)
+    made, warnings = _known(_without_status(made, write), write, name)
     if write.kind == "Secret" and not write.group:
         made = _with_values(made, current, write, name)
     return updated(current, made, write.manager, shape, now), warnings
@@ -242,14 +250,14 @@ def _check_room(write: Write, name: str, octets: int, folder: Path, *, is_new: b
         raise WriteRefused(403, "Forbidden", f"{_title(write, name)} is forbidden: {message}; delete some")
 
 
-def _known(made: Manifest, write: Write) -> tuple[Manifest, tuple[str, ...]]:
+def _known(made: Manifest, write: Write, name: str) -> tuple[Manifest, tuple[str, ...]]:
     """Without the fields that its kind does not have, and a warning of each. Raises WriteRefused(400) if strict."""
     made, gone = pruned(write.group, write.kind, made)
     if not gone or write.field_validation is FieldValidation.IGNORE:
         return made, ()
     warnings = tuple(f'unknown field "{path[:MAX_PATH]}"' for path in gone[:MAX_WARNINGS])
     if write.field_validation is FieldValidation.STRICT:
-        message = f"{_title(write, '')} cannot be taken: strict decoding error: {', '.join(warnings)}"
+        message = f"{_title(write, name)} cannot be taken: strict decoding error: {', '.join(warnings)}"
         raise WriteRefused(400, "BadRequest", message)
     return made, warnings
 
@@ -398,4 +406,4 @@ def refusal_of(error: ConfigError, write: Write, name: str, file: Path) -> Write
         remedy = f" ({problem.remedy})" if problem.remedy else ""
         causes.append((f"FieldValue{kind}", f"{kind} value: {problem.message}{remedy}", problem.field_path))
     told = ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
-    return WriteRefused(422, "Invalid", f"{_title(write, name)} is invalid: {told}", causes)
+    return WriteRefused(422, "Invalid", f"{_title(write, name)} is invalid: {told}", causes, name)

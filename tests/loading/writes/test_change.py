@@ -111,6 +111,7 @@ def test_every_field_that_is_wrong_is_a_cause(store: Store):
     assert (error.code, error.reason) == (422, "Invalid")
     assert {field for _, _, field in error.causes} == {"spec.listeners[0].port", "spec.listeners[0].more"}
     assert str(error).startswith('Gateway.gateway.networking.k8s.io "g" is invalid: ')
+    assert error.name == "g"  # which the path of a POST does not say
 
 
 @pytest.mark.parametrize(
