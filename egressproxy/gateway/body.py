@@ -9,6 +9,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.model.exchange import Exchange
 from egressproxy.transport.driver import Driver
 from egressproxy.transport.flow import BodySink, Reads
+from egressproxy.transport.pieces import Pieces
 
 __all__ = ["BodyFilter", "Collector"]
 
@@ -113,12 +114,12 @@ class Collector:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._parts: list[bytes] = []
+        self._parts = Pieces()
         self.is_whole = False
 
     @property
     def body(self) -> bytes:
-        return b"".join(self._parts)
+        return self._parts.joined()
 
     def send_body(self, data: bytes) -> None:
         self._parts.append(data)

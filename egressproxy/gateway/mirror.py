@@ -34,6 +34,7 @@ from egressproxy.spec.policy import PolicySpec
 from egressproxy.telemetry.metrics import Series
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import BodySink
+from egressproxy.transport.pieces import Pieces
 from egressproxy.transport.timers import Deadline
 
 __all__ = ["Copies", "Mirror", "copies_of"]
@@ -204,7 +205,7 @@ class Copy:
         own.max_body_bytes = -1
         own.attempts = 0
         self._upstream: UpstreamConnection | None = None
-        self._held: list[bytes] = []
+        self._held = Pieces()
         self._held_octets = 0
         self._octets = 0
         self._trailers: bytes | None = None  # None: more may come
@@ -272,14 +273,10 @@ class Copy:
         upstream = self._upstream
         if upstream is None or self._is_over:
             return
-        sent = 0
-        for data in self._held:
-            if upstream.is_write_blocked:
-                break
+        while self._held and not upstream.is_write_blocked:
+            data = self._held.popleft()
             upstream.send_body(data)
             self._uncount(len(data))
-            sent += 1
-        del self._held[:sent]
         if self._trailers is not None and not self._held and not self._is_whole:
             self._is_whole = True
             upstream.end_body(self._trailers)

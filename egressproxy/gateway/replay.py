@@ -12,6 +12,7 @@ from collections.abc import Callable
 from egressproxy.model.message import BodyLength
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.transport.flow import BodySink, Reads
+from egressproxy.transport.pieces import Pieces
 
 __all__ = ["REPLAY_LIMIT", "ReplayedBody"]
 
@@ -40,7 +41,7 @@ class ReplayedBody:
         self._source: Reads | None = None  # not started yet, or whole
         self._limit = limit
         self._target: UpstreamConnection | None = None
-        self._kept: list[bytes] = []
+        self._kept = Pieces()
         self._octets = 0
         self._trailers: bytes | None = None  # None: more may come
 
@@ -110,7 +111,7 @@ class ReplayedBody:
     def _forget_if_long(self) -> None:
         if self._octets > self._limit:
             self.is_kept = False
-            self._kept = []
+            self._kept = Pieces()
 
     def __repr__(self) -> str:
         return f"ReplayedBody({self._octets} octets, {'kept' if self.is_kept else 'not kept'})"

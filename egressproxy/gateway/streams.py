@@ -29,6 +29,7 @@ from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, Flow
 from egressproxy.transport.parked import Parked
+from egressproxy.transport.pieces import Pieces
 from egressproxy.transport.timers import Deadline
 from egressproxy.transport.tls import TlsStream
 from egressproxy.transport.tls_contexts import is_about_certificate, server_name
@@ -76,7 +77,7 @@ class StreamConnection(Flow):
         self.hello: ClientHello | None = None
         self.hello_size = 0  # so many of the octets are its own
         self.error: GatewayError | None = None
-        self.held: list[bytes] = []
+        self.held = Pieces()
         self.client = "-"
         self.has_ended = False
         self.is_lost = False
@@ -133,9 +134,9 @@ class StreamConnection(Flow):
         return True
 
     def take_held(self) -> bytes:
-        held, self.held = self.held, []
+        held, self.held = self.held, Pieces()
         self.resume_reading()
-        return b"".join(held)
+        return held.joined()
 
     def _too_late(self) -> None:
         self.driver.throw(Denied(Reason.NOT_TLS, "no ClientHello came in time"))
@@ -253,7 +254,7 @@ class _Inner(Flow):
     def __init__(self, driver: Driver) -> None:
         super().__init__()
         self.driver = driver
-        self.held: list[bytes] = []
+        self.held = Pieces()
         self.has_ended = False
         self.is_lost = False
         self.request_headers_s = 0.0
@@ -272,9 +273,9 @@ class _Inner(Flow):
         self.driver.throw(ClientGone())
 
     def take_held(self) -> bytes:
-        held, self.held = self.held, []
+        held, self.held = self.held, Pieces()
         self.resume_reading()
-        return b"".join(held)
+        return held.joined()
 
 
 async def terminate(client: StreamConnection, listener: Listener) -> _Inner:

@@ -12,6 +12,7 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.writer import CONTINUE
+from egressproxy.transport.pieces import Pieces
 
 __all__ = ["HELD", "HeldRequest", "invite_body"]
 
@@ -27,7 +28,7 @@ class HeldRequest:
     def __init__(self, client: DownstreamConnection, head: RequestHead) -> None:
         self._client = client
         self._head = head
-        self._parts: list[bytes] = []
+        self._parts = Pieces()
         self._whole: asyncio.Future[None] | None = None
         self.body: bytes | None = None
 
@@ -51,7 +52,7 @@ class HeldRequest:
             invite_body(client, head)
             client.send_request_body_to(self)
             await self._whole
-        self.body = b"".join(self._parts)
+        self.body = self._parts.joined()
         self._parts.clear()
         return self.body
 

@@ -20,6 +20,7 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import request_bytes
 from egressproxy.spec.route import ExternalAuthSpec
 from egressproxy.transport.driver import Driver, driven, pause
+from egressproxy.transport.pieces import Pieces
 
 __all__ = ["HttpAsker", "passed", "passed_body", "question"]
 
@@ -142,7 +143,7 @@ class HttpAsker:
         answer = _Answer()
         upstream.send_response_body_to(answer)
         await upstream.response_end()
-        return response, await passed_body(self._chain.response_body, inner, b"".join(answer.parts))
+        return response, await passed_body(self._chain.response_body, inner, answer.parts.joined())
 
 
 class _Answer:
@@ -151,7 +152,7 @@ class _Answer:
     __slots__ = ("_octets", "parts")
 
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
+        self.parts = Pieces()
         self._octets = 0
 
     def send_body(self, data: bytes) -> None:

@@ -1,0 +1,77 @@
+"""Pieces: octets that are kept for a while, in the pieces in which they came, but for small ones, which are joined.
+
+A piece takes some fifty octets more than it holds. Who sends two at a time would have us keep thirty times as much as
+any bound on octets says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+__all__ = ["Pieces"]
+
+#: A piece below this is joined with its neighbours, up to so many octets.
+SMALL_OCTETS = 512
+JOINED_OCTETS = 16 * 1024
+
+
+class Pieces:
+    """In the order in which they came; false while there are none."""
+
+    __slots__ = ("_small", "_whole")
+
+    def __init__(self) -> None:
+        self._whole: deque[bytes] = deque()
+        self._small: bytearray | None = None  # behind the whole ones; never empty
+
+    def append(self, data: bytes) -> None:
+        """Keep this piece, which is not empty."""
+        small = self._small
+        if small is None:
+            if len(data) >= SMALL_OCTETS:
+                self._whole.append(data)
+            else:
+                self._small = bytearray(data)
+            return
+        if len(data) < SMALL_OCTETS:
+            small += data
+        if len(data) >= SMALL_OCTETS or len(small) >= JOINED_OCTETS:
+            self._join()
+        if len(data) >= SMALL_OCTETS:
+            self._whole.append(data)
+
+    def popleft(self) -> bytes:
+        """The first piece, which is kept no longer. Raises IndexError if there is none."""
+        if not self._whole:
+            self._join()
+        return self._whole.popleft()
+
+    def clear(self) -> None:
+        self._whole.clear()
+        self._small = None
+
+    def joined(self) -> bytes:
+        """All octets."""
+        if self._small is None and len(self._whole) == 1:
+            return self._whole[0]
+        return b"".join([*self._whole, self._small or b""])
+
+    def _join(self) -> None:
+        if self._small is not None:
+            self._whole.append(bytes(self._small))
+            self._small = None
+
+    def __bool__(self) -> bool:
+        return self._small is not None or bool(self._whole)
+
+    def __len__(self) -> int:
+        """How many pieces; not how many octets."""
+        return len(self._whole) + (self._small is not None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._join()
+        return iter(self._whole)
+
+    def __repr__(self) -> str:
+        return f"Pieces({len(self)})"  # never what they hold

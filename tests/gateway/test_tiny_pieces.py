@@ -1,0 +1,53 @@
+"""What keeps a client's octets keeps no more than they are, however few of them come at a time."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from egressproxy.gateway.authorization.held import HeldRequest
+from egressproxy.gateway.body import Collector
+from egressproxy.gateway.replay import REPLAY_LIMIT, ReplayedBody
+from egressproxy.gateway.streams import _Inner
+from egressproxy.model.message import CHUNKED
+from egressproxy.transport.flow import BodySink
+
+NOBODY = cast(Any, None)
+OCTETS = REPLAY_LIMIT
+
+
+class Told(_Inner):
+    """What is terminated, as a sink: it does not pause anybody."""
+
+    __slots__ = ()
+
+    def pause_reading(self) -> None: ...
+
+    def send_body(self, data: bytes) -> None:
+        self.data_received(data)
+
+    def end_body(self, trailers: bytes) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: ReplayedBody(CHUNKED, lambda _sink: None), id="for retries"),
+        pytest.param(lambda: Collector(NOBODY), id="for filters"),
+        pytest.param(lambda: HeldRequest(NOBODY, NOBODY), id="for an authorization server"),
+        pytest.param(lambda: Told(NOBODY), id="for a tunnel"),
+    ],
+)
+def test_two_octets_at_a_time_take_no_more_room_than_all_at_once(make: Callable[[], BodySink]):
+    sink = make()
+    tracemalloc.start()
+    try:
+        for number in range(OCTETS // 2):
+            sink.send_body(bytes((number & 0xFF, 0)))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert OCTETS <= kept < 1.5 * OCTETS
