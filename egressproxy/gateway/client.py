@@ -31,8 +31,8 @@ class ClientConnection(DownstreamConnection):
     )
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: ListenerState) -> None:
-        first = state.port.first
-        super().__init__(handler, wheel, first.head_limits, first.timeouts.request_headers_s, first.timeouts.idle_s)
+        port, times = state.port, state.port.first.timeouts
+        super().__init__(handler, wheel, port.head_limits, times.request_headers_s, times.idle_s)
         self.state = state
         self.server_name = ""  # what the client's ClientHello named, on a listener that terminates TLS
         self.life = Life()

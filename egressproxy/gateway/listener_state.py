@@ -17,6 +17,8 @@ __all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState"]
 #: Why a connection is refused before there is an exchange.
 BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
 TOO_MANY = Refusal(Reason.CONNECTION_LIMIT, "a connection was refused: too many are open")
+#: A listener: its Gateway, and its name.
+Place = tuple[str, str]
 #: How many connections are looked at, when one has to make way.
 LOOKED_AT = 16
 
@@ -33,23 +35,22 @@ class Connection(Protocol):
 class ListenerState:
     """Counts connections against `limits.connections` and `limits.connectionsPerClient`, and tunnels.
 
-    `clients` counts those of each client to all listeners of this process.
+    `clients` counts those of each client to all listeners of this process; `tunnels_of` the tunnels of each listener.
     """
 
-    __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels", "tunnels_of")
+    __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels_of")
 
     def __init__(self, port: Port, clients: Shares | None = None) -> None:
         self.port = port
         self.clients = clients if clients is not None else Shares(sys.maxsize, sys.maxsize)
         self.connections: dict[Connection, str] = {}  # each with its client's address
         self.per_client: dict[str, int] = {}
-        self.tunnels = 0
-        self.tunnels_of = Shares(sys.maxsize, sys.maxsize)  # where limits.tunnels bounds them
+        self.tunnels_of: dict[Place, Shares] = {}
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
     def admit(self, connection: Connection, client: str) -> bool:
         """Count this connection of a client (`address:port`); false if a limit is reached, and it is not counted."""
-        limits = self.port.first.spec.policy.limits
+        limits = self.port.limits
         address = origin_of(client)
         of_client = self.per_client.get(address, 0)
         if limits.connections_per_client:
@@ -104,11 +105,21 @@ class ListenerState:
         if address is not None:
             self.connections[other] = address
 
-    def give_tunnel_back(self, client: str = "") -> None:
-        """The place of a tunnel that `take_tunnel_slot` took; `client` where it was counted for one."""
-        self.tunnels -= 1
-        if client:
-            self.tunnels_of.give_back(client)
+    @property
+    def tunnels(self) -> int:
+        """Those of all listeners."""
+        return sum(each.total for each in self.tunnels_of.values())
+
+    def add_tunnel(self, listener: Place, client: str) -> None:
+        """One more, whatever the limits say."""
+        self.tunnels_of.setdefault(listener, Shares(sys.maxsize, sys.maxsize)).add(client)
+
+    def give_tunnel_back(self, listener: Place, client: str) -> None:
+        """What `add_tunnel` has counted."""
+        held = self.tunnels_of[listener]
+        held.give_back(client)
+        if not held.total:
+            del self.tunnels_of[listener]
 
     def __repr__(self) -> str:
         return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"

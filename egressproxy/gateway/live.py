@@ -20,7 +20,7 @@ from egressproxy.routing.permission import Permission
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.backend import ConnectionSpec
 from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerSpec
-from egressproxy.spec.policy import Mode, PolicySpec
+from egressproxy.spec.policy import LimitsSpec, Mode, PolicySpec
 from egressproxy.telemetry.metrics import Series
 from egressproxy.transport.timers import TICK_S
 
@@ -220,7 +220,6 @@ class Listener:
         "default",
         "destinations",
         "gateway",
-        "head_limits",
         "hosts",
         "http",
         "is_forward",
@@ -262,7 +261,6 @@ class Listener:
         self.series = series
         self.mode = spec.policy.mode
         self.timeouts = spec.policy.timeouts
-        self.head_limits = HeadLimits(spec.policy.limits.max_head_bytes, spec.policy.limits.max_fields)
         self.is_forward = is_forward
         self.is_stream = spec.protocol in STREAM_PROTOCOLS
         self.scheme = scheme
@@ -277,10 +275,14 @@ class Port:
 
     A port is all HTTP, or all streams (`is_stream`), or both inside TLS (`is_mixed`): then the ClientHello decides.
     `terms` is what a connection has gone through when it is served here: where they are other ones after a reload, no
-    connection from before may go on asking.
+    connection from before may go on asking. `limits` and `head_limits` are for what is bounded before it is known whose
+    connection it is: the strictest of any listener.
     """
 
-    __slots__ = ("address", "by_host", "first", "is_mixed", "is_stream", "listeners", "number", "terms", "tls")
+    __slots__ = (
+        "address", "by_host", "first", "head_limits", "is_mixed", "is_stream", "limits", "listeners", "number", "terms",
+        "tls",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -297,6 +299,8 @@ class Port:
         self.listeners = tuple(listeners)
         self.first = self.listeners[0]
         self.by_host = by_host
+        self.limits = strictest_limits([listener.spec.policy.limits for listener in self.listeners])
+        self.head_limits = HeadLimits(self.limits.max_head_bytes, self.limits.max_fields)
         self.tls = tls  # TLS is terminated with this
         self.is_stream = self.first.is_stream
         self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
@@ -313,6 +317,17 @@ class Port:
 
     def __repr__(self) -> str:
         return f"Port({self.address}:{self.number}, {len(self.listeners)} listeners)"
+
+
+def strictest_limits(each: Sequence[LimitsSpec]) -> LimitsSpec:
+    """Of every limit the least of those that are there."""
+    if len(set(each)) == 1:
+        return each[0]
+
+    def least(name: str) -> int:
+        return min((value for value in (getattr(limits, name) for limits in each) if value), default=0)
+
+    return LimitsSpec(**{name: least(name) for name in LimitsSpec.__slots__})
 
 
 class Snapshot:

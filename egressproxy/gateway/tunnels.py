@@ -83,7 +83,7 @@ async def serve_http_port(conductor: Conductor, x: Exchange, client: ClientConne
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
             admit_http(x, listener, authority)
         client.tunnel_authority = authority
-        client.enter_tunnel(listener.head_limits)
+        client.enter_tunnel(client.state.port.head_limits)
         return False
     try:
         route = route_tunnel(x, listener, authority)
@@ -224,7 +224,10 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
     assert life.upstream is not None
     if life.upstream.is_leaving:  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
-    take_tunnel_slot(x, client.state, life, client.listener)
+    listener = client.listener
+    if not listener.is_forward and x.authority is not None:
+        listener = client.listener_for(x.authority.host)
+    take_tunnel_slot(x, client.state, life, listener)
     client.send(switching_bytes(x.response, conductor.pseudonym))
     x.status = 101
     upstream = life.give_away()
@@ -241,19 +244,16 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
 
 def take_tunnel_slot(x: Exchange, state: ListenerState, life: Life, listener: Listener) -> None:
     """`limits.tunnels` of this listener, and what of it one client may have. Raises LimitExceeded (503)."""
-    limits = listener.spec.policy.limits
-    limit = limits.tunnels
-    if limit:
-        client = client_of(x)
-        if state.tunnels >= limit:
+    limits, client = listener.spec.policy.limits, client_of(x)
+    place = listener.gateway, listener.name
+    limit, taken = limits.tunnels, state.tunnels_of.get(place)
+    if limit and taken is not None:
+        if taken.total >= limit:
             message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
             raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
-        if state.tunnels_of.of(client) >= limits.tunnels_per_client:
+        if taken.of(client) >= limits.tunnels_per_client:
             message = f"this client already has {limits.tunnels_per_client} of the {limit} tunnels of this listener"
             remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
             raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
-        state.tunnels_of.add(client)
-        life.on_complete = partial(state.give_tunnel_back, client)
-    else:
-        life.on_complete = state.give_tunnel_back
-    state.tunnels += 1
+    state.add_tunnel(place, client)
+    life.on_complete = partial(state.give_tunnel_back, place, client)

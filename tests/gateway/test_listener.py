@@ -12,7 +12,7 @@ import pytest
 from egressproxy.transport.tls_contexts import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
-from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, exchange, forward, https
+from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, exchange, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, compiled_spec, conversation
 from tests.support.pki import Pki, chain
@@ -62,6 +62,49 @@ def test_a_limit_per_client_that_somebody_has_written_holds_instead_of_three_qua
     talk.until(lambda: not talk.ports[0].state.connections)
     for _ in range(4):
         talk.connect(address="127.0.0.66").is_open()
+
+
+def sharing(**limits: int) -> list[m.Manifest]:
+    """Two listeners of one port, of which the second has limits."""
+    narrow = m.policy(name="narrow", limits=limits)
+    narrow["spec"]["targetRefs"][0]["sectionName"] = "two"
+    one, two = (m.http_listener(8080, name, hostname=f"{name}.example") for name in ("one", "two"))
+    return [m.gateway(one, two), *reverse(objects=(narrow,))[1:]]
+
+
+@pytest.mark.parametrize("limits", [{"maxHeadBytes": 1024}, {"maxFields": 5}])
+def test_of_the_listeners_of_a_port_the_strictest_bounds_heads(converse_on: Start, limits: dict[str, int]):
+    """A head is read before it is known for whom it is."""
+    talk = converse_on(sharing(**limits))
+    lines = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 200) for number in range(9))
+    talk.client >> b"GET / HTTP/1.1\r\nHost: two.example\r\n" + lines + b"\r\n"
+    assert talk.client.answer()[0] == 431
+    talk.no_dial()
+
+
+@pytest.mark.parametrize("limits", [{"connections": 1}, {"connectionsPerClient": 1}])
+def test_of_the_listeners_of_a_port_the_strictest_bounds_connections(converse: Start, limits: dict[str, int]):
+    talk = converse(sharing(**limits))
+    talk.counts_octets = False
+    second = talk.connect()
+    second.take(rb"HTTP/1.1 503 .*too many connections\n")
+    assert talk.metrics.connections_rejected == {"connection_limit": 1}
+
+
+def test_an_upgrade_takes_a_tunnel_of_the_listener_that_serves_it(converse_on: Start):
+    """The listeners of a port count each for itself: the tunnels of one take no place of another's."""
+    talk = converse_on(sharing(tunnels=1))
+    talk.counts_octets = False
+    switched = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"
+    statuses = []
+    for host in (b"one", b"two", b"one", b"two"):
+        peer = talk.connect()
+        peer >> b"GET / HTTP/1.1\r\nHost: %b.example\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n" % host
+        talk.dialled("a.example", 80)
+        talk.origin.take(rb"GET .*?\r\n\r\n")
+        talk.origin >> switched
+        statuses.append(int(peer.take(rb"HTTP/1.1 (\d+) .*?\r\n\r\n")[1]))
+    assert statuses == [101, 101, 101, 503]
 
 
 def test_without_limits_one_client_gets_no_more_than_a_part_of_the_descriptors(converse_on: Start):

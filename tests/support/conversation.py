@@ -733,7 +733,7 @@ class Conversation:
             assert not bound.state.connections
             assert bound.state.tunnels == 0
             assert bound.state.per_client == {}
-            assert bound.state.tunnels_of.total == 0
+            assert not bound.state.tunnels_of
         for shares in (self.conductor.clients, self.network.copies, self.network.copied_octets, self.network.opened):
             assert shares.total == 0, shares
         for pool in self.pools():

@@ -175,7 +175,7 @@ class Question:
     # --- what is read there ----------------------------------------------------------------------------------------
     def head(self, port: Port) -> RequestHead:
         """As a client would send it to this port, and the codec reads it. Raises BadRequest, LimitExceeded."""
-        reader = RequestReader(port.first.head_limits)
+        reader = RequestReader(port.head_limits)
         reader.feed("\r\n".join(self._lines(port)).encode("utf-8") + b"\r\n\r\n")
         event = reader.next()
         assert isinstance(event, RequestHead)
