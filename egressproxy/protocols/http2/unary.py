@@ -43,7 +43,7 @@ MAX_MESSAGE_OCTETS = 1024 * 1024 + 5
 #: Calls of one connection at a time, whatever the server would take, and those that wait for their turn. One client has
 #: three quarters of each.
 MAX_CALLS = 100
-MAX_WAITING = 1024
+MAX_WAITING = 4096
 #: A connection on which a call was given up after this time, and nothing was heard meanwhile, gets no other.
 SILENCE_S = 1.0
 #: The last identifier that a client may use for a stream (RFC 9113 section 5.1.1).

@@ -128,6 +128,16 @@ async def test_clients_take_turns_however_many_calls_of_one_wait():
     assert all(result.done() for result in (*many, other))
 
 
+async def test_two_thousand_requests_of_one_client_may_wait_for_the_same_server():
+    """A sidecar has one client: what it asks at one time is not refused for being asked by one."""
+    talk = Talk()
+    results = [talk.call() for _ in range(2000)]
+    await talk.settle()
+    assert talk.connection.active == 75
+    for result in results:
+        result.cancel()
+
+
 async def test_one_client_leaves_calls_for_others_under_way_and_waiting(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unary, "MAX_WAITING", 4)
     talk = Talk(Http2Server(max_streams=4))
