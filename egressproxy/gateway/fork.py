@@ -47,9 +47,12 @@ class Fork(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         state = self._state
-        if state.is_closed or not state.admit(self, peer_name(transport)):
-            if not state.is_closed:
-                state.count_refusal(self._metrics)
+        if state.is_closed:
+            self.abort()
+            return
+        refused = state.admit(self, peer_name(transport))
+        if refused is not None:
+            state.count_refusal(self._metrics, refused)
             self.abort()
             return
         self._deadline.after(state.port.first.timeouts.tls_handshake_s or 60.0)

@@ -17,7 +17,7 @@ from typing import cast
 from egressproxy.gateway.client import ClientConnection
 from egressproxy.gateway.conductor import Conductor
 from egressproxy.gateway.fork import Fork
-from egressproxy.gateway.listener_state import BAD_CERTIFICATE, ListenerState
+from egressproxy.gateway.listener_state import BAD_CERTIFICATE, TOO_MANY, ListenerState
 from egressproxy.gateway.live import Port
 from egressproxy.gateway.streams import StreamConnection
 from egressproxy.model.exchange import Answer
@@ -192,9 +192,12 @@ class CountedClient(ClientConnection):
         super().connection_made(transport)
         if self.state.is_closed:  # accepted in the moment in which its listener went
             self.abort()
-        elif not self.state.admit(self, self.client):
-            self.state.count_refusal(self.metrics)
-            answer = Answer(503, ((b"Retry-After", b"1"),), b"too many connections\n")
+            return
+        refused = self.state.admit(self, self.client)
+        if refused is not None:
+            self.state.count_refusal(self.metrics, refused)
+            says = b"too many connections\n" if refused is TOO_MANY else b"too many connections of this client\n"
+            answer = Answer(503, ((b"Retry-After", b"1"),), says)
             self.is_request_read = True
             self.send(answer_bytes(answer, close=True))
             self.close()
@@ -214,9 +217,12 @@ class TlsFront(TlsStream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         state = self._client.state
-        if state.is_closed or not state.admit(self, peer_name(transport)):
-            if not state.is_closed:
-                state.count_refusal(self._metrics)
+        if state.is_closed:
+            cast(asyncio.Transport, transport).abort()
+            return
+        refused = state.admit(self, peer_name(transport))
+        if refused is not None:
+            state.count_refusal(self._metrics, refused)
             cast(asyncio.Transport, transport).abort()
             return
         seconds = state.port.first.timeouts.tls_handshake_s or 60.0

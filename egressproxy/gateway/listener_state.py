@@ -12,11 +12,26 @@ from egressproxy.model.shares import Shares, origin_of
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
-__all__ = ["BAD_CERTIFICATE", "Connection", "ListenerState"]
+__all__ = ["BAD_CERTIFICATE", "TOO_MANY", "Connection", "ListenerState"]
 
 #: Why a connection is refused before there is an exchange.
 BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
-TOO_MANY = Refusal(Reason.CONNECTION_LIMIT, "a connection was refused: too many are open")
+TOO_MANY = Refusal(
+    Reason.CONNECTION_LIMIT,
+    "a connection was refused: the listener has as many as limits.connections allows",
+    remedy="raise limits.connections, or see who opens so many",
+)
+OF_CLIENT = Refusal(
+    Reason.CONNECTION_LIMIT,
+    "a connection was refused: its client has as many as limits.connectionsPerClient allows (where it is "
+    "not written, three quarters of limits.connections)",
+    remedy="raise limits.connectionsPerClient; set it to 0 where one address is many clients",
+)
+OF_DESCRIPTORS = Refusal(
+    Reason.CONNECTION_LIMIT,
+    "a connection was refused: its client has three eighths of the connections that the file descriptors allow",
+    remedy="raise the limit of open files, or set limits.connectionsPerClient: 0 where one address is many clients",
+)
 #: A listener: its Gateway, and its name.
 Place = tuple[str, str]
 #: How many connections are looked at, when one has to make way.
@@ -48,22 +63,23 @@ class ListenerState:
         self.tunnels_of: dict[Place, Shares] = {}
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
-    def admit(self, connection: Connection, client: str) -> bool:
-        """Count this connection of a client (`address:port`); false if a limit is reached, and it is not counted."""
+    def admit(self, connection: Connection, client: str) -> Refusal | None:
+        """Count this connection of a client (`address:port`). Where a limit is reached it is not, and which is said."""
         limits = self.port.limits
         address = origin_of(client)
         of_client = self.per_client.get(address, 0)
+        is_full = 0 < limits.connections <= len(self.connections)
         if limits.connections_per_client:
             if of_client >= limits.connections_per_client:
-                return False
+                return TOO_MANY if is_full else OF_CLIENT
         elif self.clients.of(address) >= self.clients.share:
-            return False
-        if limits.connections and len(self.connections) >= limits.connections and not self._make_way(of_client):
-            return False
+            return OF_DESCRIPTORS
+        if is_full and not self._make_way(of_client):
+            return TOO_MANY
         self.connections[connection] = address
         self.per_client[address] = of_client + 1
         self.clients.add(address)
-        return True
+        return None
 
     def _make_way(self, of_client: int) -> bool:
         """Close an idle connection for a client that has so many: one of a client that has more, and will still have
@@ -77,7 +93,7 @@ class ListenerState:
                 self.connections[connection] = address
         return False
 
-    def count_refusal(self, metrics: Metrics, why: Refusal = TOO_MANY) -> None:
+    def count_refusal(self, metrics: Metrics, why: Refusal) -> None:
         """A connection is closed before it could ask for anything."""
         metrics.connection_rejected(why.reason.value)
         metrics.notices.refused(self.port.first.series, why)

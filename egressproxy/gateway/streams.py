@@ -85,8 +85,9 @@ class StreamConnection(Flow):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.client = self.peer_name()
-        if not self.state.admit(self, self.client):
-            self.state.count_refusal(self.metrics)
+        refused = self.state.admit(self, self.client)
+        if refused is not None:
+            self.state.count_refusal(self.metrics, refused)
             self.transport.abort()
             return
         self.deadline.after(self.request_headers_s)

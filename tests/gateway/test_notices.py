@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from egressproxy.telemetry.notices import Subject
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, connect, exchange, forward, reverse
@@ -69,6 +71,29 @@ def test_a_connection_beyond_the_limit_is_noted(converse_on: Start):
     second.take(rb"HTTP/1.1 503 .*too many connections\n")
     second.is_closed()
     assert noted(talk) == [("ConnectionLimit", 1, GATEWAY, None)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "says", "remedy"),
+    [
+        ({"connections": 1, "connectionsPerClient": 0}, "as limits.connections allows", "raise limits.connections"),
+        ({"connectionsPerClient": 1}, "limits.connectionsPerClient allows", "raise limits.connectionsPerClient"),
+        ({"connections": 4}, "three quarters of limits.connections", "raise limits.connectionsPerClient"),
+        ({}, "three eighths of the connections that the file descriptors", "raise the limit of open files"),
+    ],
+)
+def test_a_connection_beyond_a_limit_is_noted_with_the_limit_and_its_remedy(
+    converse_on: Start, limits: dict[str, int], says: str, remedy: str
+):
+    talk = converse_on(forward(limits=limits))
+    talk.counts_octets = False
+    talk.conductor.clients.share = 1
+    for _ in range(limits.get("connections", 1) * 3 // 4 - 1):
+        talk.connect()
+    talk.connect().take(rb"HTTP/1.1 503 .*too many connections.*\n")
+    (notice,) = talk.metrics.notices.take()
+    assert says in notice.message
+    assert f": {remedy}" in notice.message
 
 
 def test_a_backend_that_is_not_valid_is_noted_and_a_path_without_a_route_is_not(converse_on: Start):
