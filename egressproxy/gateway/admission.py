@@ -122,7 +122,7 @@ def judge(x: Exchange, route: Route, authority: Authority) -> None:
 def default_route(x: Exchange, listener: Listener, authority: Authority) -> Route:
     """What the listener's policy says of a destination that no route matches."""
     if listener.mode is Mode.OPEN:
-        enforce(x, Mode.ENFORCE, listener.destinations.denial(authority))
+        enforce(x, Mode.ENFORCE, listener.destinations.firm_refusal(authority))
     else:
         enforce(x, listener.mode, listener.destinations.refusal(authority))
     if listener.default is None:

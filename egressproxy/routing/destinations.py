@@ -59,10 +59,11 @@ class DestinationPolicy:
     destination that was allowed before.
     """
 
-    __slots__ = ("_allow", "_allowed", "_deny", "_deny_backends", "_sources", "denies")
+    __slots__ = ("_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "denies")
 
     def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
+        self._firm_allow = spec.firm_allow
         self._deny = self._deny_backends = _firm_first(spec.deny)
         if any(rule.intercepts for rule in spec.deny):
             self._deny_backends = _firm_first(rule for rule in spec.deny if not rule.intercepts)
@@ -109,7 +110,7 @@ class DestinationPolicy:
         """The refusal of a destination that no route matched; None if it is allowed."""
         if (authority.host, authority.port) in self._allowed:
             return None
-        denied = self.denial(authority)
+        denied = self.firm_refusal(authority)
         if denied is not None:
             return denied
         if not self._allow:
@@ -120,13 +121,30 @@ class DestinationPolicy:
                     remedy="attach an EgressPolicy with destinations.allow, or a route with this hostname",
                 )
             return self._not_allowed(authority, self._sources[0])
-        for group in self._allow:
-            if group.find(authority) is None:
-                policy = group.policy or (self._sources[0] if self._sources else "-")
-                return self._not_allowed(authority, policy, is_port_alone=group.names(authority))
+        denied = self._outside(authority, self._allow[self._firm_allow :])
+        if denied is not None:
+            return denied
         if len(self._allowed) >= MAX_KNOWN:
             self._allowed.clear()
         self._allowed[authority.host, authority.port] = self._sni_check(authority)
+        return None
+
+    def firm_refusal(self, authority: Authority) -> Denied | None:
+        """The refusal for all that mode Open leaves: a `deny` entry, or an allow list that no mode lifts."""
+        denied = self.denial(authority)
+        if self._firm_allow and (denied is None or not denied.is_firm):
+            outside = self._outside(authority, self._allow[: self._firm_allow])
+            if outside is not None:
+                outside.is_firm = True
+                return outside
+        return denied
+
+    def _outside(self, authority: Authority, groups: Iterable[_Entries]) -> Denied | None:
+        """The refusal of the first of these groups that does not allow it."""
+        for group in groups:
+            if group.find(authority) is None:
+                policy = group.policy or (self._sources[0] if self._sources else "-")
+                return self._not_allowed(authority, policy, is_port_alone=group.names(authority))
         return None
 
     def sni_check(self, authority: Authority) -> SniCheck:

@@ -70,8 +70,9 @@ class Permission:
             self.permitted.add(authority.text)
             return None
         if self.mode is Mode.OPEN:
-            return None
-        denied = self._destinations.refusal(authority)
+            denied = self._destinations.firm_refusal(authority)
+        else:
+            denied = self._destinations.refusal(authority)
         if denied is not None:
             denied.detail = denied.detail or self._says
         return denied

@@ -81,10 +81,13 @@ class DestinationsSpec:
     unite, levels intersect. No group at all allows nothing. An empty group allows nothing.
     In the policy of a rule or of its backends the groups of Gateway and listener are left out: the route is the
     permission there. Their `deny` is kept, and a rule's `deny` holds that of its backends' policies too.
+    The first `firm_allow` groups bound what may be reached in modes Report and Open, too: something more specific than
+    these has said the mode.
     """
 
     allow: tuple[tuple[DestinationRule, ...], ...] = ()
     deny: tuple[DestinationRule, ...] = ()
+    firm_allow: int = 0
 
 
 @dataclass(frozen=True, slots=True)

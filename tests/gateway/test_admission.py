@@ -317,6 +317,33 @@ def test_a_listener_in_report_mode_lifts_nothing_that_its_gateway_denies(
     assert refused(talk, request_)["rule"] == "EgressPolicy agents/default"
 
 
+CONNECTS = [f"CONNECT a.example:{port} HTTP/1.1\r\nHost: a.example:{port}\r\n\r\n".encode() for port in (443, 80)]
+
+
+@pytest.mark.parametrize("request_", [GET, *CONNECTS])
+@pytest.mark.parametrize("mode", ["Report", "Open"])
+@pytest.mark.parametrize("has_route", [False, True])
+def test_a_listener_of_another_mode_opens_nothing_that_its_gateway_does_not_allow(
+    converse_on: Start, mode: str, request_: bytes, has_route: bool
+):
+    """The route is one to wherever the request says, and names nothing."""
+    objects = dynamic(allow=("ok.example",)) if has_route else forward(allow=("ok.example",))
+    talk = converse_on([*objects, on("Gateway", "gw", "forward", mode=mode)])
+    error = refused(talk, request_)
+    assert (error["reason"], error["rule"]) == ("destination_not_allowed", "EgressPolicy agents/default")
+
+
+@pytest.mark.parametrize("mode", ["Report", "Open"])
+@pytest.mark.parametrize("gateway_says", [{"allow": None}, {"allow": ("ok.example",), "mode": "Report"}])
+def test_a_listener_of_another_mode_opens_what_its_gateway_leaves_to_it(
+    converse_on: Start, mode: str, gateway_says: dict[str, Any]
+):
+    section = on("Gateway", "gw", "forward", mode=mode, destinations={"allow": []})
+    talk = converse_on([m.gateway(m.forward_listener(3128)), m.policy(**gateway_says), section])
+    exchange(talk)
+    assert ("would_deny" in talk.record()) is (mode == "Report")
+
+
 def test_what_a_backend_denies_in_enforce_mode_holds_on_a_gateway_in_report_mode(converse_on: Start):
     deny = {"destinations": {"deny": [{"hostnames": ["a.example"]}]}, "mode": "Enforce"}
     talk = converse_on([*dynamic("a.example", mode="Report"), on("Backend", "any", **deny)])

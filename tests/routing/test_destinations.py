@@ -213,6 +213,16 @@ def test_of_several_denies_that_match_one_that_report_mode_does_not_lift_decides
     assert denial.authority.host == "p.test"
 
 
+def test_an_allow_list_that_no_mode_lifts_decides_before_a_deny_that_mode_report_lifts():
+    spec = DestinationsSpec(((rule("a.test"),), (rule("b.test"),)), (rule("a.test"), rule("b.test")), firm_allow=1)
+    policy = DestinationPolicy(spec)
+    for host, why, is_firm in (("a.test", Reason.DESTINATION_DENIED, False), ("b.test", NO, True)):
+        for ask in (policy.refusal, policy.firm_refusal):
+            denied = ask(parse_authority(f"{host}:443".encode(), None))
+            assert denied is not None
+            assert (denied.reason, denied.is_firm) == (why, is_firm)
+
+
 def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry():
     policy = DestinationPolicy(DestinationsSpec(deny=(rule("a.test", "*.test", ports=(443, 8443)),)))
     named = policy.denial(parse_authority(b"b.test:443", None))

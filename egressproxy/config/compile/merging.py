@@ -95,10 +95,12 @@ class Merger:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
         retries = [_Voice(layer, policy, t.retries) for layer, policy, t in _traffic(ordered) if t.retries is not None]
         mode = self._mode(ordered)
-        reported = _reported(ordered, mode)
+        modes = _modes_of_levels(ordered)
+        reported = {level for level, said in modes.items() if mode is said is Mode.REPORT}
+        bound = {level for level, said in modes.items() if mode is not said is Mode.ENFORCE}
         spec = PolicySpec(
             mode=mode,
-            destinations=merge_destinations(ordered, is_routed, mode, reported),
+            destinations=merge_destinations(ordered, is_routed, mode, reported, bound),
             addresses=merge_addresses(ordered, reported),
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
@@ -272,15 +274,13 @@ def _modes(ordered: Iterable[Layer]) -> list[_Voice]:
     ]
 
 
-def _reported(ordered: Sequence[Layer], mode: Mode) -> frozenset[Level]:
-    """The levels whose denials mode Report lets pass: it has to hold where they were written, too. A more specific
-    policy that says Report lifts nothing that a wider one denies.
+def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
+    """The mode of each level: what it, or the next wider one that says any, says. A restriction is lifted by a mode of
+    its own level, and never by that of something more specific.
     """
-    if mode is not Mode.REPORT:
-        return frozenset()
     modes = _modes(ordered)
-    said = {level: next((voice.value for voice in modes if voice.layer.level <= level), None) for level in Level}
-    return frozenset(level for level, value in said.items() if value is Mode.REPORT)
+    found = {level: next((voice.value for voice in modes if voice.layer.level <= level), None) for level in Level}
+    return {level: said or Mode.ENFORCE for level, said in found.items()}
 
 
 def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:

@@ -30,10 +30,14 @@ __all__ = ["intersect", "merge_addresses", "merge_destinations", "merge_limits"]
 
 
 def merge_destinations(
-    ordered: Sequence[Layer], is_routed: bool, mode: Mode, reported: Container[Level]
+    ordered: Sequence[Layer], is_routed: bool, mode: Mode, reported: Container[Level], bound: Container[Level]
 ) -> DestinationsSpec:
-    """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down."""
+    """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down.
+
+    `reported`: the levels whose denials mode Report lifts. `bound`: those whose allow lists no mode lifts.
+    """
     allow: list[tuple[DestinationRule, ...]] = []
+    firm_allow = 0
     deny: dict[DestinationRule, None] = {}
     for layer in reversed(ordered):
         group: dict[DestinationRule, None] = {}
@@ -53,7 +57,8 @@ def merge_destinations(
                 deny[rule] = None
         if says_something and not (is_routed and layer.level <= Level.LISTENER):
             allow.append(tuple(group))
-    return DestinationsSpec(tuple(allow), tuple(deny))
+            firm_allow += layer.level in bound
+    return DestinationsSpec(tuple(allow), tuple(deny), firm_allow)
 
 
 def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = False) -> DestinationRule:
