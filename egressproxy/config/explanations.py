@@ -69,6 +69,8 @@ def explain(
     `written` is the scalar as it stands in the file, None where it may not be shown.
     """
     error, context, value = details["type"], details.get("ctx", {}), details["input"]
+    if show and isinstance(value, str) and field_path(details["loc"])[1]:
+        written = value  # a key, which has no node of its own
     shown = _cut(written) if written else '""' if value == "" and show else _type_name(value)
     field = str(path[-1]) if path else ""
     match error:

@@ -76,7 +76,8 @@ class Attempts:
         """What it does for these backends, in sentences for people."""
         notes, retry = [], self._retry
         if retry.attempts:
-            codes = f", and after {', '.join(map(str, retry.codes))}" if retry.codes else ""
+            are_applied = not choices or not all(map(has_parent, choices))
+            codes = f", and after {', '.join(map(str, retry.codes))}" if retry.codes and are_applied else ""
             times = "once more" if retry.attempts == 1 else f"up to {retry.attempts} times more"
             notes.append(f"a request goes again {times} where its backend cannot be reached or is too slow{codes}")
             behind = sorted({choice.backend for choice in choices if has_parent(choice)})

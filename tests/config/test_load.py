@@ -91,6 +91,10 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
         POLICY + TARGET + '  addresses: {only: [{cidrs: ["2001:db8::/129"]}]}\n',
         [(6, 31, "spec.addresses.only[0].cidrs[0]", "longer than the 128 bits of an address", "write /128 or less")],
     ),
+    "wildcard in dns.hosts": (
+        POLICY + TARGET + '  dns: {hosts: {"*.a.test": [192.0.2.1]}}\n',
+        [(6, 17, 'spec.dns.hosts["*.a.test"]', "*.a.test: a wildcard is not possible here", "write each name in full")],
+    ),
     "prefix missing": (
         POLICY + TARGET + '  destinations: {allow: [{cidrs: ["10.0.0.0/"]}]}\n',
         [(6, 35, "spec.destinations.allow[0].cidrs[0]", "10.0.0.0/: not a network", "10.0.0.0/8")],

@@ -43,8 +43,8 @@ def rule_retry(retry: Retry, policy: RetrySpec | None) -> RetrySpec:
     return RetrySpec(min(attempts, MAX_ATTEMPTS), codes, backoff_s, backoff_s * MAX_BACKOFFS, budget)
 
 
-def retry_problem(retry: Retry) -> str:
-    """What of a rule's `retry` is not done; "" if all of it is."""
+def retry_problem(retry: Retry | Retries) -> str:
+    """What of a rule's `retry`, or of `traffic.retries`, is not done; "" if all of it is."""
     if retry.attempts is None or retry.attempts <= MAX_ATTEMPTS:
         return ""
     return f"attempts {retry.attempts} counts as {MAX_ATTEMPTS}, the most that there are"

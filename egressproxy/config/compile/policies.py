@@ -10,6 +10,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from egressproxy.config.compile.attempts import retry_problem
 from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.merging import Losses, Merged, Merger, dns_notes
@@ -145,6 +146,8 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
     if spec.traffic is not None:
         if spec.traffic.retries is not None and not target_kind.endswith(("Gateway", "ListenerSet", "Route")):
             notes.append("traffic.retries is for Gateways and routes, and does nothing on a backend.")
+        elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
+            notes.append(f"traffic.retries: {problem}.")
         for name in ("circuitBreaker", "outlierDetection", "loadBalancing", "healthCheck"):
             snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
             if getattr(spec.traffic, snake) is not None:
@@ -169,5 +172,6 @@ def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
         snake = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
         idle = [name for name, attribute in zip(names, snake, strict=True) if getattr(limits, attribute) is not None]
         if idle:
-            notes.append(f"limits.{', '.join(idle)} belong to connections and do nothing but on a Gateway.")
+            do = "do" if len(idle) > 1 else "does"
+            notes.append(f"limits.{', '.join(idle)} {do} nothing here: write it in a policy of a Gateway.")
     return notes

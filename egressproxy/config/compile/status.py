@@ -39,7 +39,9 @@ class Conditions:
     def add_note(self, kind: str, message: str) -> None:
         """Append a sentence to the message of a condition that was set."""
         condition = self._conditions[kind]
-        joined = f"{condition['message']} {message}".strip()
+        before = condition["message"]
+        end = "." if before and not before.endswith((".", ":")) else ""
+        joined = f"{before}{end} {message}".strip()
         condition["message"] = joined[:MAX_MESSAGE]
 
     def says(self, kind: str) -> bool:

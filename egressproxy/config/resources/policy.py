@@ -30,6 +30,7 @@ from egressproxy.config.resources.values import (
     QualifiedType,
     Refused,
     ServerAddress,
+    SingleHostname,
     check_unique,
 )
 from egressproxy.spec.policy import Family, Mode, SniCheck
@@ -176,7 +177,7 @@ class Dns(Model):
     servers: Annotated[tuple[ServerAddress, ...], Field(max_length=8)] = ()
     transport: Literal["udp", "tcp", "tls", "https"] = "udp"
     timeout: Duration | None = None
-    hosts: dict[DestinationHostname, tuple[Address, ...]] = Field(default_factory=dict)
+    hosts: dict[SingleHostname, tuple[Address, ...]] = Field(default_factory=dict)
     min_ttl: Annotated[Duration | None, Field(alias="minTTL")] = None
     max_ttl: Annotated[Duration | None, Field(alias="maxTTL")] = None
     stale_ttl: Annotated[Duration | None, Field(alias="staleTTL")] = None

@@ -44,6 +44,7 @@ __all__ = [
     "Refused",
     "SecretValue",
     "ServerAddress",
+    "SingleHostname",
     "Subdomain",
     "Timestamp",
     "check_unique",
@@ -210,6 +211,14 @@ def _external_hostname(value: str) -> str:
     return _destination_hostname(value)
 
 
+def _single_hostname(value: str) -> str:
+    """One name, and no pattern."""
+    name = _destination_hostname(value)
+    if name.startswith("*."):
+        raise Refused("a wildcard is not possible here", "write each name in full")
+    return name
+
+
 def _longest_prefix(address: str) -> int:
     """Of the networks of this family; 0 where it is no address."""
     try:
@@ -345,6 +354,7 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 Hostname = Annotated[str, AfterValidator(_hostname)]
 PreciseHostname = Annotated[str, AfterValidator(_precise_hostname)]
 DestinationHostname = Annotated[str, AfterValidator(_destination_hostname)]
+SingleHostname = Annotated[str, AfterValidator(_single_hostname)]
 ExternalHostname = Annotated[str, AfterValidator(_external_hostname)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 QualifiedType = Annotated[str, AfterValidator(_qualified_type)]

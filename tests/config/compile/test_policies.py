@@ -79,7 +79,13 @@ def test_a_field_that_does_nothing_is_named_in_status(sections: str, named: str)
 
 def test_connection_limits_on_a_route_are_named_as_idle():
     made = compiled(FORWARD, PLAIN, ROUTE, policy("limits: {tunnels: 3}", "HTTPRoute", "route"))
-    assert "limits.tunnels" in of_policy(made, "Accepted")[2]
+    message = of_policy(made, "Accepted")[2]
+    assert message.endswith("limits.tunnels does nothing here: write it in a policy of a Gateway.")
+
+
+def test_more_attempts_than_there_are_are_named():
+    made = compiled(FORWARD, policy("traffic: {retries: {attempts: 101}}"))
+    assert "traffic.retries: attempts 101 counts as 100, the most that there are." in of_policy(made, "Accepted")[2]
 
 
 def test_a_target_that_does_not_exist_is_not_found():

@@ -55,3 +55,12 @@ def test_times_are_kept_per_parent_whatever_their_order():
     new = parents_of(("b", True), ("a", False), ("c", True))
     keep_times(new, old, "now")
     assert times(new) == ["then", "now", "now"]
+
+
+def test_a_note_is_a_sentence_of_its_own():
+    conditions = Conditions(1)
+    conditions.set("Accepted", True, "Accepted", "the listener is valid")
+    conditions.add_note("Accepted", "It serves nothing.")
+    conditions.add_note("Accepted", "Nor does that.")
+    (condition,) = conditions.to_list()
+    assert condition["message"] == "the listener is valid. It serves nothing. Nor does that."

@@ -450,6 +450,7 @@ def test_codes_that_are_not_applied_to_what_a_parent_answers_are_noted():
     objects.append(m.backend("proxy", "proxy.example", 3128))
     next(each for each in objects if each["metadata"]["name"] == "api")["spec"]["parent"] = {"name": "proxy"}
     notes = ask(objects, "GET", "http://api.example/v1")["notes"]
+    assert "503" not in notes[0]
     assert "toward the parent of agents/api only connections are tried again" in notes[1]
 
 
