@@ -80,9 +80,9 @@ class ClientConnection(DownstreamConnection):
         return b""
 
     def close_if_idle(self) -> bool:
-        if self.in_exchange and not self.awaits_octets:
+        if self.is_lingering or (self.in_exchange and not self.awaits_octets):
             return False
-        self.close()
+        self.close(lingers=False)  # whoever makes way for another is counted no more: its descriptor goes, too
         return True
 
     # --- the exchange's clock ------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ import errno
 import os
 import socket
 import ssl
+from typing import cast
 
 import pytest
 
+from egressproxy.gateway.client import ClientConnection
 from egressproxy.transport.tls_contexts import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
-from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, exchange, forward, https, reverse
+from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, compiled_spec, conversation
 from tests.support.pki import Pki, chain
@@ -134,6 +136,33 @@ def test_an_idle_connection_of_whoever_has_most_makes_way_for_a_client_that_has_
     talk.origin << GET_SENT
     talk.origin >> OK
     talk.client.take(rb"HTTP/1.1 200 OK.*hi")
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET http", connect("a.example:80")])
+def test_what_makes_way_keeps_no_descriptor(converse_on: Start, begun: bytes):
+    """It is counted no more, so it must not wait for what its client may still say."""
+    talk = converse_on(forward(limits={"connections": 2, "connectionsPerClient": 2}))
+    talk.counts_octets = False
+    talk.client >> begun
+    talk.connect()
+    talk.settle()
+    (first, _) = talk.ports[0].state.connections
+    talk.connect(address="127.0.0.7")
+    assert first not in talk.ports[0].state.connections
+    talk.settle()
+    assert cast(ClientConnection, first).is_lost
+
+
+def test_a_connection_that_waits_for_its_answer_to_be_read_does_not_make_way(converse_on: Start):
+    talk = converse_on(forward(limits={"connections": 2, "connectionsPerClient": 2}))
+    talk.counts_octets = False
+    talk.client >> b"POST http://other.example/ HTTP/1.1\r\nHost: other.example\r\nContent-Length: 9\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 403 .*\r\n\r\n.*\n")
+    second = talk.connect()
+    other = talk.connect(address="127.0.0.7")
+    second.is_closed()
+    other.is_open()
+    assert len(talk.ports[0].state.connections) == 2
 
 
 def test_idle_tls_connections_and_unfinished_handshakes_make_way(converse: Start):

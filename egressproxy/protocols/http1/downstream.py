@@ -176,13 +176,17 @@ class DownstreamConnection(Flow):
         if self.is_reading_paused:
             self.resume_reading()
 
-    def close(self) -> None:
-        """Say no more; let the client read what was said before the connection goes (RFC 9112 section 9.6)."""
+    def close(self, *, lingers: bool = True) -> None:
+        """Say no more; let the client read what was said before the connection goes (RFC 9112 section 9.6).
+
+        `lingers` false: nothing was said that it still has to read.
+        """
         if self.is_lost or self.is_lingering:
             return
         self.flush()
         self.unsent = self.transport.get_write_buffer_size()
-        if self.has_ended or (self.is_request_read and not self.reader.buffered) or not self.transport.can_write_eof():
+        is_silent = self.has_ended or (self.is_request_read and not self.reader.buffered)
+        if is_silent or not lingers or not self.transport.can_write_eof():
             self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
             self.is_lingering = True
             self.transport.close()
