@@ -289,6 +289,15 @@ class Resolver:
                 break
         return found
 
+    def why_not_asked(self, host: str) -> str:
+        """Why no server is asked for a name, in words; "" where one is."""
+        found = self._without_dns(host)
+        if found is None:
+            return ""
+        if found is _LOOPBACK:
+            return "localhost is loopback"
+        return "dns.hosts has it" if found is self._static.get(host) else "the hosts file of this machine has it"
+
     def _without_dns(self, host: str) -> Sequence[IPAddress] | None:
         if host == "localhost" or host.endswith(".localhost"):
             return _LOOPBACK

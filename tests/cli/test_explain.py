@@ -42,7 +42,7 @@ def test_what_is_allowed_is_0_and_reads_in_the_order_of_a_request(config: Path):
         "policy        allowed (mode Enforce; agents/default)\n"
         "              allowed by an entry of agents/default: hostnames: a.example\n"
         "backend       - Dynamic a.example:80\n"
-        "  dns         asked\n"
+        "  dns         not asked: dns.hosts has it\n"
         "  address     dial   93.184.216.34 port 80: public\n"
         "  address     refuse 10.0.0.1 port 80: private: not allowed\n"
         "  tls         none of the gateway's own\n"

@@ -315,6 +315,15 @@ async def test_hosts_of_the_policy_come_before_the_file_and_dns(bench: Bench):
     assert await bench.addresses("c.test") == ["192.0.2.1"]
 
 
+async def test_why_no_server_is_asked_is_said(bench: Bench):
+    (bench.folder / "hosts").write_text("10.0.0.2 b.test\n10.0.0.3 A.test\n")
+    bench.make(hosts=(("a.test", (ip_address("10.0.0.1"),)),))
+    assert bench.resolver.why_not_asked("a.test") == "dns.hosts has it"
+    assert bench.resolver.why_not_asked("b.test") == "the hosts file of this machine has it"
+    assert bench.resolver.why_not_asked("x.localhost") == "localhost is loopback"
+    assert bench.resolver.why_not_asked("c.test") == ""
+
+
 async def test_a_changed_hosts_file_is_read_again(bench: Bench):
     path = bench.folder / "hosts"
     path.write_text("10.0.0.2 a.test\n")

@@ -286,8 +286,10 @@ async def _describe_addresses(
         made["dns"] = "not asked"
         return
     else:
-        made["dns"] = "asked"
-        found = await connector.opener.resolver.resolve(target.host)
+        resolver = connector.opener.resolver
+        why = resolver.why_not_asked(target.host)
+        made["dns"] = f"not asked: {why}" if why else "asked"
+        found = await resolver.resolve(target.host)
     policy = connector.opener.address_policy()
     made["addresses"] = []
     for address in found:

@@ -120,6 +120,7 @@ def test_each_address_has_its_verdict_in_the_words_of_the_address_policy():
     assert [(each["verdict"], each["why"]) for each in found["backends"][0]["addresses"]] == [
         ("dial", "public"), ("refuse", "private: not allowed"),
     ]  # fmt: skip
+    assert found["backends"][0]["dns"] == "not asked: dns.hosts has it"
     allowed = open_forward("a.example", addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]})
     found = ask(allowed, "GET", "http://a.example/")
     assert found["backends"][0]["addresses"][1]["why"] == "private: allowed by EgressPolicy agents/default"
