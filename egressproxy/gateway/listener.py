@@ -71,7 +71,8 @@ class BoundPort:
 
     def serve(self, port: Port) -> None:
         """From now on this is what is here. Where its terms are other ones, the connections that are open end with
-        their exchange: a client that has not shown its certificate does not get past a listener that asks for one now.
+        their exchange: a client that has not shown its certificate does not get past a listener that asks for one now,
+        nor does a head that is longer than it may be by now. Tunnels go on, and count.
         """
         if port.terms == self.state.port.terms:
             self.state.port = port
@@ -79,7 +80,7 @@ class BoundPort:
         before = self.state
         before.is_closed = True
         self._former = [state for state in (*self._former, before) if state.connections]
-        self.state = ListenerState(port, self._conductor.clients)
+        self.state = ListenerState(port, self._conductor.clients, before.tunnels_of)
         before.close_idle()
 
     def stop_accepting(self) -> None:

@@ -55,12 +55,14 @@ class ListenerState:
 
     __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels_of")
 
-    def __init__(self, port: Port, clients: Shares | None = None) -> None:
+    def __init__(
+        self, port: Port, clients: Shares | None = None, tunnels_of: dict[Place, Shares] | None = None
+    ) -> None:
         self.port = port
         self.clients = clients if clients is not None else Shares(sys.maxsize, sys.maxsize)
         self.connections: dict[Connection, str] = {}  # each with its client's address
         self.per_client: dict[str, int] = {}
-        self.tunnels_of: dict[Place, Shares] = {}
+        self.tunnels_of = tunnels_of if tunnels_of is not None else {}  # of the state before, which go on
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
     def admit(self, connection: Connection, client: str) -> Refusal | None:

@@ -274,9 +274,9 @@ class Port:
     """One address and port: the listeners that share it, by hostname. Those that speak HTTP stand first.
 
     A port is all HTTP, or all streams (`is_stream`), or both inside TLS (`is_mixed`): then the ClientHello decides.
-    `terms` is what a connection has gone through when it is served here: where they are other ones after a reload, no
-    connection from before may go on asking. `limits` and `head_limits` are for what is bounded before it is known whose
-    connection it is: the strictest of any listener.
+    `terms` is what a connection has gone through when it is served here, and how its heads are read: where they are
+    other ones after a reload, no connection from before may go on asking. `limits` and `head_limits` are for what is
+    bounded before it is known whose connection it is: the strictest of any listener.
     """
 
     __slots__ = (
@@ -304,7 +304,7 @@ class Port:
         self.tls = tls  # TLS is terminated with this
         self.is_stream = self.first.is_stream
         self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
-        self.terms = (self.is_stream, tls is not None, clients)
+        self.terms = (self.is_stream, tls is not None, clients, None if self.is_stream else self.head_limits)
 
     def leads_to_stream(self, name: str) -> bool:
         """On a mixed port: whether a client whose ClientHello names this host gets a stream; else it gets HTTP."""

@@ -14,7 +14,19 @@ from egressproxy.gateway.client import ClientConnection
 from egressproxy.transport.tls_contexts import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
-from tests.gateway.kit import GET, GET_SENT, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
+from tests.gateway.kit import (
+    ESTABLISHED,
+    GET,
+    GET_SENT,
+    OK,
+    TlsClient,
+    certificate,
+    connect,
+    exchange,
+    forward,
+    https,
+    reverse,
+)
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, compiled_spec, conversation
 from tests.support.pki import Pki, chain
@@ -107,6 +119,37 @@ def test_an_upgrade_takes_a_tunnel_of_the_listener_that_serves_it(converse_on: S
         talk.origin >> switched
         statuses.append(int(peer.take(rb"HTTP/1.1 (\d+) .*?\r\n\r\n")[1]))
     assert statuses == [101, 101, 101, 503]
+
+
+def test_a_new_limit_of_heads_holds_for_no_connection_from_before(converse: Start):
+    long = GET.replace(b"\r\n\r\n", b"\r\nX-Long: %b\r\n\r\n" % (b"a" * 2000))
+    talk = converse(forward())
+    talk.counts_octets = False
+    busy, idle = talk.client, talk.connect()
+    busy >> long
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET / .*?\r\n\r\n")
+    talk.reload(forward(limits={"maxHeadBytes": 1024}))
+    idle.is_closed()
+    talk.origin >> OK
+    assert b"Connection: close" in busy.take(rb"HTTP/1.1 200 OK.*hi")[0]
+    fresh = talk.connect()
+    fresh >> long
+    assert fresh.answer()[0] == 431
+
+
+def test_tunnels_from_before_a_reload_that_closes_other_connections_take_places_of_the_limit(converse: Start):
+    talk = converse(forward(limits={"tunnels": 1}))
+    talk.client >> connect("a.example:22")
+    talk.dialled("a.example", 22)
+    talk.client << ESTABLISHED
+    talk.reload(forward(limits={"tunnels": 1, "maxHeadBytes": 1024}))
+    second = talk.connect()
+    second >> connect("a.example:22")
+    status, _, _, error = second.answer()
+    assert (status, error["reason"]) == (503, "tunnel_limit")
+    talk.client >> b"still here"
+    talk.origin << b"still here"
 
 
 def test_without_limits_one_client_gets_no_more_than_a_part_of_the_descriptors(converse_on: Start):
