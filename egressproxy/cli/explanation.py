@@ -130,6 +130,7 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     for each in backend.get("mirrors", ()):
         share = "every request" if each["share"] == 1 else f"{each['share'] * 100:.4g}% of the requests"
         denied = f"; {each['denied']}" if "denied" in each else ""
+        denied = f"; would be denied: {each['wouldDeny']}" if "wouldDeny" in each else denied
         yield "  mirror", f"{each['name']}, {share}{denied}", "yellow" if denied else ""
     yield "  timeouts", _timeouts(backend["timeouts"]), ""
     if "connections" in backend:

@@ -241,12 +241,13 @@ class _Builder:
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
             request_s=request_s, auth=asking, attempts=attempts, kind=kind,
             permission=self.permission(listener, name, kind, names, policy, backends),
+            only_reports=listener.policy.mode is policy.mode is Mode.REPORT,
         )  # fmt: skip
 
     def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:
         denied = self.denial(spec.backend)
         connector = self.connector(spec.backend)
-        if denied is not None and (denied.is_firm or spec.backend.policy.mode is not Mode.REPORT):
+        if denied is not None and denied.holds(spec.backend.policy.mode):
             connector = None
         asker = self.asker(spec, connector) if connector is not None else None
         return ExternalAuth(spec, asker, route, self.metrics, denied)
@@ -273,7 +274,7 @@ class _Builder:
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
         denied = self.denial(backend)
-        is_closed = denied is not None and (denied.is_firm or policy.mode is not Mode.REPORT)
+        is_closed = denied is not None and denied.holds(policy.mode)
         return Choice(
             name, None if is_closed else self.connector(backend), self.chain(extensions + backend.extensions),
             self.metrics.series(listener.gateway, route, name),

@@ -116,6 +116,7 @@ class Route:
         "kind",
         "mode",
         "name",
+        "only_reports",
         "permission",
         "request_s",
         "series",
@@ -138,6 +139,7 @@ class Route:
         auth: ExternalAuth | None = None,
         kind: str = "",
         permission: Permission | None = None,
+        only_reports: bool = False,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -151,6 +153,7 @@ class Route:
         self.total = sum(choice.weight for choice in self.choices)
         self.series = series
         self.mode: Mode = policy.mode
+        self.only_reports = only_reports  # of what a tunnel carries: mode is Report for the listener and for this
         self.destinations = destinations
         self.permission = permission  # a Dynamic backend: what the route permits by itself
         self.is_judged = destinations.denies or permission is not None  # else whatever it matches may go

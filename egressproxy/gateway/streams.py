@@ -24,7 +24,6 @@ from egressproxy.model.message import RequestHead
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.spec.gateway import ListenerProtocol
-from egressproxy.spec.policy import Mode
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.driver import Driver, pause
 from egressproxy.transport.flow import HIGH_WATER, Flow
@@ -210,7 +209,7 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
         x.status = 200
         held, guard = client.take_held(), None
         if client.hello is not None and x.authority is not None:
-            guard = SniGuard(x.authority, must_be_tls=True, only_reports=route.mode is Mode.REPORT)
+            guard = SniGuard(x.authority, must_be_tls=True, only_reports=route.only_reports)
             guard.knows(client.hello, client.hello_size)
         if hand_over(conductor, x, client, upstream, held, guard, route.tunnel_idle_s):
             client.deadline.close()

@@ -34,7 +34,7 @@ from egressproxy.model.shares import client_of
 from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
-from egressproxy.spec.policy import Mode, SniCheck
+from egressproxy.spec.policy import SniCheck
 from egressproxy.transport.driver import pause
 from egressproxy.transport.parked import Parked
 
@@ -156,7 +156,7 @@ async def open_tunnel(
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is SniCheck.MATCH
     if is_tls or checks_name or x.status:
         guard = SniGuard(
-            authority, must_be_tls=is_tls or x.status != 0, only_reports=route.mode is Mode.REPORT,
+            authority, must_be_tls=is_tls or x.status != 0, only_reports=route.only_reports,
             checks_name=is_tls or checks_name,
         )  # fmt: skip
     upstream = await dial(x, choice)

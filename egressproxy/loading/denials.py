@@ -18,7 +18,7 @@ def denials(policy: PolicySpec) -> RefusesBackends:
 
     def denied(backend: BackendSpec) -> Denied | None:
         denial = destinations.denial_of(backend)
-        if denial is not None:
+        if denial is not None and denial.holds(policy.mode):
             return denial.error()
         on_the_way: BackendSpec | None = backend
         while on_the_way is not None:
@@ -26,6 +26,6 @@ def denials(policy: PolicySpec) -> RefusesBackends:
             if error is not None:
                 return error
             on_the_way = on_the_way.parent
-        return None
+        return denial.error() if denial is not None else None
 
     return denied

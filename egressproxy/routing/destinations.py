@@ -16,7 +16,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap
 from egressproxy.spec.backend import BackendSpec, Destination
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Network, SniCheck, entry_text
+from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Mode, Network, SniCheck, entry_text
 
 __all__ = ["Denial", "DestinationPolicy"]
 
@@ -32,10 +32,9 @@ class Denial:
     rule: DestinationRule
     backend: str = ""
 
-    @property
-    def is_firm(self) -> bool:
-        """Whether it holds in mode Report, too."""
-        return self.rule.is_firm
+    def holds(self, mode: Mode) -> bool:
+        """Whether it closes the place where this is the mode, and is not only noted."""
+        return self.rule.is_firm or mode is not Mode.REPORT
 
     def error(self) -> Denied:
         """What is raised, made anew each time; explanations and status tell it in the same words."""

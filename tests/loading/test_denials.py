@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_address, ip_network
 
 from egressproxy.errors import Reason
 from egressproxy.loading.denials import denials
 from egressproxy.spec.backend import BackendSpec, Destination, Endpoint
-from egressproxy.spec.policy import AddressDenial, AddressesSpec, DestinationRule, DestinationsSpec, PolicySpec
+from egressproxy.spec.policy import AddressDenial, AddressesSpec, DestinationRule, DestinationsSpec, Mode, PolicySpec
 
 POLICY = PolicySpec(
     destinations=DestinationsSpec(deny=(DestinationRule(("b.test",), policy="ns/p"),)),
@@ -33,3 +34,12 @@ def test_a_backend_is_refused_by_its_name_its_addresses_and_those_of_its_parents
     assert refuses(fqdn("a.test", ip("10.0.0.7"))) is not None
     assert refuses(fqdn("a.test", fqdn("p.test", ip("10.0.0.7")))) is not None
     assert refuses(fqdn("a.test", ip("11.0.0.7"))) is None
+
+
+def test_what_is_refused_is_told_before_what_is_only_reported():
+    refuses = denials(replace(POLICY, mode=Mode.REPORT))
+    closed, reported = refuses(fqdn("b.test", ip("10.0.0.7"))), refuses(fqdn("b.test", ip("11.0.0.7")))
+    assert closed is not None
+    assert closed.reason is Reason.ADDRESS_DENIED
+    assert reported is not None
+    assert reported.reason is Reason.DESTINATION_DENIED

@@ -10,7 +10,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.authority import parse_authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec, SniCheck
+from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Mode, SniCheck
 
 
 def rule(*hostnames: str, **more: object) -> DestinationRule:
@@ -209,7 +209,7 @@ def test_of_several_denies_that_match_one_that_report_mode_does_not_lift_decides
         assert denied.is_firm is is_firm
     denial = policy.denial_of(fqdn("b.other", parent=fqdn("p.test", 3128)))
     assert denial is not None
-    assert denial.is_firm
+    assert denial.holds(Mode.REPORT)
     assert denial.authority.host == "p.test"
 
 

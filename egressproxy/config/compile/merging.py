@@ -97,6 +97,8 @@ class Merger:
         mode = self._mode(ordered)
         modes = _modes_of_levels(ordered)
         reported = {level for level, said in modes.items() if mode is said is Mode.REPORT}
+        if modes[Level.LISTENER] is not Mode.REPORT:
+            reported.discard(Level.GATEWAY)  # what holds on a listener is lifted by no route there
         bound = {level for level, said in modes.items() if mode is not said is Mode.ENFORCE}
         spec = PolicySpec(
             mode=mode,
@@ -276,11 +278,14 @@ def _modes(ordered: Iterable[Layer]) -> list[_Voice]:
 
 def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
     """The mode of each level: what it, or the next wider one that says any, says. A restriction is lifted by a mode of
-    its own level, and never by that of something more specific.
+    its own level, and never by that of something more specific. A Backend says nothing for the routes to it.
     """
-    modes = _modes(ordered)
-    found = {level: next((voice.value for voice in modes if voice.layer.level <= level), None) for level in Level}
-    return {level: said or Mode.ENFORCE for level, said in found.items()}
+    found = {}
+    for level in Level:
+        wider = {each for each in Level if each <= level} - ({Level.BACKEND} if level > Level.BACKEND else set())
+        said = (voice.value for voice in _modes(ordered) if voice.layer.level in wider)
+        found[level] = next(said, Mode.ENFORCE)
+    return found
 
 
 def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:

@@ -96,7 +96,7 @@ def backend_values(choice: Choice, total: int) -> dict[str, Any]:
 def _mirror_values(mirror: Mirror) -> dict[str, Any]:
     made: dict[str, Any] = {"name": mirror.backend, "share": round(mirror.share, 4)}
     if mirror.denied is not None:
-        made["denied"] = mirror.denied.error().message
+        made["denied" if mirror.denied.holds(mirror.mode) else "wouldDeny"] = mirror.denied.error().message
     return made
 
 

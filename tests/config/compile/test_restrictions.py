@@ -8,6 +8,8 @@ from egressproxy.spec.policy import (
     AddressAllowance,
     AddressBound,
     AddressDenial,
+    DestinationRule,
+    Mode,
     PolicySpec,
     SniCheck,
 )
@@ -195,6 +197,50 @@ def test_report_mode_reports_what_destinations_deny_and_holds_what_addresses_den
         )
     )
     assert [denial.reports for denial in spec.addresses.deny] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("gateway", "section", "backend", "of_route", "reporting"),
+    [
+        ("", "", "", "", ""),
+        ("Report", "", "", "", "gsbr"),
+        ("", "Report", "", "", "sbr"),
+        ("Report", "Enforce", "", "Report", "r"),
+        ("", "", "Report", "", "b"),
+        ("", "", "", "Report", "r"),
+        ("", "", "Report", "Report", "br"),
+        ("Report", "", "Enforce", "Report", "gsr"),
+        ("Report", "Report", "Report", "Report", "gsbr"),
+        ("Report", "", "Open", "", ""),
+        ("Report", "", "", "Enforce", ""),
+        ("Report", "", "", "Open", ""),
+        ("Open", "", "", "Report", "r"),
+    ],
+)
+def test_a_deny_reports_where_the_mode_of_its_layer_and_that_of_the_place_are_report(
+    gateway: str, section: str, backend: str, of_route: str, reporting: str
+):
+    def saying(letter: str, mode: str, *target: str) -> str:
+        deny = f"destinations: {{deny: [{{hostnames: [{letter}.example]}}, {{cidrs: [10.0.0.0/8]}}]}}"
+        return policy(f"{deny}\n{f'mode: {mode}' if mode else ''}", *target, policy_name=letter)
+
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        ROUTE,
+        saying("g", gateway),
+        saying("s", section).replace("name: gw}", "name: gw, sectionName: forward}"),
+        saying("b", backend, "Backend", "plain"),
+        saying("r", of_route, "HTTPRoute", "route"),
+    )
+    spec = rule(made).backends[0].policy
+
+    def holds(each: DestinationRule) -> bool:
+        return each.is_firm or spec.mode is not Mode.REPORT
+
+    assert [each.policy[-1] for each in spec.destinations.deny if each.hostnames and not holds(each)] == list(reporting)
+    assert [each.policy[-1] for each in spec.destinations.deny if each.cidrs and not holds(each)] == list(reporting)
+    assert [each.policy[-1] for each in spec.addresses.deny if each.reports] == list(reporting)
 
 
 def test_what_a_policy_for_some_clients_closes_is_closed_for_all():

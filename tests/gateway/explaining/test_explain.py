@@ -482,6 +482,31 @@ def test_in_report_mode_a_denied_backend_is_told_beside_what_becomes_of_it():
     assert found["backends"][0]["wouldDeny"]["message"] == "a.example is denied by policy agents/default"
 
 
+@pytest.mark.parametrize("target", [("HTTPRoute", "route"), ("Backend", "a")])
+def test_a_deny_of_the_gateway_is_told_whatever_the_mode_of_a_more_specific_policy(target: tuple[str, str]):
+    kind, name = target
+    ref = {"group": m.OURS if kind == "Backend" else m.GATEWAY_API, "kind": kind, "name": name}
+    lenient = m.policy(name="lenient", targetRefs=[ref], mode="Report")
+    deny = {"destinations": {"deny": [{"hostnames": ["a.example"]}]}}
+    found = ask(reverse(objects=(lenient,), **deny), "GET", "/", "Host: front.test")
+    assert found["verdict"] == "denied"
+    assert found["policy"]["decision"] == "allowed by the route, but its backend is denied"
+    assert found["error"]["rule"] == "EgressPolicy agents/default"
+
+
+@pytest.mark.parametrize(("mode", "word"), [("Enforce", "denied"), ("Report", "wouldDeny")])
+def test_a_mirror_whose_place_is_denied_is_told(mode: str, word: str):
+    rule = m.prefix_rule("/", "a")
+    to_b = {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "b"}}
+    rule["filters"] = [{"type": "RequestMirror", "requestMirror": to_b}]
+    deny = {"destinations": {"deny": [{"hostnames": ["b.example"]}]}, "mode": mode}
+    objects = reverse(rule, objects=(m.backend("b", "b.example", 80),), **deny)
+    next(each for each in objects if each["kind"] == "EgressPolicy")["spec"]["dns"] = DNS
+    found = ask(objects, "GET", "/", "Host: front.test")
+    (mirror,) = found["backends"][0]["mirrors"]
+    assert mirror == {"name": "agents/b", "share": 1.0, word: "b.example is denied by policy agents/default"}
+
+
 # --- a route to a Dynamic backend ------------------------------------------------------------------------------------
 def wherever(*hostnames: str, **sections: Any) -> list[Manifest]:
     """A route to wherever the request says, beside a policy that allows a.example."""
