@@ -46,7 +46,7 @@ def test_pipelined_requests_are_answered_in_order(converse_on: Start):
 
 
 def test_pipelined_requests_that_are_refused_take_turns_with_everybody_else(converse: Start):
-    """One client's thousand refusals would be 50 ms in which nobody else is served."""
+    """One client's thousand refusals would be 50 ms in which nobody else is served, and each may take some ms."""
     talk = converse(forward())
     answered: list[int] = []
 
@@ -57,7 +57,7 @@ def test_pipelined_requests_that_are_refused_take_turns_with_everybody_else(conv
 
     talk.loop.call_soon(look)
     talk.client >> GET.replace(b"a.example", b"no.example") * 100
-    assert max(after - before for before, after in pairwise(answered)) < 20
+    assert max(after - before for before, after in pairwise(answered)) == 1
     assert [talk.client.answer()[0] for _ in range(100)] == [403] * 100
 
 

@@ -24,7 +24,8 @@ __all__ = ["DownstreamConnection", "RequestHandler"]
 LINGER_S = 2.0
 LINGER_OCTETS = 1024 * 1024
 
-#: Heads and pieces of body in one turn: a thousand pipelined requests that are refused keep nobody else waiting.
+#: Heads and pieces of body in one turn. A request that was answered at once ends the turn: to refuse one may take some
+#: milliseconds (expressions of routes), and a thousand that are pipelined keep nobody else waiting.
 MAX_AT_ONCE = 16
 
 
@@ -261,6 +262,9 @@ class DownstreamConnection(Flow):
                     self.sends_chunked = False
                     self.deadline.at = NEVER  # the exchange has a clock of its own
                     self.handler.on_request(self, event)
+                    if not self.in_exchange and self.reader.buffered:
+                        is_unfinished = True
+                        break
                 elif type(event) is bytes:
                     self._body(event)
                 else:
@@ -271,7 +275,8 @@ class DownstreamConnection(Flow):
                         sink.end_body(trailers.block if trailers is not None and self.passes_trailers else b"")
                     self.driver.resume()
             else:
-                is_unfinished = True  # nobody else takes from the reader until we go on
+                is_unfinished = True
+            if is_unfinished:  # nobody else takes from the reader until we go on
                 asyncio.get_running_loop().call_soon(self._pump)
             if self.reader.buffered > HIGH_WATER:
                 self.pause_reading()
