@@ -1,7 +1,7 @@
 """Merging policies: what the layers of a place say together. Two ways of merging, and no third.
 
-* Settings (mode, dns, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway; within a
-  layer the older policy. The loser is told who won.
+* Settings (mode, dns, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway, and of one
+  object a section (a listener, a port) before the whole; within a layer the older policy. The loser is told who won.
 * Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them
   (`restrictions`).
 
@@ -88,7 +88,7 @@ class Merger:
 
     def merge(self, layers: Iterable[Layer], is_routed: bool) -> Merged:
         """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
-        ordered = sorted(layers, key=lambda layer: layer.level, reverse=True)
+        ordered = sorted(layers, key=lambda layer: (layer.level, layer.section != ""), reverse=True)
         policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
         blockers = {blocker: None for policy in policies for blocker in self._of_policy(policy)}
         for layer in ordered:

@@ -89,6 +89,15 @@ def test_a_listeners_policy_goes_before_the_gateways():
     assert "EgressPolicy default/b" in of_policy(made, "Overridden", "default/a")[2]
 
 
+def test_a_policy_for_one_port_of_a_backend_goes_before_one_for_all_of_it():
+    timeout = "traffic: {{timeouts: {{connect: {}s}}}}"
+    whole = policy(timeout.format(1), "Backend", "plain", policy_name="a", meta=OLDER)
+    port = policy(timeout.format(2), "Backend", "plain", policy_name="b").replace(
+        "name: plain}", "name: plain, sectionName: '80'}"
+    )
+    assert rule(compiled(FORWARD, PLAIN, ROUTE, whole, port)).backends[0].policy.timeouts.connect_s == 2.0
+
+
 def test_route_goes_before_backend_goes_before_gateway():
     timeout = "traffic: {{timeouts: {{connect: {}s}}}}"
     gateway, backend, route = (
