@@ -120,12 +120,15 @@ class Turns(Generic[T]):
 
     def _may_ask_below(self, domain: str, client: str) -> bool:
         """Whether this domain, and this client below it, has less than its share."""
-        below = self._of_domain.get(domain)
-        if below is None:
-            return True
-        if below.total >= MAX_LOOKUPS_OF_DOMAIN:
+        if self._is_full(domain):
             return False
-        return not client or below.of(client) < MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN
+        below = self._of_domain.get(domain)
+        return not client or below is None or below.of(client) < MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN
+
+    def _is_full(self, domain: str) -> bool:
+        """Whether this domain has its share, whoever asks."""
+        below = self._of_domain.get(domain)
+        return below is not None and below.total >= MAX_LOOKUPS_OF_DOMAIN
 
     # --- places ----------------------------------------------------------------------------------------------------
     def _count(self, turn: T) -> None:
@@ -175,7 +178,7 @@ class Turns(Generic[T]):
     def _let_in(self, domain: str) -> None:
         """One of those that wait for their domain waits with all others now: one for each that has ended or left."""
         apart = self._apart.get(domain)
-        if apart is not None:
+        if apart is not None and not self._is_full(domain):  # else no client is worth to be asked for
             turn = apart.next(partial(self._may_ask_below, domain))
             if turn is not None:
                 self._popped(turn)

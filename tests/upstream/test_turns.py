@@ -76,6 +76,28 @@ def test_a_name_that_gives_up_its_turn_hands_it_on():
     assert begun_next(turns) == ["d.slow.test"]
 
 
+def test_clients_that_give_up_are_not_searched_for_each_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_QUEUED", 2000)
+    looks = [0]
+
+    class Counting(Turns[Named]):
+        __slots__ = ()
+
+        def _may_ask_below(self, domain: str, client: str) -> bool:
+            looks[0] += 1
+            return super()._may_ask_below(domain, client)
+
+    turns = Counting()
+    asked(turns, *((f"{number}.slow.test", f"client-{number}") for number in range(2000)))
+    waiting = [turn for own in turns._apart["slow.test"]._of.values() for turn in own]
+    assert len(waiting) == 1997
+    looks[0] = 0
+    for turn in waiting:
+        turns.leave(turn)
+    assert looks[0] < 2000
+    assert turns.waiting.total == 0
+
+
 def test_places_are_counted_for_each_client_that_waits():
     turns: Turns[Named] = Turns()
     asked(turns, *((f"{number}.{number}.x", "") for number in range(4)))
