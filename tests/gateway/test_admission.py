@@ -240,6 +240,43 @@ def test_a_deny_holds_for_a_parent(converse_on: Start):
     talk.no_dial()
 
 
+@pytest.mark.parametrize(
+    ("sections", "status"),
+    [
+        ({"destinations": {"deny": [{"hostnames": ["parent.example"]}]}}, 403),
+        ({"destinations": {"deny": [{"hostnames": ["b.example"]}]}}, 403),
+        ({"addresses": {"deny": [{"cidrs": [PUBLIC]}]}}, 403),
+        ({"addresses": {"only": []}}, 403),
+        ({"regions": {"allowed": ["eu"]}}, 500),
+        ({"limits": {"requests": [{"per": "Backend", "limit": 1}]}}, 500),
+        ({"extensions": [{"name": "x", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "backend-request"}]}, 500),
+    ],
+)
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_a_policy_of_a_parent_restricts_what_is_reached_through_it(
+    converse_on: Start, sections: dict[str, Any], status: int, is_chain: bool
+):
+    """A filter or a limit cannot run there: what is behind the parent is closed."""
+    last = m.backend("parent", "parent.example", 3128)
+    near = m.backend("near", "near.example", 3128, parent={"name": "parent"})
+    b = m.backend("b", "b.example", 443, tls=True, parent={"name": "near" if is_chain else "parent"})
+    talk = converse_on(reverse(TO_B, objects=(b, near, last, on("Backend", "parent", **sections))))
+    for name in ("near.example", "parent.example"):
+        talk.names.zone[name] = (ip_address("93.184.216.34"),)
+    talk.client >> PLAIN_GET
+    assert talk.client.answer()[0] == status
+    talk.no_dial()
+
+
+def test_a_policy_of_a_parent_opens_and_sets_nothing_for_what_is_behind_it(converse_on: Start):
+    parent = m.backend("parent", "parent.example", 3128)
+    b = m.backend("b", "b.example", 80, parent={"name": "parent"})
+    of_b = m.policy(name="of-b", targetRefs=[{"group": m.OURS, "kind": "Backend", "name": "b"}], **DENY_B)
+    lax = on("Backend", "parent", mode="Report", addresses={"allow": [{"cidrs": ["127.0.0.0/8"]}]})
+    talk = converse_on(reverse(TO_B, objects=(b, parent, of_b, lax)))
+    assert refused(talk, PLAIN_GET)["reason"] == "destination_denied"
+
+
 def test_of_several_backends_the_denied_ones_alone_are_closed(converse_on: Start):
     rule = {"backendRefs": [*m.prefix_rule("/", "a")["backendRefs"], *TO_B["backendRefs"]]}
     talk = converse_on(reverse(rule, objects=(B,), **DENY_B))

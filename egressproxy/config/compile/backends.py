@@ -50,6 +50,7 @@ class ResolvedBackend:
     """A backend that can be used. `target` is what policies name to mean it; `port` its number.
 
     `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
+    `parents` are those on the way, the next one first.
     """
 
     spec: BackendSpec
@@ -58,6 +59,7 @@ class ResolvedBackend:
     extensions: tuple[Placed, ...] = ()
     region: str = ""
     resolver: Dns | None = None
+    parents: tuple[ResolvedBackend, ...] = ()
 
 
 class Backends:
@@ -249,6 +251,7 @@ class Backends:
             case "Dynamic":
                 own_port, number = number, 0
         extensions = self._own_extensions(backend)
+        parent = self._parent(backend)
         made = BackendSpec(
             name=backend.full_name,
             destination=made.destination,
@@ -257,13 +260,14 @@ class Backends:
             endpoints=endpoints,
             protocol=protocol,
             tls=made_tls,
-            parent=self._parent(backend),
+            parent=parent.spec if parent is not None else None,
             extensions=ordered(extensions),
         )
         region = resolver = None
         if isinstance(backend, Backend):
             region, resolver = backend.spec.region, backend.spec.resolver
-        return ResolvedBackend(made, backend.key, number, extensions, region or "", resolver)
+        parents = (parent, *parent.parents) if parent is not None else ()
+        return ResolvedBackend(made, backend.key, number, extensions, region or "", resolver, parents)
 
     def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
         if backend.key not in self._placed:
@@ -300,7 +304,7 @@ class Backends:
         source = self._references.names(backend, (ref,))
         return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
 
-    def _parent(self, backend: Resource) -> BackendSpec | None:
+    def _parent(self, backend: Resource) -> ResolvedBackend | None:
         """The upstream gateway, which has to be a fixed place, and must not lead back here."""
         ref: BackendParent | None = getattr(backend.spec, "parent", None)  # type: ignore[attr-defined]
         if ref is None:
@@ -311,12 +315,12 @@ class Backends:
             raise Unresolved("InvalidParent", f"{backend} is its own parent, by way of others")
         self._busy.append(backend.key)
         try:
-            parent = self.resolve(backend, ref).spec
+            parent = self.resolve(backend, ref)
         except Unresolved as unresolved:
             raise Unresolved("InvalidParent", f"the parent of {backend} cannot be used: {unresolved.message}") from None
         finally:
             self._busy.pop()
-        if parent.destination is Destination.DYNAMIC:
+        if parent.spec.destination is Destination.DYNAMIC:
             raise Unresolved("InvalidParent", f"the parent of {backend} is Dynamic: name a fixed gateway")
         if parent.extensions:
             # They might refuse something, so leaving them out in silence would open what they close.

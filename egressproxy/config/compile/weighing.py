@@ -21,6 +21,7 @@ from egressproxy.config.compile.placement import Placement, Where
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
+from egressproxy.config.resources.policy import Addresses, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.routes import BackendRef
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Protocol
 from egressproxy.spec.route import MirrorSpec, WeightedBackend
@@ -44,7 +45,7 @@ class Choices:
 class Weigher:
     """Makes WeightedBackends."""
 
-    __slots__ = ("_backends", "_certificates", "_hardened", "_placement", "_policies")
+    __slots__ = ("_backends", "_certificates", "_hardened", "_of_parents", "_placement", "_policies")
 
     def __init__(
         self, backends: Backends, policies: Policies, placement: Placement, certificates: ClientCertificates
@@ -54,6 +55,7 @@ class Weigher:
         self._policies = policies
         self._placement = placement
         self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
+        self._of_parents: dict[Layer, Layer] = {}
 
     def choices(
         self,
@@ -138,8 +140,41 @@ class Weigher:
         return self._weigh(resolved, merged, layers, _at(resolved, where), ref.weight, own, error)
 
     def _backend_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+        """Those of the backend; and of its parents, what they deny to all that is reached through them."""
+        layers = self._own_layers(resolved)
+        for parent in resolved.parents:
+            for layer in self._own_layers(parent):
+                if layer not in self._of_parents:
+                    self._of_parents[layer] = replace(
+                        layer, policies=tuple(map(_denials_alone, layer.policies)), resolver=None
+                    )
+                layers += (self._of_parents[layer],)
+        return layers
+
+    def _own_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
         whole = self._policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
         return whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
+
+    def _with_parents(self, resolved: ResolvedBackend, spec: BackendSpec, merged: Merged) -> BackendSpec | str:
+        """The backend, reached as the policies of its parents say; or why it cannot be.
+
+        A filter or a limit of a parent's policy cannot be run there yet. Leaving it out would open what it closes.
+        """
+        if not resolved.parents or spec.parent is None:
+            return spec
+        parent = resolved.parents[0]
+        layers = self._own_layers(parent)
+        said = self._policies.merge(layers, is_routed=True)
+        idle = [section for layer in layers for policy in layer.policies for section in _not_on_parents(policy)]
+        if idle:
+            return f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(idle)}"
+        error = "; ".join(said.blockers) or _region_error(parent, said)
+        error = error or (_region_error(parent, merged) if parent.region else "")
+        if error:
+            return error
+        hardened = self._harden(spec.parent, said)
+        behind = hardened if isinstance(hardened, str) else self._with_parents(parent, hardened, merged)
+        return behind if isinstance(behind, str) else replace(spec, parent=behind)
 
     def _weigh(
         self,
@@ -153,6 +188,8 @@ class Weigher:
     ) -> WeightedBackend:
         error = error or "; ".join(merged.blockers) or _region_error(resolved, merged)
         spec = self._harden(resolved.spec, merged)
+        if not isinstance(spec, str):
+            spec = self._with_parents(resolved, spec, merged)
         if isinstance(spec, str):
             error = error or spec
         placed: list[Placed] = []
@@ -192,6 +229,32 @@ def default_where(listener: ListenerPlan) -> Where:
     """The names that limits are counted under for what no route matches."""
     gateway = str(listener.gateway)
     return Where(gateway, f"{gateway}, no route", f"{gateway}, any destination")
+
+
+def _not_on_parents(policy: EgressPolicy) -> Iterable[str]:
+    """What would have to run for each request that is sent through a parent."""
+    limits = policy.spec.limits
+    if policy.spec.extensions:
+        yield f"extensions of {policy}"
+    if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
+        yield f"limits of {policy}"
+
+
+def _denials_alone(policy: EgressPolicy) -> EgressPolicy:
+    """The policy without what sets or opens something, and without what is for the parent's own connection."""
+    said, addresses = policy.spec, None
+    if said.addresses is not None and said.addresses.only is not None:
+        addresses = Addresses(deny=said.addresses.deny, only=said.addresses.only)
+    elif said.addresses is not None and said.addresses.deny:
+        addresses = Addresses(deny=said.addresses.deny)
+    spec = EgressPolicySpec.model_construct(
+        target_refs=said.target_refs,
+        subjects=said.subjects,
+        destinations=said.destinations,
+        addresses=addresses,
+        intercept=said.intercept,
+    )
+    return policy.model_copy(update={"spec": spec})
 
 
 def _at(resolved: ResolvedBackend, where: Where) -> Where:
