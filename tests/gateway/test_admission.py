@@ -268,6 +268,31 @@ def test_a_policy_of_a_parent_restricts_what_is_reached_through_it(
     talk.no_dial()
 
 
+@pytest.mark.parametrize(
+    ("sections", "status"),
+    [
+        ({"destinations": {"deny": [{"hostnames": ["front.example"]}]}}, 403),
+        ({"destinations": {"deny": [{"cidrs": ["10.0.0.0/8"]}]}}, 403),
+        ({"addresses": {"deny": [{"cidrs": ["10.0.0.0/8"]}]}}, 403),
+        ({"regions": {"allowed": ["eu"]}}, 500),
+        ({"limits": {"maxBodyBytes": 1}}, 413),
+    ],
+)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_policy_of_a_service_holds_for_a_backend_that_stands_for_it(
+    converse_on: Start, sections: dict[str, Any], status: int, is_wrapped: bool
+):
+    b = m.backend("b", "-", 80)
+    del b["spec"]["destination"]["fqdn"]
+    b["spec"]["destination"] |= {"type": "Service", "service": {"name": "pods"}}
+    limited = m.policy(name="limited", targetRefs=[{"group": "", "kind": "Service", "name": "pods"}], **sections)
+    rule = TO_B if is_wrapped else {"backendRefs": [{"name": "pods", "port": 80}]}
+    talk = converse_on(reverse(rule, objects=(b, *pods("10.0.0.7"), limited)))
+    talk.client >> b"POST / HTTP/1.1\r\nHost: front.example\r\nContent-Length: 2\r\n\r\nhi"
+    assert talk.client.answer()[0] == status
+    talk.no_dial()
+
+
 def test_a_policy_of_a_parent_opens_and_sets_nothing_for_what_is_behind_it(converse_on: Start):
     parent = m.backend("parent", "parent.example", 3128)
     b = m.backend("b", "b.example", 80, parent={"name": "parent"})

@@ -50,7 +50,7 @@ class ResolvedBackend:
     """A backend that can be used. `target` is what policies name to mean it; `port` its number.
 
     `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
-    `parents` are those on the way, the next one first.
+    `parents` are those on the way, the next one first. `service` is the Service that a destination of that type means.
     """
 
     spec: BackendSpec
@@ -60,6 +60,7 @@ class ResolvedBackend:
     region: str = ""
     resolver: Dns | None = None
     parents: tuple[ResolvedBackend, ...] = ()
+    service: Key | None = None
 
 
 class Backends:
@@ -234,6 +235,7 @@ class Backends:
         endpoints: tuple[Endpoint, ...] = ()
         hostname = ""
         own_port = number
+        service = None
         match destination.type:
             case "Fqdn":
                 assert destination.fqdn is not None
@@ -247,6 +249,7 @@ class Backends:
                 assert destination.service is not None
                 inner = self._service(backend, destination.service.name, destination.service.namespace, number)
                 endpoints = inner.endpoints
+                service = ("", "Service", destination.service.namespace or backend.namespace, destination.service.name)
                 made_tls = made_tls if entry is not None and entry.tls is not None else inner.tls
             case "Dynamic":
                 own_port, number = number, 0
@@ -267,7 +270,7 @@ class Backends:
         if isinstance(backend, Backend):
             region, resolver = backend.spec.region, backend.spec.resolver
         parents = (parent, *parent.parents) if parent is not None else ()
-        return ResolvedBackend(made, backend.key, number, extensions, region or "", resolver, parents)
+        return ResolvedBackend(made, backend.key, number, extensions, region or "", resolver, parents, service)
 
     def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
         if backend.key not in self._placed:

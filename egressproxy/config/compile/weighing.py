@@ -45,7 +45,7 @@ class Choices:
 class Weigher:
     """Makes WeightedBackends."""
 
-    __slots__ = ("_backends", "_certificates", "_hardened", "_of_parents", "_placement", "_policies")
+    __slots__ = ("_backends", "_certificates", "_hardened", "_of_parents", "_of_services", "_placement", "_policies")
 
     def __init__(
         self, backends: Backends, policies: Policies, placement: Placement, certificates: ClientCertificates
@@ -56,6 +56,7 @@ class Weigher:
         self._placement = placement
         self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
         self._of_parents: dict[Layer, Layer] = {}
+        self._of_services: dict[Layer, Layer] = {}
 
     def choices(
         self,
@@ -145,15 +146,21 @@ class Weigher:
         for parent in resolved.parents:
             for layer in self._own_layers(parent):
                 if layer not in self._of_parents:
-                    self._of_parents[layer] = replace(
-                        layer, policies=tuple(map(_denials_alone, layer.policies)), resolver=None
-                    )
+                    self._of_parents[layer] = _narrowed(layer, _denials_alone)
                 layers += (self._of_parents[layer],)
         return layers
 
     def _own_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+        """Those of the object, and what restricts the Service that it stands for."""
         whole = self._policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
-        return whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
+        layers = whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
+        if resolved.service is not None:
+            for section in ("", str(resolved.port)):
+                for layer in self._policies.layer(Level.BACKEND, resolved.service, section):
+                    if layer not in self._of_services:
+                        self._of_services[layer] = _narrowed(layer, _without_settings)
+                    layers += (self._of_services[layer],)
+        return layers
 
     def _with_parents(self, resolved: ResolvedBackend, spec: BackendSpec, merged: Merged) -> BackendSpec | str:
         """The backend, reached as the policies of its parents say; or why it cannot be.
@@ -238,6 +245,16 @@ def _not_on_parents(policy: EgressPolicy) -> Iterable[str]:
         yield f"extensions of {policy}"
     if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
         yield f"limits of {policy}"
+
+
+def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> Layer:
+    return replace(layer, policies=tuple(map(narrow, layer.policies)), resolver=None)
+
+
+def _without_settings(policy: EgressPolicy) -> EgressPolicy:
+    """The policy as it restricts: those of one level may say different modes, and none lifts what another denies."""
+    spec = policy.spec.model_copy(update={"mode": None, "dns": None, "traffic": None})
+    return policy.model_copy(update={"spec": spec})
 
 
 def _denials_alone(policy: EgressPolicy) -> EgressPolicy:
