@@ -63,6 +63,9 @@ BUCKETS_S: Final = (
 #: Label sets that tell identities apart before new identities are counted under OVERFLOW.
 MAX_IDENTITY_SERIES: Final = 1000
 OVERFLOW: Final = "_other"
+#: Statuses that are told apart in one label set: which there are is the origin's choice. Others are counted as the x00
+#: of their class, which is what they mean to whoever does not know them (RFC 9110 section 15).
+MAX_STATUSES: Final = 64
 
 #: What is counted of a backend's pools: connections in two states, and those who wait for one.
 UPSTREAM_STATES: Final = ("active", "idle", "waiting")
@@ -152,7 +155,9 @@ class Series:
         try:
             self.requests[status] += 1
         except KeyError:
-            self.requests = {**self.requests, status: 1}
+            if len(self.requests) >= MAX_STATUSES:
+                status -= status % 100
+            self.requests = {**self.requests, status: self.requests.get(status, 0) + 1}
             if self.buckets is _NO_BUCKETS:
                 self.buckets = [0] * len(_NO_BUCKETS)
         duration = x.ended_at - x.started_at

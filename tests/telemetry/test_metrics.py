@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.exposition import Exposition
-from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Counts, Metrics, logged_status
+from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, MAX_STATUSES, Counts, Metrics, logged_status
 
 
 def exchange(status: int = 200, reason: Reason = Reason.OK, duration_s: float = 0.02, **fields: object) -> Exchange:
@@ -45,6 +45,18 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     found = [number for (sample, having), number in scrape(metrics).items() if sample == name and wanted <= having]
     assert found, f"no sample {name} {labels}"
     return sum(found)
+
+
+def test_an_origin_that_makes_statuses_up_makes_no_more_than_a_few_labels():
+    metrics = Metrics("1")
+    series = metrics.series("g", "r", "b")
+    for status in (200, 404, *range(200, 1000), 404):
+        series.observe(exchange(status))
+    assert len(series.requests) <= MAX_STATUSES + 9
+    assert value(metrics, "egress_requests_total") == 803
+    assert value(metrics, "egress_requests_total", code="404") == 3
+    assert value(metrics, "egress_requests_total", code="900") == 100
+    assert value(metrics, "egress_request_duration_seconds_count") == 803
 
 
 def test_an_exchange_is_counted_once_in_every_metric_it_belongs_to():
