@@ -241,7 +241,8 @@ class _Builder:
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
             request_s=request_s, auth=asking, attempts=attempts, kind=kind,
             permission=self.permission(listener, name, kind, names, policy, backends),
-            only_reports=listener.policy.mode is policy.mode is Mode.REPORT,
+            only_reports=listener.policy.mode is policy.mode is Mode.REPORT
+            and not self.destination_policy(listener.policy).is_firm,
         )  # fmt: skip
 
     def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:

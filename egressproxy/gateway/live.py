@@ -153,7 +153,7 @@ class Route:
         self.total = sum(choice.weight for choice in self.choices)
         self.series = series
         self.mode: Mode = policy.mode
-        self.only_reports = only_reports  # of what a tunnel carries: mode is Report for the listener and for this
+        self.only_reports = only_reports  # of what a tunnel carries: mode Report lifts all policies
         self.destinations = destinations
         self.permission = permission  # a Dynamic backend: what the route permits by itself
         self.is_judged = destinations.denies or permission is not None  # else whatever it matches may go

@@ -58,11 +58,13 @@ class DestinationPolicy:
     destination that was allowed before.
     """
 
-    __slots__ = ("_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "denies")
+    __slots__ = ("_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "denies", "is_firm")
 
     def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
         self._firm_allow = spec.firm_allow
+        #: Whether something of it holds in mode Report, too: then so does what a tunnel's ClientHello has to say.
+        self.is_firm = spec.firm_allow > 0 or any(rule.is_firm for rule in spec.deny)
         self._deny = self._deny_backends = _firm_first(spec.deny)
         if any(rule.intercepts for rule in spec.deny):
             self._deny_backends = _firm_first(rule for rule in spec.deny if not rule.intercepts)

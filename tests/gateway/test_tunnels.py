@@ -426,6 +426,20 @@ def test_report_mode_lets_a_foreign_name_pass_and_counts_it(converse_on: Start, 
     assert (talk.series("would_deny"), talk.series("denied")) == (1, 0)
 
 
+@pytest.mark.parametrize("of_gateway", [{"allow": ("a.example",)}, {"deny": ("b.example",)}])
+def test_a_listener_in_report_mode_lets_no_foreign_name_pass_where_its_gateway_restricts(
+    converse_on: Start, of_gateway: dict[str, tuple[str, ...]]
+):
+    destinations = {kind: [{"hostnames": list(names)}] for kind, names in of_gateway.items()}
+    reporting = m.policy(name="reporting", mode="Report")
+    reporting["spec"]["targetRefs"][0]["sectionName"] = "forward"
+    talk = converse_on([m.gateway(m.forward_listener(3128)), m.policy(destinations=destinations), reporting])
+    tunnel(talk)
+    talk.client >> client_hello("b.example")
+    talk.until(lambda: talk.client.has_eof or talk.client.is_gone)
+    assert talk.record()["reason"] == "sni_mismatch"
+
+
 def test_report_mode_counts_every_rule_that_a_tunnel_breaks(converse_on: Start):
     talk = converse_on(forward(allow=("c.example",), mode="Report"))
     tunnel(talk)
