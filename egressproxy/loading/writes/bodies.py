@@ -6,16 +6,20 @@ Source: RFC 8259; RFC 7493 (I-JSON) on numbers, duplicate names and surrogates.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import isfinite
+from operator import itemgetter
 from typing import Any, Final
 
 from egressproxy.config.yaml_reader import Fault, read_documents
-from egressproxy.loading.writes.checks import too_large
+from egressproxy.loading.writes.checks import MAX_LEVELS, too_large
 
 __all__ = ["read_body", "read_document"]
 
 #: Of an integer, as in manifests: no field takes more.
 MAX_DIGITS: Final = 19
+#: One sentence, however deep this Python's own reader of JSON goes before it gives up.
+_TOO_DEEP: Final = f"it is nested deeper than {MAX_LEVELS} levels"
 
 
 def read_body(octets: bytes) -> Any:
@@ -31,7 +35,7 @@ def read_json(octets: bytes) -> Any:
     try:
         value = json.loads(octets, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_float)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError(_TOO_DEEP) from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         return read_document(octets)
     if b"\\u" in octets:
@@ -59,8 +63,7 @@ class _Fault(ValueError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = max(Counter(name for name, _ in pairs).items(), key=itemgetter(1))[0]
         raise _Fault(f"the key {json.dumps(twice[:100])} stands twice")
     return made
 
@@ -85,4 +88,4 @@ def _check_surrogates(value: Any) -> None:
     except UnicodeEncodeError:
         raise _Fault("a \\u escape is half of a surrogate pair") from None
     except RecursionError:
-        raise _Fault("it is nested too deep") from None
+        raise _Fault(_TOO_DEEP) from None
