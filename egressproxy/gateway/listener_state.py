@@ -33,7 +33,7 @@ OF_DESCRIPTORS = Refusal(
     remedy="raise the limit of open files, or set limits.connectionsPerClient: 0 where one address is many clients",
 )
 #: A listener: its Gateway, and its name.
-Place = tuple[str, str]
+ListenerKey = tuple[str, str]
 #: How many connections are looked at, when one has to make way.
 LOOKED_AT = 16
 
@@ -56,7 +56,7 @@ class ListenerState:
     __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels_of")
 
     def __init__(
-        self, port: Port, clients: Shares | None = None, tunnels_of: dict[Place, Shares] | None = None
+        self, port: Port, clients: Shares | None = None, tunnels_of: dict[ListenerKey, Shares] | None = None
     ) -> None:
         self.port = port
         self.clients = clients if clients is not None else Shares(sys.maxsize, sys.maxsize)
@@ -128,11 +128,14 @@ class ListenerState:
         """Those of all listeners."""
         return sum(each.total for each in self.tunnels_of.values())
 
-    def add_tunnel(self, listener: Place, client: str) -> None:
+    def add_tunnel(self, listener: ListenerKey, client: str) -> None:
         """One more, whatever the limits say."""
-        self.tunnels_of.setdefault(listener, Shares(sys.maxsize, sys.maxsize)).add(client)
+        held = self.tunnels_of.get(listener)
+        if held is None:
+            held = self.tunnels_of[listener] = Shares(sys.maxsize, sys.maxsize)
+        held.add(client)
 
-    def give_tunnel_back(self, listener: Place, client: str) -> None:
+    def give_tunnel_back(self, listener: ListenerKey, client: str) -> None:
         """What `add_tunnel` has counted."""
         held = self.tunnels_of[listener]
         held.give_back(client)
