@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import FrameType, ModuleType
 
 from egressproxy.protocols.tunnel import sockets
 
 __all__ = ["pinned"]
+
+#: Frames hold what this function itself looks at. What a module holds stands in its dictionary, which is looked at;
+#: to ask the module itself would bring objects to life that CPython 3.12 has freed and keeps for later (`_asyncio`).
+_LEFT_OUT = (FrameType, ModuleType)
 
 
 def pinned(mark: bytes, least: int = 1024) -> list[str]:
@@ -19,7 +24,7 @@ def pinned(mark: bytes, least: int = 1024) -> list[str]:
     found = []
     shared = {id(sockets._buffer), id(sockets._view)}
     for holder in gc.get_objects():
-        if type(holder).__name__ == "frame" or holder is found:
+        if issubclass(type(holder), _LEFT_OUT) or holder is found:
             continue
         for way, held in _reach(holder):
             if len(held) >= least and id(held) not in shared and mark in _octets(held):
