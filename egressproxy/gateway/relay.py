@@ -123,7 +123,7 @@ class ServedTunnel(SocketTunnel):
         if error is not None:
             self.conductor.blame(x, self.life, error)
         if guard is not None and guard.would_deny is not None:
-            x.would_deny = [*(x.would_deny or ()), guard.would_deny]
+            x.note_denial(guard.would_deny)
         self.conductor.account(x, self.life)
 
 
@@ -151,7 +151,7 @@ async def relay(
         x.reason = tunnel.reason
     finally:
         if guard is not None and guard.would_deny is not None:
-            x.would_deny = [*(x.would_deny or ()), guard.would_deny]
+            x.note_denial(guard.would_deny)
         series.tunnels_active -= 1
         client.is_lost = True
         x.bytes_in = head_in + tunnel.octets_in
