@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-__all__ = ["ANSWER_S", "FIRST_REQUEST_S", "HEAD_S", "MAX_CONNECTIONS", "Connection", "Connections"]
+__all__ = ["ANSWER_S", "FIRST_REQUEST_S", "HEAD_S", "MAX_CONNECTIONS", "AdminConnection", "Connections"]
 
 MAX_CONNECTIONS: Final = 64
 #: Of one peer; on loopback everybody is the same one.
@@ -30,7 +30,7 @@ KEEPALIVE_S: Final = 30.0
 _LOOK_S: Final = 0.5
 
 
-class Connection(web.RequestHandler):
+class AdminConnection(web.RequestHandler):
     """One connection. `is_reserve`: it is answered about health alone, and once."""
 
     __slots__ = ("_connections", "_has_asked", "_head_since", "_in_hand", "_since", "is_reserve", "peer")
@@ -109,13 +109,13 @@ class Connections:
     """Those of one admin server. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._open: dict[Connection, None] = {}
+        self._open: dict[AdminConnection, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, fresh: Connection) -> None:
+    def add(self, fresh: AdminConnection) -> None:
         """Take it in; others may have to go, or itself."""
         for victim in self.room_for(fresh):
             victim.drop()
@@ -126,7 +126,7 @@ class Connections:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
-    def remove(self, one: Connection) -> None:
+    def remove(self, one: AdminConnection) -> None:
         self._open.pop(one, None)
 
     @property
@@ -139,7 +139,7 @@ class Connections:
             self._timer.cancel()
             self._timer = None
 
-    def room_for(self, fresh: Connection) -> Iterable[Connection]:
+    def room_for(self, fresh: AdminConnection) -> Iterable[AdminConnection]:
         """Who has to go; the newcomer itself where there is no room even in the reserve. Decides on `is_reserve`."""
         if not _is_loopback(fresh.peer):
             of_peer = [each for each in self._open if each.peer == fresh.peer and not each.is_reserve]
@@ -148,7 +148,7 @@ class Connections:
         ordinary = [each for each in self._open if not each.is_reserve]
         return self._instead(ordinary, fresh) if len(ordinary) >= MAX_CONNECTIONS else ()
 
-    def _instead(self, among: Iterable[Connection], fresh: Connection) -> Iterable[Connection]:
+    def _instead(self, among: Iterable[AdminConnection], fresh: AdminConnection) -> Iterable[AdminConnection]:
         victim = _longest(among)
         if victim is not None:
             return (victim,)
@@ -170,7 +170,7 @@ class Connections:
         return f"Connections({len(self._open) - reserve}, {reserve} of the reserve)"
 
 
-def _longest(among: Iterable[Connection]) -> Connection | None:
+def _longest(among: Iterable[AdminConnection]) -> AdminConnection | None:
     waiting = [(since, each) for each in among if (since := each.waits_since) is not None]
     return min(waiting, key=itemgetter(0))[1] if waiting else None
 

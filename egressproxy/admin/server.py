@@ -17,7 +17,7 @@ from typing import Final
 from aiohttp import web
 
 from egressproxy.admin.asking import Questions
-from egressproxy.admin.connections import KEEPALIVE_S, Connection, Connections
+from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, Connections
 from egressproxy.admin.kubernetes import KubernetesApi
 from egressproxy.admin.responses import HEADERS, json_response, refusal
 from egressproxy.admin.state import AdminState
@@ -140,7 +140,7 @@ class AdminServer:
 
     def _connection(self) -> asyncio.BaseProtocol:
         assert self._web is not None
-        return Connection(
+        return AdminConnection(
             self._connections,
             self._web,
             access_log=None,
@@ -155,7 +155,7 @@ class AdminServer:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, AdminConnection)
         connection.begin()
         try:
             response = await self._answer(request, connection)
@@ -172,7 +172,7 @@ class AdminServer:
             response.force_close()
         return response
 
-    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, connection: AdminConnection) -> web.StreamResponse:
         if connection.is_reserve and request.path not in HEALTH:
             raise ApiError(503, "ServiceUnavailable", "too many connections are being answered", retry_after_s=5)
         if not self._is_our_name(_authority(request)):

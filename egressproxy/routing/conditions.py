@@ -1,8 +1,8 @@
 """What matches ask of a request besides its path and method: header fields and query parameters.
 
-`Asked` is the request as the matches of one table look at it. What was looked up or worked out for one match is known
-for the next ones, so that the cost of a request does not multiply with their number: the query is taken apart once, the
-fields are, and an expression is tried once on a value. What expressions may cost in all is bounded (`WORK`).
+`MatchInput` is the request as the matches of one table look at it. What was looked up or worked out for one match is
+known for the next ones, so that the cost of a request does not multiply with their number: the query is taken apart
+once, the fields are, and an expression is tried once on a value. What expressions may cost in all is bounded (`WORK`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.routing.patterns import MAX_SUBJECT, Expression, compile_pattern
 from egressproxy.spec.route import MatchType, ValueMatch
 
-__all__ = ["MAX_PARAMETERS", "WORK", "Asked", "Presence", "ValueTest"]
+__all__ = ["MAX_PARAMETERS", "WORK", "MatchInput", "Presence", "ValueTest"]
 
 #: What the expressions that one request is tried on may cost, in instructions (`Expression.work`): 6 ms.
 WORK = 1_000_000
@@ -24,7 +24,7 @@ MAX_PARAMETERS = 256
 _LOOK_UPS = 4
 
 
-class Asked:
+class MatchInput:
     """One request. Nothing is done before a match asks for it."""
 
     __slots__ = ("_fields", "_found", "_headers", "_is_whole", "_left", "_parameters", "_target")
@@ -95,8 +95,8 @@ class ValueTest:
         self.value = match.value.encode()
         self.expression = compile_pattern(match.value) if match.type is MatchType.REGEX else None
 
-    def holds(self, value: bytes, asked: Asked, too_long: Reason) -> bool:
-        """Whether this value is the one. Raises as `Asked.fits`."""
+    def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
+        """Whether this value is the one. Raises as `MatchInput.fits`."""
         if self.expression is None:
             return value == self.value
         return asked.fits(self.expression, value, too_long)
@@ -114,7 +114,7 @@ class Presence(ValueTest):
     def __init__(self, name: str) -> None:
         super().__init__(ValueMatch(name, ""))
 
-    def holds(self, value: bytes, asked: Asked, too_long: Reason) -> bool:
+    def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
         return value != b""
 
     def text(self) -> bytes:

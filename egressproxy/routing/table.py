@@ -35,7 +35,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.model.fields import Fields
 from egressproxy.model.path import has_dot_segment
 from egressproxy.model.steps import Steps, finished
-from egressproxy.routing.conditions import Asked, Presence, ValueTest
+from egressproxy.routing.conditions import MatchInput, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import PatternError, compile_pattern
 from egressproxy.routing.precedence import Match, Rank
@@ -52,7 +52,7 @@ _ENCODED_UNRESERVED = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1
 _FROM_A_PAGE = Presence("origin")
 
 #: For hosts whose matches ask for nothing.
-_UNASKED = Asked(b"", Fields())
+_UNASKED = MatchInput(b"", Fields())
 
 _PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
 
@@ -113,7 +113,7 @@ class HttpTable(Generic[T]):
             found = bucket.always
             if found is not None:
                 return found
-            asked = Asked(path, fields) if bucket.asks else _UNASKED
+            asked = MatchInput(path, fields) if bucket.asks else _UNASKED
             found = bucket.match(method, path, asked)
             if found is not None:
                 return found
@@ -121,7 +121,7 @@ class HttpTable(Generic[T]):
             found = bucket.always
             if found is None:
                 if bucket.asks and asked is _UNASKED:
-                    asked = Asked(path, fields)
+                    asked = MatchInput(path, fields)
                 found = bucket.match(method, path, asked)
             if found is not None:
                 return found
@@ -134,7 +134,7 @@ class HttpTable(Generic[T]):
         """
         for bucket in self._buckets(host):
             left = bucket
-            while (found := left.always or left.match(method, path, Asked(path, fields))) is not None:
+            while (found := left.always or left.match(method, path, MatchInput(path, fields))) is not None:
                 yield left.candidate_of(found).described(bucket.hostname)
                 left = left.without(found[0])
 
@@ -231,7 +231,7 @@ class _Candidate(Generic[T]):
         parts += [b"query " + test.text() for test in self.query]
         return b" ".join(filter(None, parts)).decode(errors="replace")
 
-    def holds(self, method: bytes, asked: Asked) -> bool:
+    def holds(self, method: bytes, asked: MatchInput) -> bool:
         """Whether everything but the path holds."""
         if self.method and self.method != method:
             return False
@@ -288,7 +288,7 @@ class _Bucket(Generic[T]):
         self._longest = max(map(len, self._prefixes), default=0)
         self._is_bound = bool(self._exact or self._patterns or self._longest)
 
-    def match(self, method: bytes, target: bytes, asked: Asked) -> tuple[T, bytes] | None:
+    def match(self, method: bytes, target: bytes, asked: MatchInput) -> tuple[T, bytes] | None:
         if self._is_bound:
             path = target.partition(b"?")[0]
             if has_dot_segment(path):

@@ -25,9 +25,9 @@ import dns.rdatatype
 from egressproxy.errors import Reason
 from egressproxy.spec.backend import BackendTlsSpec
 from egressproxy.transport.tls_contexts import client_context
-from egressproxy.upstream.dns_reply import MAX_OCTETS, Answer, BadReply, Question, is_reply, is_truncated, read
+from egressproxy.upstream.dns_reply import MAX_OCTETS, BadReply, DnsAnswer, DnsQuestion, is_reply, is_truncated, read
 
-__all__ = ["Answer", "DnsFailure", "Server", "ask", "parse_server"]
+__all__ = ["DnsAnswer", "DnsFailure", "Server", "ask", "parse_server"]
 
 #: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
 HEDGE_S = 1.0
@@ -91,7 +91,7 @@ def parse_server(text: str, transport: str = "udp") -> Server:
 
 async def ask(
     servers: Sequence[Server], name: dns.name.Name, kind: dns.rdatatype.RdataType, timeout_s: float
-) -> Answer:
+) -> DnsAnswer:
     """The addresses of a name in one family (`kind` A or AAAA), from the first server that answers.
 
     Raises DnsFailure.
@@ -101,7 +101,7 @@ async def ask(
     queue = list(servers) * max(1, math.ceil(_LEAST_ATTEMPTS / max(1, len(servers))))
     hedge_s = min(HEDGE_S, timeout_s / (len(queue) + 1))
     broken: set[Server] = set()  # answered with a failure: not asked again
-    running: dict[asyncio.Task[Answer], Server] = {}
+    running: dict[asyncio.Task[DnsAnswer], Server] = {}
     failure = DnsFailure(Reason.DNS_ERROR, "no DNS server is configured")
     try:
         while True:
@@ -140,9 +140,9 @@ def _worse(one: DnsFailure, other: DnsFailure) -> DnsFailure:
     return one if one.reason is Reason.DNS_SERVFAIL else other
 
 
-async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> Answer:
+async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> DnsAnswer:
     query = dns.message.make_query(name, kind, use_edns=0, payload=_UDP_PAYLOAD)
-    question = Question(query.to_wire(), cast(bytes, name.to_wire()).lower(), int(kind))
+    question = DnsQuestion(query.to_wire(), cast(bytes, name.to_wire()).lower(), int(kind))
     wire = None
     if server.transport == "udp":
         wire = await _over_udp(server, question)
@@ -164,7 +164,7 @@ class _Datagrams(asyncio.DatagramProtocol):
     the kernel drops what others send.
     """
 
-    def __init__(self, server: Server, question: Question, answered: asyncio.Future[bytes | None]) -> None:
+    def __init__(self, server: Server, question: DnsQuestion, answered: asyncio.Future[bytes | None]) -> None:
         self._server = server
         self._question = question
         self._answered = answered
@@ -204,7 +204,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._answered.exception()  # seen, also where whoever asked has gone: the loop need not complain
 
 
-async def _over_udp(server: Server, question: Question) -> bytes | None:
+async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
     """None: nobody can say which of the many datagrams is the answer."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[bytes | None] = loop.create_future()
@@ -217,7 +217,7 @@ async def _over_udp(server: Server, question: Question) -> bytes | None:
         protocol.close()
 
 
-async def _over_stream(server: Server, question: Question) -> bytes:
+async def _over_stream(server: Server, question: DnsQuestion) -> bytes:
     """Over TCP or TLS: a length of two octets before each message (RFC 7766 section 8, RFC 7858)."""
     context: ssl.SSLContext | None = None
     if server.transport == "tls":

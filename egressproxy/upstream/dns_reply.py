@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["MAX_OCTETS", "Answer", "BadReply", "Question", "Reply", "is_reply", "is_truncated", "read"]
+__all__ = ["MAX_OCTETS", "BadReply", "DnsAnswer", "DnsQuestion", "Reply", "is_reply", "is_truncated", "read"]
 
 _A, _CNAME, _SOA, _OPT = 1, 5, 6, 41
 _IN = 1
@@ -45,7 +45,7 @@ class BadReply(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DnsAnswer:
     """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came.
     `unheard`, of an answer for both families: the version of IP of which nothing was heard, or 0.
 
@@ -63,11 +63,11 @@ class Reply:
     """`code` with its extension (RFC 6891 section 6.1.3); of any but NOERROR and NXDOMAIN the answer says nothing."""
 
     code: int
-    answer: Answer
+    answer: DnsAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DnsQuestion:
     """A query that was sent: its octets, its `name` in wire form and lower case, and the type of the addresses."""
 
     wire: bytes
@@ -80,7 +80,7 @@ class Question:
         return self.name + struct.pack("!HH", self.kind, _IN)
 
 
-def is_reply(wire: bytes, question: Question) -> bool:
+def is_reply(wire: bytes, question: DnsQuestion) -> bool:
     """Whether this belongs to the query: id, opcode and question. Its sender may leave the question out of an error."""
     if len(wire) < _HEADER.size or wire[:2] != question.wire[:2] or wire[2] & 0xF8 != 0x80:
         return False
@@ -95,7 +95,7 @@ def is_truncated(wire: bytes) -> bool:
     return bool(wire[2] & 0x02)
 
 
-def read(wire: bytes, question: Question) -> Reply:
+def read(wire: bytes, question: DnsQuestion) -> Reply:
     """Follow the CNAME records from the asked name to its addresses; every other record is passed over.
 
     Raises BadReply for what is malformed or beyond the bounds, and for a chain that is a loop or too long. A chain
@@ -114,7 +114,7 @@ class _Reading:
 
     __slots__ = ("_at", "_known", "_question", "_steps", "_wire")
 
-    def __init__(self, wire: bytes, question: Question) -> None:
+    def __init__(self, wire: bytes, question: DnsQuestion) -> None:
         self._wire = wire
         self._question = question
         self._at = _HEADER.size
@@ -155,7 +155,7 @@ class _Reading:
             if kind == _OPT:
                 code |= self._wire[data - 6] << 4  # the first octet of what is a TTL elsewhere
         if code == _NXDOMAIN:
-            return Reply(code, Answer((), negative_s, is_nxdomain=True))
+            return Reply(code, DnsAnswer((), negative_s, is_nxdomain=True))
         return Reply(code, self._follow(links, found, negative_s))
 
     def _follow(
@@ -163,15 +163,15 @@ class _Reading:
         links: dict[bytes, tuple[int, float]],
         found: dict[bytes, tuple[dict[bytes, None], float]],
         negative_s: float,
-    ) -> Answer:
+    ) -> DnsAnswer:
         name, ttl_s = self._question.name, math.inf
         for _ in range(MAX_LINKS + 1):
             known = found.get(name)
             if known is not None:
-                return Answer(tuple(map(_address, known[0])), min(ttl_s, known[1]))
+                return DnsAnswer(tuple(map(_address, known[0])), min(ttl_s, known[1]))
             link = links.get(name)
             if link is None:
-                return Answer((), negative_s)
+                return DnsAnswer((), negative_s)
             name, _ = self._name(link[0])
             ttl_s = min(ttl_s, link[1])
         raise BadReply(f"more than {MAX_LINKS} CNAME records, or a loop")

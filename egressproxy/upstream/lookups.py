@@ -9,14 +9,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from egressproxy.model.authority import IPAddress
-from egressproxy.upstream.turns import Turn, Turns
+from egressproxy.upstream.turns import LookupTurn, Turns
 
 __all__ = ["Lookup", "Lookups", "Waiter"]
 
 Waiter = asyncio.Future[tuple[IPAddress, ...]]
 
 
-class Lookup(Turn):
+class Lookup(LookupTurn):
     """A name that is being asked for, or waits for its turn."""
 
     __slots__ = ("host", "late", "started", "task", "waiters")

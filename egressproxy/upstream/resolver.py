@@ -27,7 +27,7 @@ from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.shares import Shares
 from egressproxy.spec.policy import DnsSpec, Family
-from egressproxy.upstream.dns_query import Answer, DnsFailure, Server, ask, parse_server
+from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure, Server, ask, parse_server
 from egressproxy.upstream.lookups import Lookup, Lookups, Waiter
 from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
 
@@ -151,7 +151,7 @@ class Resolver:
             return waiter
         known = self._without_dns(host)
         if known:  # before any bound on questions: nobody is asked
-            entry = self._entry(Answer(self._order(known), FILE_CHECK_S))
+            entry = self._entry(DnsAnswer(self._order(known), FILE_CHECK_S))
             self._stats("ok")
             self._remember(host, entry)
             self._settle(waiter, host, entry.addresses, entry.failure)
@@ -214,7 +214,7 @@ class Resolver:
                 self._settle(waiter, lookup.host, (), _Failure(Reason.DNS_ERROR, "too many names are being looked up"))
         lookup.waiters.clear()
 
-    def _entry(self, found: Answer, known: _Entry | None = None) -> _Entry:
+    def _entry(self, found: DnsAnswer, known: _Entry | None = None) -> _Entry:
         """What was found; of a family that gave no answer, what was known, as long as it might be used as stale."""
         now = time.monotonic()
         if found.addresses:
@@ -273,14 +273,14 @@ class Resolver:
             waiter.set_exception(failure.fault(host))
 
     # --- one name ------------------------------------------------------------------------------------------------
-    async def _find(self, host: str) -> Answer:
+    async def _find(self, host: str) -> DnsAnswer:
         servers, names = self._servers, [host]
         if not servers:
             servers, search = self._system.read()
             if "." not in host:
                 names = [f"{host}.{domain}" for domain in search] + names
         deadline = time.monotonic() + (self._spec.timeout_s or DnsSpec().timeout_s)
-        found = Answer((), 0.0, is_nxdomain=True)
+        found = DnsAnswer((), 0.0, is_nxdomain=True)
         for name in names:
             if name.rpartition(".")[2] in _NEVER_ASKED:
                 continue
@@ -303,7 +303,7 @@ class Resolver:
             return _LOOPBACK
         return self._static.get(host) or self._hosts.read().get(host)
 
-    async def _both_families(self, servers: Sequence[Server], name: dns.name.Name, deadline: float) -> Answer:
+    async def _both_families(self, servers: Sequence[Server], name: dns.name.Name, deadline: float) -> DnsAnswer:
         loop = asyncio.get_running_loop()
         timeout_s = deadline - time.monotonic()
         tasks = {
@@ -330,19 +330,19 @@ class Resolver:
                 if not task.cancel() and not task.cancelled():
                     task.exception()  # taken, or the loop would log it as never retrieved
 
-    def _merge(self, tasks: Sequence[asyncio.Task[Answer]]) -> Answer:
+    def _merge(self, tasks: Sequence[asyncio.Task[DnsAnswer]]) -> DnsAnswer:
         """Addresses of either family are enough; without any, a failure counts more than an empty answer."""
         errors = [error for error in (task.exception() for task in tasks) if error is not None]
         answers = [task.result() for task in tasks if task.exception() is None]
         found = [a for answer in answers for a in answer.addresses]
         if found:
-            return Answer(self._order(found), min(answer.ttl_s for answer in answers if answer.addresses))
+            return DnsAnswer(self._order(found), min(answer.ttl_s for answer in answers if answer.addresses))
         for answer in answers:
             if answer.is_nxdomain:
                 return answer
         if errors:
             raise errors[0]
-        return Answer((), min(answer.ttl_s for answer in answers))
+        return DnsAnswer((), min(answer.ttl_s for answer in answers))
 
     def _order(self, addresses: Sequence[IPAddress]) -> tuple[IPAddress, ...]:
         """Families alternate, IPv6 first where this machine has a route for it (RFC 8305 section 4)."""

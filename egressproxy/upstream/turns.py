@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from egressproxy.model.shares import FairQueue, Shares
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["LookupTurn", "Turns"]
 
 MAX_LOOKUPS = 500  # names being asked for at one time: each holds up to six sockets
 #: Of these, names under one domain (its last two labels): the silent servers of one owner keep nobody else waiting.
@@ -25,7 +25,7 @@ MAX_QUEUED = 4096
 MAX_QUEUED_OF_CLIENT = 1024
 
 
-class Turn:
+class LookupTurn:
     """A lookup, as far as its turn is concerned. `clients` are those for whom it waits; "" is us."""
 
     __slots__ = ("client", "clients", "domain", "queue")
@@ -37,7 +37,7 @@ class Turn:
         self.queue: FairQueue[Any] | None = None  # where it waits; None: it does not
 
 
-T = TypeVar("T", bound=Turn)
+T = TypeVar("T", bound=LookupTurn)
 
 
 class Turns(Generic[T]):

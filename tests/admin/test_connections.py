@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from egressproxy.admin import connections, kubernetes
-from egressproxy.admin.connections import Connection, Connections
+from egressproxy.admin.connections import AdminConnection, Connections
 from egressproxy.admin.server import AdminServer
 from tests.admin.kit import entries
 from tests.admin.test_server import State, ask
@@ -150,7 +150,7 @@ async def test_a_watcher_that_takes_nothing_is_watched_no_more(
     assert caplog.text == ""
 
 
-class Fake(Connection):
+class Fake(AdminConnection):
     """One that is nowhere."""
 
     def __init__(self, peer: str, since: float | None) -> None:

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_query import MAX_FORGED, Answer, DnsFailure, Server, ask, parse_server
+from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsFailure, Server, ask, parse_server
 from egressproxy.upstream.dns_reply import MAX_OCTETS
 from tests.support.dns import DnsServer, Rule
 
@@ -30,7 +30,7 @@ def at(*servers: DnsServer, transport: str = "udp") -> list[Server]:
     return [parse_server(f"127.0.0.1:{server.port}", transport) for server in servers]
 
 
-async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = 2.0) -> Answer:
+async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = 2.0) -> DnsAnswer:
     return await ask(servers, dns.name.from_text(name), dns.rdatatype.from_text(kind), timeout_s)
 
 
@@ -73,7 +73,7 @@ def test_the_transport_of_the_policy_decides_the_port():
 
 async def test_addresses_come_with_the_least_ttl_of_their_chain(server: DnsServer):
     server.zone.update({"a.test": Rule(("b.test.",), ttl=7), "b.test": Rule(("192.0.2.1", "192.0.2.2"), ttl=60)})
-    assert await query(at(server)) == Answer((ip_address("192.0.2.1"), ip_address("192.0.2.2")), 7)
+    assert await query(at(server)) == DnsAnswer((ip_address("192.0.2.1"), ip_address("192.0.2.2")), 7)
 
 
 async def test_records_of_other_names_are_ignored(server: DnsServer):
@@ -83,9 +83,9 @@ async def test_records_of_other_names_are_ignored(server: DnsServer):
 
 async def test_a_name_that_does_not_exist_has_the_soas_ttl(server: DnsServer):
     server.zone["a.test"] = Rule(rcode="NXDOMAIN", soa=17)
-    assert await query(at(server)) == Answer((), 17, is_nxdomain=True)
+    assert await query(at(server)) == DnsAnswer((), 17, is_nxdomain=True)
     server.zone["b.test"] = Rule(("2001:db8::1",))
-    assert await query(at(server), "b.test") == Answer((), 0)
+    assert await query(at(server), "b.test") == DnsAnswer((), 0)
 
 
 @pytest.mark.parametrize("links", [16, 17])

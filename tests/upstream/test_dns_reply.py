@@ -27,9 +27,9 @@ from egressproxy.upstream.dns_reply import (
     MAX_OCTETS,
     MAX_RECORDS,
     MAX_STEPS,
-    Answer,
     BadReply,
-    Question,
+    DnsAnswer,
+    DnsQuestion,
     is_reply,
     is_truncated,
     read,
@@ -37,8 +37,8 @@ from egressproxy.upstream.dns_reply import (
 
 NAME = dns.name.from_text("a.evil.test.")
 QUERY = dns.message.make_query(NAME, "A", use_edns=0, payload=1232, id=7)
-ASKED = Question(QUERY.to_wire(), NAME.to_wire(), 1)
-ASKED_6 = Question(dns.message.make_query(NAME, "AAAA", id=7).to_wire(), NAME.to_wire(), 28)
+ASKED = DnsQuestion(QUERY.to_wire(), NAME.to_wire(), 1)
+ASKED_6 = DnsQuestion(dns.message.make_query(NAME, "AAAA", id=7).to_wire(), NAME.to_wire(), 28)
 TO_NAME = b"\xc0\x0c"
 A, NS, CNAME, SOA, TXT, OPT = 1, 2, 5, 6, 16, 41
 
@@ -75,12 +75,12 @@ def long_name(labels: int) -> bytes:
 def test_addresses_of_the_name_come_once_each_with_their_least_ttl():
     wire = message([record(TO_NAME, A, b"\xc0\0\2\1", 60), record(TO_NAME, A, b"\xc0\0\2\2", 7),
                     record(TO_NAME, A, b"\xc0\0\2\1", 60)])  # fmt: skip
-    assert read(wire, ASKED).answer == Answer((ip_address("192.0.2.1"), ip_address("192.0.2.2")), 7)
+    assert read(wire, ASKED).answer == DnsAnswer((ip_address("192.0.2.1"), ip_address("192.0.2.2")), 7)
 
 
 def test_the_other_family_and_other_classes_are_passed_over():
     wire = message([record(TO_NAME, 28, bytes(15) + b"\1"), record(TO_NAME, A, b"\x7f\0\0\1", class_=3)])
-    assert read(wire, ASKED).answer == Answer((), 0)
+    assert read(wire, ASKED).answer == DnsAnswer((), 0)
     assert read(wire, ASKED_6).answer.addresses == (IPv6Address("::1"),)
 
 
@@ -90,7 +90,7 @@ def test_a_chain_may_come_in_any_order_and_in_any_case():
         record(b"\x01b\x04Evil\x04test\0", CNAME, b"\x01c\x04EVIL\x04test\0", 5),
         record(b"\x01A\x04evil\x04test\0", CNAME, b"\x01B\x04evil\x04test\0", 50),
     ])  # fmt: skip
-    assert read(wire, ASKED).answer == Answer((ip_address("192.0.2.1"),), 5)
+    assert read(wire, ASKED).answer == DnsAnswer((ip_address("192.0.2.1"),), 5)
 
 
 SOA_DATA = b"\0\0" + struct.pack("!IIIII", 1, 2, 3, 4, 17)
@@ -99,10 +99,10 @@ SOA_DATA = b"\0\0" + struct.pack("!IIIII", 1, 2, 3, 4, 17)
 @pytest.mark.parametrize(("ttl", "expected"), [(60, 17.0), (9, 9.0), (0x80000001, 0.0)])
 def test_a_negative_answer_has_the_ttl_of_its_soa(ttl: int, expected: float):
     authorities = [record(b"\0", NS, b"\0"), record(b"\x04test\0", SOA, SOA_DATA, ttl)]
-    assert read(message([], authorities), ASKED).answer == Answer((), expected)
+    assert read(message([], authorities), ASKED).answer == DnsAnswer((), expected)
     reply = read(message([], authorities, code=3), ASKED)
-    assert (reply.code, reply.answer) == (3, Answer((), expected, is_nxdomain=True))
-    assert read(message(code=3), ASKED).answer == Answer((), 0.0, is_nxdomain=True)
+    assert (reply.code, reply.answer) == (3, DnsAnswer((), expected, is_nxdomain=True))
+    assert read(message(code=3), ASKED).answer == DnsAnswer((), 0.0, is_nxdomain=True)
 
 
 def test_the_code_has_its_extension():
@@ -168,7 +168,7 @@ def test_as_many_records_as_that_are_read_and_some_of_their_addresses_used():
 
 def test_an_answer_of_too_many_octets_is_refused():
     filler = record(b"\0", TXT, bytes(MAX_OCTETS - len(message()) - 11))
-    assert read(message([], [filler]), ASKED).answer == Answer((), 0)
+    assert read(message([], [filler]), ASKED).answer == DnsAnswer((), 0)
     assert refusal(message([], [filler]) + b"x") == f"{MAX_OCTETS + 1} octets: more than {MAX_OCTETS} are not read"
 
 
@@ -177,7 +177,7 @@ class Steps(dns_reply._Reading):
 
     last: dns_reply._Reading
 
-    def __init__(self, wire: bytes, question: Question) -> None:
+    def __init__(self, wire: bytes, question: DnsQuestion) -> None:
         super().__init__(wire, question)
         Steps.last = self
 
@@ -192,7 +192,7 @@ def test_names_in_data_that_nobody_asked_for_are_not_read(steps: Callable[[], in
     """200 NS records of 120 labels each, in 3 KB."""
     first = record(TO_NAME, NS, long_name(120))
     others = [record(TO_NAME, NS, b"\2%02d" % (n % 100) + pointer(FIRST_DATA + 2 * (n % 100))) for n in range(199)]
-    assert read(message([], [first, *others]), ASKED).answer == Answer((), 0)
+    assert read(message([], [first, *others]), ASKED).answer == DnsAnswer((), 0)
     assert steps() == 200 + 4  # one pointer each, and the labels of the name that they point at
 
 
@@ -278,21 +278,21 @@ RECORDS = st.one_of(
 SECTION = st.lists(st.tuples(RECORDS, st.integers(0, 3600)), max_size=8)
 
 
-def as_dnspython_reads_it(wire: bytes) -> Answer | None:
+def as_dnspython_reads_it(wire: bytes) -> DnsAnswer | None:
     """None: it refuses."""
     reply = dns.message.from_wire(wire, ignore_trailing=True)
     soa = next((rrset for rrset in reply.authority if rrset.rdtype is dns.rdatatype.SOA), None)
     negative_s = 0.0 if soa is None else float(min(soa.ttl, cast(Any, soa[0]).minimum))
     if reply.rcode() is dns.rcode.NXDOMAIN:
-        return Answer((), negative_s, is_nxdomain=True)
+        return DnsAnswer((), negative_s, is_nxdomain=True)
     name, ttl = NAME, math.inf
     for _ in range(MAX_LINKS + 1):
         found = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, dns.rdatatype.A)
         if found is not None:
-            return Answer(tuple(ip_address(cast(Any, one).address) for one in found), min(ttl, found.ttl))
+            return DnsAnswer(tuple(ip_address(cast(Any, one).address) for one in found), min(ttl, found.ttl))
         link = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, dns.rdatatype.CNAME)
         if link is None:
-            return Answer((), negative_s)
+            return DnsAnswer((), negative_s)
         name, ttl = cast(Any, link[0]).target, min(ttl, link.ttl)
     return None
 
@@ -312,7 +312,7 @@ def test_both_readers_agree(answers: list[Any], authorities: list[Any], code: in
             section.append(dns.rrset.from_text(owner, ttl, "IN", kind, data))
     wire = reply.to_wire()
     try:
-        ours: Answer | None = read(wire, ASKED).answer
+        ours: DnsAnswer | None = read(wire, ASKED).answer
     except BadReply:
         ours = None
     assert ours == as_dnspython_reads_it(wire)

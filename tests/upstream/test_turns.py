@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.upstream import turns as module
-from egressproxy.upstream.turns import Turn, Turns
+from egressproxy.upstream.turns import LookupTurn, Turns
 
 
-class Named(Turn):
+class Named(LookupTurn):
     __slots__ = ("host",)
 
     def __init__(self, host: str, client: str) -> None:
