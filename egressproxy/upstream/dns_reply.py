@@ -143,10 +143,10 @@ class _Reading:
                 found[owner] = addresses, min(least_s, ttl_s)
             elif kind == _CNAME:
                 links.setdefault(owner, (data, ttl_s))
-        negative_s = 0.0
+        negative_s: float | None = None  # of the first SOA record; the others, if any, say nothing
         for _ in range(authorities):
             _, kind, ttl_s, data, end = self._record()
-            if kind == _SOA and not negative_s:
+            if kind == _SOA and negative_s is None:
                 if end - data < 22:
                     raise BadReply("an SOA record that is too short")
                 negative_s = min(ttl_s, float(int.from_bytes(self._wire[end - 4 : end], "big")))
@@ -155,8 +155,8 @@ class _Reading:
             if kind == _OPT:
                 code |= self._wire[data - 6] << 4  # the first octet of what is a TTL elsewhere
         if code == _NXDOMAIN:
-            return Reply(code, DnsAnswer((), negative_s, is_nxdomain=True))
-        return Reply(code, self._follow(links, found, negative_s))
+            return Reply(code, DnsAnswer((), negative_s or 0.0, is_nxdomain=True))
+        return Reply(code, self._follow(links, found, negative_s or 0.0))
 
     def _follow(
         self,

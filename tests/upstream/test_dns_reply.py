@@ -264,6 +264,13 @@ def test_no_octets_raise_anything_else(data: bytes, answers: int, authorities: i
         read(wire, ASKED)
 
 
+def test_the_first_soa_record_counts_though_it_says_zero():
+    reply = dns.message.make_response(QUERY)
+    for owner, ttl in (("b.evil.test.", 0), ("a.evil.test.", 1)):
+        reply.authority.append(dns.rrset.from_text(owner, ttl, "IN", "SOA", f"ns.test. root.test. 1 2 3 4 {ttl}"))
+    assert read(reply.to_wire(), ASKED).answer == DnsAnswer((), 0)
+
+
 # --- the other reader ------------------------------------------------------------------------------------------------
 NAMES = st.sampled_from(["a.evil.test.", "b.evil.test.", "c.test.", "d.c.test.", "x.", "A.EVIL.test."])
 ADDRESSES = st.integers(1, 9).map(lambda n: f"192.0.2.{n}")
