@@ -15,7 +15,8 @@ from egressproxy.config.compile import support
 from egressproxy.config.compile.addresses import AddressBook
 from egressproxy.config.compile.contract import CONTROLLER, Defaults, Key, Status, age_of
 from egressproxy.config.compile.gateway_tls import state_frontend
-from egressproxy.config.compile.listeners import ListenerPlan, find_conflicts, plan_listener
+from egressproxy.config.compile.listener_conflicts import find_conflicts
+from egressproxy.config.compile.listeners import ListenerPlan, plan_listener
 from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.compile.references import Names, Namespaces, References
 from egressproxy.config.compile.status import Conditions

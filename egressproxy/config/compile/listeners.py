@@ -1,4 +1,4 @@
-"""One listener: what it serves, with which certificates, what may attach to it, and which others are in its way.
+"""One listener: what it serves, with which certificates, and what may attach to it.
 
 A listener that cannot do all that was asked of it is not programmed: half a listener (without its client certificates,
 say) would let in whom it was told to keep out. Source: Gateway API v1 Listener; resources.md section 2.
@@ -7,8 +7,6 @@ say) would let in whom it was told to keep out. Source: Gateway API v1 Listener;
 from __future__ import annotations
 
 import difflib
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egressproxy.config.compile.contract import Status
@@ -20,7 +18,7 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP
 from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerTlsSpec, TlsMode
 from egressproxy.transport.any_certificate import can_take_any_certificate
 
-__all__ = ["ListenerPlan", "find_conflicts", "have_hosts_in_common", "plan_listener"]
+__all__ = ["ListenerPlan", "have_hosts_in_common", "plan_listener"]
 
 #: GRPCRoutes attach to what will carry gRPC; until it does, their rules answer 500 and say so in status.
 _KINDS = {
@@ -32,9 +30,6 @@ _KINDS = {
 }
 #: Reasons that `Programmed` shares with the condition that says more; for others it is "Invalid".
 _PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
-
-
-_PROXY_OVER_TLS = "forward-proxy over TLS"
 
 #: Why a CA certificate cannot be had, in the words of Gateway API for listeners.
 _CA_REASONS = {"RefNotPermitted": "RefNotPermitted", "InvalidKind": "InvalidCACertificateKind"}
@@ -125,43 +120,6 @@ def _nearest_protocol(written: str) -> str:
     return f"did you mean {({**known, **short})[near[0]]}?" if near else f"supported are {', '.join(known.values())}"
 
 
-def find_conflicts(listeners: Iterable[ListenerPlan]) -> None:
-    """Listeners of one port have to be told apart. Among those of one object both lose; else the later object loses."""
-    by_port: dict[int, list[ListenerPlan]] = defaultdict(list)
-    for listener in listeners:
-        if listener.protocol is not None:
-            by_port[listener.listener.port].append(listener)
-    for together in by_port.values():
-        if len(together) > 1:
-            _judge_port(together)
-            _find_overlaps(together)
-
-
-def _judge_port(listeners: list[ListenerPlan]) -> None:
-    standing: list[ListenerPlan] = []
-    owners = dict.fromkeys(id(listener.owner) for listener in listeners)
-    for owner in owners:
-        group = [listener for listener in listeners if id(listener.owner) == owner]
-        lost = [listener for listener in group if _state_conflict(listener, [*standing, *group])]
-        standing += [listener for listener in group if listener not in lost]
-
-
-def _find_overlaps(listeners: list[ListenerPlan]) -> None:
-    """State `OverlappingTLSConfig` where a client may take one listener's TLS for another's (ListenerConditionType).
-
-    It is for information: what comes over the wrong connection is answered with 421.
-    """
-    speaking = [one for one in listeners if one.listener.tls is not None and not one.conditions.holds("Conflicted")]
-    for listener in speaking:
-        others = [
-            one for one in speaking if one is not listener and have_hosts_in_common(one.hostname, listener.hostname)
-        ]
-        if others:
-            names = ", ".join(f"{one.name} ({one.hostname or 'every host'})" for one in others)
-            message = f"these listeners of the same port have hosts in common with it: {names}"
-            listener.conditions.set("OverlappingTLSConfig", True, "OverlappingHostnames", message)
-
-
 def have_hosts_in_common(first: str, second: str) -> bool:
     """Whether two hostnames (names, `*.suffix`, or "" for every host) have."""
     return not first or not second or first == second or _is_below(first, second) or _is_below(second, first)
@@ -170,47 +128,6 @@ def have_hosts_in_common(first: str, second: str) -> bool:
 def _is_below(hostname: str, wildcard: str) -> bool:
     """Whether every host of `hostname` (a name or `*.suffix`) is one of `*.suffix`."""
     return wildcard.startswith("*.") and hostname.removeprefix("*").endswith(wildcard[1:])
-
-
-def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> bool:
-    for other in others:
-        if other is listener:
-            continue
-        if not _may_share(listener, other):
-            remedy = "another hostname or port" if _are_told_apart_by_name(listener, other) else "another port"
-            said = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
-            message = f"{said}: give one of them {remedy}"
-            listener.refuse("Conflicted", "ProtocolConflict", message)
-            # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
-            reason = "Invalid" if listener.owner is listener.gateway else "ProtocolConflict"
-            listener.conditions.set("Accepted", False, reason, message)
-            return True
-        if other.hostname == listener.hostname:
-            message = f"listener {other.name} has the same port and hostname: give one of them another"
-            listener.refuse("Conflicted", "HostnameConflict", message)
-            listener.conditions.set("Accepted", False, "HostnameConflict", message)
-            return True
-    return False
-
-
-def _may_share(one: ListenerPlan, other: ListenerPlan) -> bool:
-    """Whether what two listeners speak can share a port: the same, told apart by hostname; or HTTP and streams inside
-    TLS, told apart by the name in the ClientHello (a forward proxy has the names that are nobody else's).
-    """
-    if _family(one) == _family(other):
-        return True
-    return _are_told_apart_by_name(one, other) and one.hostname != other.hostname
-
-
-def _are_told_apart_by_name(one: ListenerPlan, other: ListenerPlan) -> bool:
-    kinds = {_family(one), _family(other)}
-    return "TLS" in kinds and kinds <= {"TLS", "HTTPS", _PROXY_OVER_TLS}
-
-
-def _family(plan: ListenerPlan) -> str:
-    if plan.protocol is ListenerProtocol.FORWARD_PROXY and plan.listener.tls is not None:
-        return _PROXY_OVER_TLS
-    return plan.listener.protocol
 
 
 def _find_kinds(plan: ListenerPlan) -> None:
