@@ -58,7 +58,17 @@ class DestinationPolicy:
     destination that was allowed before.
     """
 
-    __slots__ = ("_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "denies", "is_firm")
+    __slots__ = (
+        "_allow",
+        "_allowed",
+        "_deny",
+        "_deny_backends",
+        "_firm_allow",
+        "_sources",
+        "_withheld",
+        "denies",
+        "is_firm",
+    )
 
     def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
@@ -70,6 +80,7 @@ class DestinationPolicy:
             self._deny_backends = _firm_first(rule for rule in spec.deny if not rule.intercepts)
         self.denies = bool(spec.deny)  # else there is nothing to ask `denial` for
         self._sources = tuple(sources)
+        self._withheld = _Entries(spec.withheld)
         self._allowed: dict[tuple[str, int], SniCheck] = {}  # what was asked for and may be reached
 
     @property
@@ -164,10 +175,12 @@ class DestinationPolicy:
         found = (group.find(authority) for group in self._allow)
         return tuple(rule for rule in found if rule is not None)
 
-    @staticmethod
-    def _not_allowed(authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
+    def _not_allowed(self, authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
         """`is_port_alone`: on another port it would be allowed."""
         host, port = authority.host, authority.port
+        withheld = self._withheld.find(authority)
+        if withheld is not None:
+            return _for_others(authority, withheld)
         if authority.address is None:
             remedy = f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
         elif not METADATA.isdisjoint(aliases(authority.address)):
@@ -179,6 +192,18 @@ class DestinationPolicy:
         where = f"on port {port} " if is_port_alone else ""
         message = f"{host} is not allowed {where}by policy {policy}"
         return Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
+
+
+def _for_others(authority: Authority, rule: DestinationRule) -> Denied:
+    """An entry would allow it to clients whom nobody tells apart."""
+    return Denied(
+        Reason.DESTINATION_NOT_ALLOWED,
+        f"{authority.host} is allowed by policy {rule.policy} to its subjects alone, and no client is known to be one",
+        rule=f"EgressPolicy {rule.policy}",
+        remedy=f"its entry is there; identities of clients are not supported yet: remove subjects from policy "
+        f"{rule.policy}, and it holds for everybody",
+        detail=f"{_entry(rule, authority)} in destinations.allow is for subjects",
+    )
 
 
 class _Entries:

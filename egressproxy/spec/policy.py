@@ -83,11 +83,14 @@ class DestinationsSpec:
     permission there. Their `deny` is kept, and a rule's `deny` holds that of its backends' policies too.
     The first `firm_allow` groups bound what may be reached in modes Report and Open, too: something more specific than
     these has said the mode.
+    `withheld` are entries of `allow` that hold for nobody, since they are for clients who are not told apart: for
+    messages alone.
     """
 
     allow: tuple[tuple[DestinationRule, ...], ...] = ()
     deny: tuple[DestinationRule, ...] = ()
     firm_allow: int = 0
+    withheld: tuple[DestinationRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

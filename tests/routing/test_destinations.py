@@ -236,3 +236,17 @@ def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry()
     entry = 'denied by {hostnames: ["*.test"], ports: [443, 8443]} in destinations.deny'
     assert named.detail == entry
     assert behind.detail == f"backend ns/b leads to b.test:443; {entry}"
+
+
+def test_an_entry_that_is_there_for_subjects_is_not_advised_once_more():
+    spec = DestinationsSpec(allow=((),), withheld=(rule("a.test", ports=(443,)),))
+    policy = DestinationPolicy(spec, ("ns/p",))
+    refused = policy.refusal(parse_authority(b"a.test:443", None))
+    assert refused is not None
+    assert refused.reason is NO
+    assert "to its subjects alone" in str(refused)
+    assert "remove subjects from policy ns/p" in refused.remedy
+    assert "add {hostnames" not in refused.remedy
+    other = policy.refusal(parse_authority(b"a.test:80", None))
+    assert other is not None
+    assert "add {hostnames" in other.remedy

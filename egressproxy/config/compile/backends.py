@@ -392,6 +392,16 @@ def _insecurity(backend: AnyBackend) -> str:
     return "; ".join(said)
 
 
+def _tls_notes(tls: BackendTls) -> list[str]:
+    """What of `tls` says nothing beside the rest of it."""
+    checks = {"caBundleRef": tls.ca_bundle_ref, "subjectAltNames": tls.subject_alt_names, "crlRefs": tls.crl_refs}
+    if tls.mode == "None":
+        idle = [name for name, value in {"sni": tls.sni, **checks, "pins": tls.pins}.items() if value]
+        return [f"tls.{', tls.'.join(idle)} with mode None: does nothing without TLS."] if idle else []
+    idle = [name for name, value in checks.items() if value] if tls.insecure_skip_verify else []
+    return [f"tls.{', tls.'.join(idle)} with insecureSkipVerify: does nothing, nothing is verified."] if idle else []
+
+
 def _notes(backend: AnyBackend) -> list[str]:
     """Fields that are accepted and do nothing."""
     notes = []
@@ -400,6 +410,10 @@ def _notes(backend: AnyBackend) -> list[str]:
             notes.append("protocolOptions are not supported yet and do nothing.")
         if isinstance(backend, Backend) and backend.spec.resolver is not None:
             notes += dns_notes(backend.spec.resolver, "resolver")
+            if backend.spec.destination.type in ("Ip", "Service"):
+                notes.append(f"resolver does nothing for type {backend.spec.destination.type}: no name is resolved.")
+        for tls in filter(None, (port.tls for port in backend.spec.destination.ports)):
+            notes += _tls_notes(tls)
         if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
             notes.append("a Dynamic destination takes the port from the request; of ports one entry counts.")
     return notes

@@ -10,6 +10,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from egressproxy.config.compile import support
 from egressproxy.config.compile.attempts import retry_problem
 from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.layers import Layer, Level
@@ -17,7 +18,8 @@ from egressproxy.config.compile.merging import Losses, Merged, Merger, dns_notes
 from egressproxy.config.compile.references import Names, References
 from egressproxy.config.compile.status import Ancestors, Conditions
 from egressproxy.config.load import ResourceSet
-from egressproxy.config.resources.policy import Dns, EgressPolicy
+from egressproxy.config.resources.policy import Dns, EgressPolicy, TrafficTimeouts
+from egressproxy.spec.policy import SniCheck
 
 __all__ = ["Policies"]
 
@@ -90,6 +92,8 @@ class Policies:
             closed = self._merger.blockers(policy, level)
             if closed:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
+            elif policy.spec.subjects and not support.SUBJECTS:
+                conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
             for note in _notes(policy, ref.kind):
                 conditions.add_note("Accepted", note)
             losses = self._merger.losses.get((policy.key, target, section), Losses())
@@ -130,10 +134,13 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
     """Fields that are accepted and not done as written, each with what happens instead."""
     spec = policy.spec
     notes = []
-    if spec.subjects:
+    if spec.subjects and not support.SUBJECTS:
+        names = [f"{one.namespace}/{one.service_account or '*'}" for one in spec.subjects]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         notes.append(
-            "subjects are not told apart yet: what this policy denies or limits holds for everybody, "
-            "what it allows or sets for nobody."
+            f"subjects are not supported yet: no client is known to be {shown}, so what this policy allows or sets "
+            "holds for nobody, and what it denies or limits for everybody; to have it hold for everybody, remove "
+            "subjects."
         )
     if spec.intercept is not None:
         notes.append("intercept is not supported yet: the names that it lists are denied.")
@@ -143,7 +150,10 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
         notes += dns_notes(spec.dns, "dns")
     if spec.limits is not None:
         notes += _limit_notes(policy, target_kind)
+    if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
+        notes.append("sni of destinations.deny does nothing: it is for entries of allow.")
     if spec.traffic is not None:
+        notes += _timeout_notes(spec.traffic.timeouts, target_kind)
         if spec.traffic.retries is not None and not target_kind.endswith(("Gateway", "ListenerSet", "Route")):
             notes.append("traffic.retries is for Gateways and routes, and does nothing on a backend.")
         elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
@@ -153,6 +163,21 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
             if getattr(spec.traffic, snake) is not None:
                 notes.append(f"traffic.{name} is not supported yet and does nothing.")
     return notes
+
+
+def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> list[str]:
+    """Times that nobody takes where the policy holds."""
+    if target_kind in ("Gateway", "ListenerSet"):
+        return []
+    idle = [("requestHeaders", timeouts.request_headers)]
+    if not target_kind.endswith("Route"):
+        idle += [("request", timeouts.request), ("tunnelIdle", timeouts.tunnel_idle)]
+    names = [name for name, value in idle if value is not None]
+    if not names:
+        return []
+    do = "do" if len(names) > 1 else "does"
+    places = "a Gateway" if names == ["requestHeaders"] else "a Gateway or a route"
+    return [f"traffic.timeouts.{', '.join(names)} {do} nothing here: write it in a policy of {places}."]
 
 
 def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
@@ -167,7 +192,7 @@ def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
         notes.append("limits per Identity are not supported yet and do nothing.")
     if limits.store is not None and limits.store.type != "Memory":
         notes.append("limits.store is not supported yet: every process counts for itself.")
-    if target_kind != "Gateway":
+    if target_kind not in ("Gateway", "ListenerSet"):
         names = ("maxHeadBytes", "maxFields", "connections", "connectionsPerClient", "tunnels")
         snake = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
         idle = [name for name, attribute in zip(names, snake, strict=True) if getattr(limits, attribute) is not None]

@@ -39,6 +39,7 @@ def merge_destinations(
     allow: list[tuple[DestinationRule, ...]] = []
     firm_allow = 0
     deny: dict[DestinationRule, None] = {}
+    withheld: dict[DestinationRule, None] = {}
     for layer in reversed(ordered):
         group: dict[DestinationRule, None] = {}
         says_something = False
@@ -49,8 +50,8 @@ def merge_destinations(
                 deny.update(dict.fromkeys(_rule(entry, policy, is_firm=is_firm) for entry in section.deny))
                 if section.allow is not None:
                     says_something = True
-                    if not policy.spec.subjects:
-                        group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
+                    holder = group if not policy.spec.subjects else withheld
+                    holder.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
             if policy.spec.intercept is not None:
                 names = policy.spec.intercept.hostnames
                 rule = DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True, is_firm=is_firm)
@@ -58,7 +59,7 @@ def merge_destinations(
         if says_something and not (is_routed and layer.level <= Level.LISTENER):
             allow.append(tuple(group))
             firm_allow += layer.level in bound
-    return DestinationsSpec(tuple(allow), tuple(deny), firm_allow)
+    return DestinationsSpec(tuple(allow), tuple(deny), firm_allow, tuple(withheld))
 
 
 def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = False) -> DestinationRule:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from egressproxy.config.compile import support
 from egressproxy.config.compile.contract import Compiled
 from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.load import ResourceSet
@@ -18,8 +19,6 @@ __all__ = ["shortcomings"]
 _GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
 #: Says nothing that anybody has to mend: requests on the wrong connection are answered with 421.
 _INFORMATION: Final = "OverlappingTLSConfig"
-#: What the notes on accepted fields that do nothing say.
-NOT_YET: Final = "not supported yet"
 #: What a Gateway says of its listeners, each of which says it itself.
 _OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
 #: A field that a message names as the place of what it says, as those do about rules that are dropped.
@@ -71,7 +70,7 @@ def _is_well(condition: Mapping[str, Any]) -> bool:
     if condition["type"] == _INFORMATION:
         return True
     is_good = (condition["status"] == "True") == (condition["type"] in _GOOD)
-    return bool(is_good and NOT_YET not in condition.get("message", ""))
+    return bool(is_good and not support.says_less(condition.get("message", "")))
 
 
 def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_Part]:

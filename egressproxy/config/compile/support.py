@@ -10,10 +10,14 @@ from typing import Final
 
 from egressproxy.spec.backend import Protocol
 
-__all__ = ["GRPC_PROTOCOLS", "ROUTED_ALLOW", "ROUTE_FEATURES", "UPSTREAM_PROTOCOLS"]
+__all__ = ["GRPC_PROTOCOLS", "ROUTED_ALLOW", "ROUTE_FEATURES", "SUBJECTS", "UPSTREAM_PROTOCOLS", "says_less"]
 
 #: EgressPolicy `destinations.allow` on a route or Backend: a place where it is asked for stays closed.
 ROUTED_ALLOW: Final[bool] = False
+
+#: EgressPolicy `subjects`: where clients are not told apart, such a policy is not accepted. What it denies and limits
+#: holds for everybody, what it allows and sets for nobody.
+SUBJECTS: Final[bool] = False
 
 #: Backend `protocol`: a backend that speaks another one is not used.
 UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP})
@@ -78,3 +82,23 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "TLSRouteModeMixed",
     "TLSRouteModeTerminate",
 )
+
+#: What the notes of a condition say where less is served than was written.
+_LESS: Final[tuple[str, ...]] = (
+    "not supported",
+    "does nothing",
+    "do nothing",
+    "answers 500",
+    "answered with 500",
+    "mirrors less",
+    "is not attached to another listener",
+    "Not everywhere:",
+)
+
+
+def says_less(message: str) -> bool:
+    """Whether the message of a condition, be it a good one, says that something written is not done.
+
+    Every note on a field without effect is written in these words, and so found here: in `check`, and in the log.
+    """
+    return any(words in message for words in _LESS)

@@ -317,3 +317,30 @@ def test_some_ports_that_cannot_be_used_degrade_the_backend():
     ports = "ports: [{number: 80, tls: {mode: None}}, {number: 81, protocol: H2C, tls: {mode: None}}]"
     made = compiled(REVERSE, ours(f"type: Fqdn, fqdn: {{hostname: a.example}}, {ports}"))
     assert of_object(made, "Backend", "default/plain", "Degraded")[:2] == ("True", "PortsNotUsable")
+
+
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [
+        ("{number: 80, tls: {mode: None, sni: b.example, pins: []}}", "tls.sni with mode None: does nothing"),
+        (
+            "{number: 443, tls: {mode: Simple, insecureSkipVerify: true, subjectAltNames: [b.example]}}",
+            "tls.subjectAltNames with insecureSkipVerify: does nothing",
+        ),
+    ],
+)
+def test_what_says_nothing_beside_the_rest_of_tls_is_said(port: str, said: str):
+    text = PLAIN.replace("{number: 80, tls: {mode: None}}", port)
+    assert said in of_object(compiled(text), "Backend", "default/plain", "Accepted")[2]
+
+
+def test_a_resolver_where_no_name_is_resolved_is_said():
+    text = """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: fixed}
+spec:
+  destination: {type: Ip, ip: {address: 192.0.2.1}, ports: [{number: 80}]}
+  resolver: {servers: [192.0.2.53]}
+"""
+    assert "resolver does nothing for type Ip" in of_object(compiled(text), "Backend", "default/fixed", "Accepted")[2]

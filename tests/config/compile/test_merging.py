@@ -313,7 +313,8 @@ traffic: {timeouts: {connect: 1s}}
     assert spec.addresses.allow == ((),)
     assert spec.dns.servers == ()
     assert spec.timeouts == PolicySpec().timeouts
-    assert of_policy(made, "Accepted")[0] == "True"
+    assert of_policy(made, "Accepted")[:2] == ("False", "UnsupportedValue")
+    assert [entry.hostnames for entry in spec.destinations.withheld] == [("a.example",)]
     assert "subjects" in of_policy(made, "Accepted")[2]
 
 

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.shortcomings import shortcomings
+from egressproxy.config.load import load_text
+from egressproxy.filters.catalog import Catalog
 from egressproxy.spec.policy import Mode, PolicySpec
 from tests.config.compile.kit import (
     FORWARD,
@@ -218,3 +222,49 @@ def test_every_target_of_a_policy_has_conditions_of_its_own():
     assert said(first["conditions"], "Conflicted") == ("", "", "")
     assert said(second["conditions"], "Conflicted")[0] == "True"
     assert [part["ancestorRef"]["kind"] for part in (first, second)] == ["Backend", "Gateway"]
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "name", "said"),
+    [
+        (
+            "traffic: {timeouts: {requestHeaders: 1s}}",
+            "HTTPRoute",
+            "route",
+            "timeouts.requestHeaders does nothing here",
+        ),
+        ("traffic: {timeouts: {request: 1s, tunnelIdle: 1s}}", "Backend", "plain", "request, tunnelIdle do nothing"),
+        (
+            "destinations: {deny: [{hostnames: [x.example], sni: Any}]}",
+            "Gateway",
+            "gw",
+            "sni of destinations.deny does",
+        ),
+        ("subjects: [{namespace: a, serviceAccount: b}]\nmode: Open", "Gateway", "gw", "no client is known to be a/b,"),
+    ],
+)
+def test_what_is_not_done_where_it_is_written_is_said_and_warned_of(section: str, kind: str, name: str, said: str):
+    resources = load_text("\n---\n".join((FORWARD, PLAIN, ROUTE, policy(section, kind, name))), "config.yaml")
+    made = compile_config(resources, Catalog(), Defaults())
+    assert said in of_policy(made, "Accepted")[2]
+    assert any(
+        said in each.message and each.object == "EgressPolicy default/policy" for each in shortcomings(resources, made)
+    )
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Gateway", "gw"), ("ListenerSet", "more")])
+def test_sizes_and_times_of_connections_hold_for_gateways_and_listener_sets(kind: str, name: str):
+    owner = FORWARD.replace("  listeners:", "  allowedListeners: {namespaces: {from: Same}}\n  listeners:")
+    more = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: more}
+spec:
+  parentRef: {name: gw}
+  listeners: [{name: extra, port: 9000, protocol: HTTP}]
+"""
+    made = compiled(
+        owner, more, policy("limits: {maxFields: 7}\ntraffic: {timeouts: {requestHeaders: 1s}}", kind, name)
+    )
+    assert any(one.policy.limits.max_fields == 7 for one in made.spec.listeners)
+    assert "nothing" not in of_policy(made, "Accepted")[2]
