@@ -28,7 +28,7 @@ __all__ = ["command"]
 MAX_DECISIONS = 100_000
 
 
-@click.command("diff", short_help="Say what a new configuration would change.")
+@click.command("diff")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[OLD] NEW")
 @click.option(
     "--admin", type=address_and_port, metavar="HOST:PORT", default=None,

@@ -19,7 +19,7 @@ __all__ = ["command"]
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
 
 
-@click.command("explain", short_help="Say what would become of a request, and why.")
+@click.command("explain")
 @click.argument("method")
 @click.argument("url")
 @click.option("--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account that asks.")

@@ -10,7 +10,7 @@ import click
 __all__ = ["command"]
 
 
-@click.command("filters", short_help="Print the filter types and their settings.")
+@click.command("filters")
 @click.argument("name", required=False, metavar="[TYPE]")
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 def command(name: str | None, output: str) -> None:

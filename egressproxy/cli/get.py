@@ -42,7 +42,7 @@ class Kind:
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
 
 
-@click.command("get", short_help="Show the objects in service, with their status.")
+@click.command("get")
 @click.argument("kind")
 @click.argument("name", required=False, default="")
 @click.option("-n", "--namespace", default="default", show_default=True, metavar="NS", help="The namespace.")

@@ -10,7 +10,7 @@ from egressproxy.cli.asking import ADMIN, ask
 __all__ = ["command"]
 
 
-@click.command("reload", short_help="Have a running gateway read its configuration again.")
+@click.command("reload")
 @click.option(
     "--acknowledge", metavar="MARK", default="",
     help="Put the configuration with this mark into service although it allows what was denied lately"

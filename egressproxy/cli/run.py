@@ -45,7 +45,7 @@ def _key(path: Path) -> Secret:
     return Secret(written)
 
 
-@click.command("run", short_help="Serve traffic.")
+@click.command("run")
 @click.option(
     "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
     help="A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.",

@@ -10,7 +10,7 @@ import click
 __all__ = ["command"]
 
 
-@click.command("schema", short_help="Print what a manifest may say.")
+@click.command("schema")
 @click.argument("name", metavar="[KIND]", required=False)
 @click.option("--kind", metavar="KIND", help="Only this kind: HTTPRoute, or with its group Backend.egressproxy.io.")
 @click.option("--list", "list_kinds", is_flag=True, help="List the kinds that are understood instead.")

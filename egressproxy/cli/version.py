@@ -11,7 +11,7 @@ from egressproxy import __version__
 __all__ = ["command"]
 
 
-@click.command("version", short_help="Print the version.")
+@click.command("version")
 def command() -> None:
     """Print the version of egressproxy and of the Python that runs it."""
     click.echo(f"egressproxy {__version__} (Python {platform.python_version()})")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.spec.extensions import extensions
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.policy import ExtensionSpec
-from egressproxy.spec.route import WeightedBackend
 
 __all__ = ["failures"]
 
@@ -22,7 +22,7 @@ def failures(config: ConfigSpec, catalog: Catalog) -> Iterator[tuple[ExtensionSp
     instances = FilterInstances(catalog)
     instances.hold_code()
     is_good = True
-    for spec in dict.fromkeys(_specs(config)):
+    for spec in dict.fromkeys(extensions(config)):
         try:
             instances.place(spec)
         except FilterBuildError as error:
@@ -33,22 +33,3 @@ def failures(config: ConfigSpec, catalog: Catalog) -> Iterator[tuple[ExtensionSp
             instances.place(spec)
         except FilterBuildError as error:
             yield spec, error
-
-
-def _specs(config: ConfigSpec) -> Iterator[ExtensionSpec]:
-    for listener in config.listeners:
-        yield from listener.extensions
-        if listener.default_backend is not None:
-            yield from listener.default_backend.extensions
-        for route in listener.http_routes:
-            for rule in route.rules:
-                yield from rule.extensions
-                yield from _of_backends(rule.backends)
-        for stream in (*listener.tls_routes, *listener.tcp_routes):
-            yield from stream.extensions
-            yield from _of_backends(stream.backends)
-
-
-def _of_backends(backends: Iterable[WeightedBackend]) -> Iterator[ExtensionSpec]:
-    for backend in backends:
-        yield from backend.extensions

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from egressproxy import __version__
 from egressproxy.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+MINIMAL = str(ROOT / "config" / "minimal.yaml")
 
 
 def test_help_teaches_the_first_steps():
@@ -43,16 +49,67 @@ def test_version_is_an_option_too():
     assert (result.exit_code, result.output) == (0, f"egressproxy {__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["--version"], ["--help"], ["run", "--help"]])
-def test_what_needs_no_configuration_loads_none_of_the_heavy_libraries(arguments: list[str]):
+#: What nothing that ends soon may load: it takes longer than all that such a verb does.
+NEVER = [
+    "aiohttp",
+    "h2",
+    "prometheus_client",
+    "rich",
+    "watchfiles",
+    "jsonpatch",
+    "egressproxy.app",
+    "egressproxy.admin",
+]
+#: What only a process that serves, or that builds what serves, has use for.
+SERVING = ["asyncio", "dns", "egressproxy.gateway", "egressproxy.protocols", "egressproxy.workers", "cryptography"]
+
+
+def loaded_by(arguments: list[str], unwanted: list[str]) -> list[str]:
+    """Which of these modules a verb has loaded in the end."""
     program = (
         "import sys\n"
         "from egressproxy.cli import main\n"
-        f"main({arguments!r}, standalone_mode=False)\n"
-        "print(sorted({'aiohttp', 'pydantic', 'rich', 'yaml', 'prometheus_client'} & set(sys.modules)))\n"
+        "try:\n"
+        f"    main.main({arguments!r}, standalone_mode=False)\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        f"print([name for name in {unwanted!r} if name in sys.modules])\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "[]"
+    found: list[str] = json.loads(result.stdout.splitlines()[-1].replace("'", '"'))
+    return found
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"], ["--help"], ["run", "--help"], ["check", "--help"]])
+def test_what_needs_no_configuration_loads_none_of_the_heavy_libraries(arguments: list[str]):
+    assert loaded_by(arguments, [*NEVER, *SERVING, "pydantic", "yaml"]) == []
+
+
+def test_check_loads_nothing_that_serves():
+    assert loaded_by(["check", MINIMAL], [*NEVER, *SERVING]) == []
+
+
+def test_explain_of_files_loads_neither_the_admin_api_nor_libraries_of_clients():
+    question = ["explain", "CONNECT", "api.github.com:443", "--no-dns", "--config", MINIMAL]
+    assert loaded_by(question, [*NEVER, "egressproxy.workers", "cryptography", "http.client"]) == []
+
+
+def test_the_list_of_verbs_imports_none_of_them_and_names_each():
+    listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:")[2].split("\n")
+    names = [line.split()[0] for line in listed if line.strip()]
+    assert names == main.list_commands(None)  # type: ignore[arg-type]
+    assert loaded_by(["--help"], [f"egressproxy.cli.{name}" for name in names]) == []
+    for name in names:
+        assert import_module(f"egressproxy.cli.{name}").command.name == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["check", MINIMAL], 0), (["check", "/does/not/exist"], 2), (["check", "--help"], 0)]
+)
+def test_the_program_that_ends_at_once_has_said_everything_and_has_its_status(arguments: list[str], status: int):
+    result = subprocess.run([sys.executable, "-m", "egressproxy", *arguments], capture_output=True, text=True)
+    assert result.returncode == status
+    assert (result.stdout or result.stderr).endswith("\n")
 
 
 def test_the_module_is_the_same_command():

@@ -370,7 +370,7 @@ def _generations(resources: ResourceSet, previous: Compiled | None) -> tuple[dic
         if spec is None:
             continue
         key = resource.key
-        digest = written[key] = blake2b(spec.model_dump_json().encode(), digest_size=16).digest()
+        digest = written[key] = blake2b(resource.model_dump_json(include={"spec"}).encode(), digest_size=16).digest()
         if resource.metadata.generation is not None:
             generations[key] = resource.metadata.generation
         elif previous is None or key not in previous.written:

@@ -56,6 +56,7 @@ class Model(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         hide_input_in_errors=True,
+        defer_build=True,
     )
 
 

@@ -1,0 +1,31 @@
+"""Every filter that a configuration declares, wherever it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.spec.route import WeightedBackend
+
+__all__ = ["extensions"]
+
+
+def extensions(config: ConfigSpec) -> Iterator[ExtensionSpec]:
+    """The filters of listeners, rules and backends; one that several places share comes once for each."""
+    for listener in config.listeners:
+        yield from listener.extensions
+        if listener.default_backend is not None:
+            yield from listener.default_backend.extensions
+        for route in listener.http_routes:
+            for rule in route.rules:
+                yield from rule.extensions
+                yield from _of_backends(rule.backends)
+        for stream in (*listener.tls_routes, *listener.tcp_routes):
+            yield from stream.extensions
+            yield from _of_backends(stream.backends)
+
+
+def _of_backends(backends: Iterable[WeightedBackend]) -> Iterator[ExtensionSpec]:
+    for backend in backends:
+        yield from backend.extensions
