@@ -54,6 +54,8 @@ def _kind(
 
 
 _GATEWAY: Final = "gateway.networking.k8s.io"
+#: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
+_FIRST: Final = "egressproxy.io"
 
 #: Those of `config.resources.kinds`, which the process that serves does not import.
 CONFIGURED: Final = (
@@ -104,8 +106,11 @@ def served(group: str, version: str, plural: str) -> ServedKind | None:
 
 
 def group_versions() -> dict[str, list[str]]:
-    """Every group (the core group left out) and its versions, in the order of Kubernetes' version priority."""
-    found: dict[str, list[str]] = {}
+    """Every group (the core group left out) with its versions, both in the order of their priority.
+
+    Our own group goes before all others, versions in the order of Kubernetes' version priority.
+    """
+    found: dict[str, list[str]] = {_FIRST: []}
     for kind in KINDS:
         if kind.group:
             versions = found.setdefault(kind.group, [])

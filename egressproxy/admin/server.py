@@ -22,7 +22,7 @@ from egressproxy.admin.kubernetes import KubernetesApi
 from egressproxy.admin.responses import HEADERS, json_response, refusal
 from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError
-from egressproxy.admin.writes import WriteAccess
+from egressproxy.admin.writes import METHODS, WriteAccess
 
 __all__ = ["AdminServer", "Surface"]
 
@@ -56,6 +56,11 @@ _INDEX: Final = """egressproxy admin
 /model             what is served, as egressproxy diff compares it
 /reload            POST, on loopback: egressproxy reload
 """
+
+_WRITES_ARE_OFF: Final = (
+    "this gateway was started without --api-writes, so nothing can be changed through this API: change the files of"
+    " --config, or start it with --state-dir DIR --api-writes"
+)
 
 #: kubectl compares versions: this says which Kubernetes the API is like.
 _LIKE: Final = {"major": "1", "minor": "32", "platform": "python", "gitTreeState": "clean", "goVersion": ""}
@@ -189,7 +194,7 @@ class AdminServer:
         if self._kubernetes.may_write(request) and self._surface is Surface.FULL:
             return await self._kubernetes.write(request, request.path.rstrip("/"))
         if request.method not in ("GET", "HEAD"):
-            response = refusal(ApiError(405, "MethodNotAllowed", f"{request.path} is read-only: GET or HEAD"))
+            response = refusal(ApiError(405, "MethodNotAllowed", self._why_read_only(request)))
             response.headers["Allow"] = "GET, HEAD"
             return response
         path = request.path
@@ -201,6 +206,13 @@ class AdminServer:
             if found is not None:
                 return found
         raise ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")
+
+    def _why_read_only(self, request: web.BaseRequest) -> str:
+        """For a method that changes something, where nothing can be changed."""
+        is_write = request.method in METHODS and request.path.startswith(("/api/", "/apis/"))
+        if is_write and self._surface is Surface.FULL:
+            return _WRITES_ARE_OFF
+        return f"{request.path} is read-only: GET or HEAD"
 
     def _is_our_name(self, host: str) -> bool:
         """Bound to loopback, loopback names alone are ours; bound to a network, we cannot know what we are called."""

@@ -14,6 +14,16 @@ def test_groups_versions_and_resources_are_listed():
     assert discovery.resource_list("", "v2", False) is None
 
 
+def test_our_own_group_comes_first_however_it_is_asked_for():
+    """kubectl takes a short name such as `backends` for the one in the group that discovery lists first."""
+    listed = [group["name"] for group in discovery.group_list()["groups"]]
+    assert listed[0] == "egressproxy.io"
+    assert len(listed) == len(set(listed))
+    for content_type in discovery.AGGREGATED:
+        items = discovery.aggregated(False, content_type, False)["items"]
+        assert [item["metadata"]["name"] for item in items] == listed
+
+
 def test_a_resource_says_its_names_and_verbs():
     listed = discovery.resource_list("gateway.networking.k8s.io", "v1", False)
     assert listed is not None

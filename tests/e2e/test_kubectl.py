@@ -18,6 +18,11 @@ from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
 Kubectl = Callable[..., str]
+DESTINATION = {
+    "type": "Fqdn",
+    "fqdn": {"hostname": "api.example.com"},
+    "ports": [{"number": 443, "tls": {"mode": "Simple"}}],
+}
 
 
 def objects(port: int, *hostnames: str) -> list[m.Manifest]:
@@ -27,7 +32,11 @@ def objects(port: int, *hostnames: str) -> list[m.Manifest]:
         f"{m.GATEWAY_API}/v1", "HTTPRoute", "models", "agents",
         spec={"parentRefs": [{"name": "egress"}], "hostnames": list(hostnames)},
     )  # fmt: skip
-    return [labelled, route, m.policy(["a.example"], name="outbound"), m.secret("key", {"token": "CANARY"})]
+    backends = [
+        m.manifest(f"{group}/v1alpha1", "Backend", name, "agents", spec={"destination": DESTINATION})
+        for group, name in (("egressproxy.io", "ours"), (m.GATEWAY_API, "theirs"))
+    ]
+    return [labelled, route, m.policy(["a.example"], name="outbound"), m.secret("key", {"token": "CANARY"}), *backends]
 
 
 def command(gateway: GatewayProcess, home: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
@@ -127,6 +136,25 @@ def test_explain_knows_our_schemas(kubectl: Kubectl):
     assert "FIELDS" in told
     assert all(field in told for field in ("allowedRoutes", "hostname", "protocol"))
     assert "destinations" in kubectl("explain", "egresspolicy.spec")
+
+
+def test_a_backend_is_ours_and_those_of_other_groups_are_asked_for_by_their_group(kubectl: Kubectl):
+    assert kubectl("get", "backends", "-A", "-o", "name").split() == ["backend.egressproxy.io/ours"]
+    of_others = kubectl("get", "backends.gateway.networking.k8s.io", "-A", "-o", "name")
+    assert of_others.split() == ["backend.gateway.networking.k8s.io/theirs"]
+    assert kubectl("explain", "backend.spec.parent").startswith("GROUP:      egressproxy.io\n")
+    assert "egressproxy.io" not in kubectl("explain", "backends", "--api-version", f"{m.GATEWAY_API}/v1alpha1")
+
+
+def test_without_api_writes_kubectl_is_told_what_to_start_the_gateway_with(gateway: GatewayProcess, home: Path):
+    manifest = home / "map.yaml"
+    manifest.write_text(yaml.safe_dump(m.config_map("new", {"a": "b"})))
+    for verb in (("apply", "-f"), ("create", "-f"), ("apply", "--server-side", "-f")):
+        program, environment = command(gateway, home, *verb, str(manifest))
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert "started without --api-writes" in done.stderr
+        assert "--state-dir DIR --api-writes" in done.stderr
 
 
 def test_resources_and_versions_are_discovered(kubectl: Kubectl):
