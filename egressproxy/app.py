@@ -9,6 +9,7 @@ import logging
 import resource
 import signal
 import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from egressproxy.loading.notices import accepted, broken, rejected
 from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import Loaded, Place, builtin
 from egressproxy.model.api_write import Write, WriteRefused, Written
+from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.secret import Secret
 from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
@@ -49,6 +51,9 @@ REFUSALS = (ConfigError, *FAILURES)
 
 #: How long a thread that computes (the text of many metrics) holds up the loop at each of its system calls: 5 ms else.
 SWITCH_S = 0.0005
+#: How often certificates are looked at; and how long after its end one is told, so that clocks agree that it was.
+LOOK_S = 3600.0
+LEEWAY_S = 1.0
 #: How long cutting everything may take; who needs longer does not answer any more.
 CUT_S = 2.0
 
@@ -125,6 +130,7 @@ class App:
         self._schema = b""
         self._making_schema = asyncio.Lock()
         self._told: set[str] = set()
+        self._told_late: set[Validity] = set()
         self._servers: list[AdminServer] = []
         self._own: dict[str, tuple[str, int]] = {}  # what is served beside traffic, and where
         self._is_draining = False
@@ -147,7 +153,7 @@ class App:
         assert self._exposition is not None, "asked by an admin server"
         self._events.take()
         counts = await self._fleet.counts()
-        return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures())
+        return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures(), self._validities)
 
     def sources(self) -> Sequence[Source]:
         return self._sources
@@ -236,11 +242,12 @@ class App:
         self._announce()
         watcher = asyncio.create_task(self._watch(changed)) if self.options.config else None
         reloader = asyncio.create_task(self._reload_when_asked())
+        clock = asyncio.create_task(self._look_at_certificates())
         await self._stop.wait()
         self._is_draining = True
         for server in self._servers:
             server.end_watches()
-        for task in (watcher, reloader):
+        for task in (watcher, reloader, clock):
             if task is not None:
                 task.cancel()
         log.info(
@@ -332,6 +339,7 @@ class App:
         self._publish()
         self.metrics.reload_succeeded(self._generation)
         self._tell_shortcomings(fresh.warnings)
+        self._tell_late_certificates()
         over = accepted(fresh.places, self._generation) if self._is_rejected else []
         self._is_rejected = False
         self._events.add([*broken(fresh.broken), *over], is_logged=True)
@@ -341,6 +349,29 @@ class App:
         told, self._told = self._told, set(warnings)
         for sentence in sorted(self._told - told):
             log.warning("%s", sentence)
+
+    @property
+    def _validities(self) -> tuple[Validity, ...]:
+        return self._loaded.validities if self._loaded is not None else ()
+
+    def _tell_late_certificates(self) -> None:
+        """Those that end soon, each once: no fault of the configuration, and so none of its warnings."""
+        now_s = time.time()
+        late = {each for each in self._validities if each.state(now_s) is CertificateState.LATE}
+        told, self._told_late = self._told_late, late
+        for each in sorted(late - told):
+            log.warning("%s", each.sentence(now_s))
+
+    async def _look_at_certificates(self) -> None:
+        """Now and then. One that begins or ends to be valid is another configuration: read again, it says so."""
+        while True:
+            looked_s = time.time()
+            changes_s = min((each.next_change_s(looked_s) for each in self._validities), default=looked_s + LOOK_S)
+            await asyncio.sleep(min(max(changes_s - looked_s, 0.0) + LEEWAY_S, LOOK_S))
+            self._tell_late_certificates()
+            if any(each.next_change_s(looked_s) <= time.time() for each in self._validities):
+                log.info("a certificate has begun or ended to be valid: the configuration is read again")
+                self._reload.set()
 
     async def _read(self) -> Loaded:
         if not self._is_configured:

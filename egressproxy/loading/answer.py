@@ -52,6 +52,7 @@ def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled 
         warnings=tuple(sorted({str(each) for each in (*compiled.warnings, *shortcomings(resources, compiled))})),
         memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written)),
         broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
+        validities=compiled.validities,
     )
 
 

@@ -11,12 +11,13 @@ import json
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from egressproxy.config.builtin import BUILTIN, BUILTIN_WARNING
 from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.packing import pack
 
@@ -61,6 +62,7 @@ class Loaded:
     """A configuration that was read and compiled, for processes that did neither.
 
     `spec` is for `spec.packing`, `shown` for `shown` below, `memory` for the next loading. `warnings` are sentences.
+    `validities` are those of all certificates.
     `broken` are objects (group, kind, namespace, name) with a sentence on a reference that resolved before.
     """
 
@@ -71,6 +73,7 @@ class Loaded:
     warnings: tuple[str, ...] = ()
     memory: bytes = field(default=b"", repr=False)
     broken: tuple[tuple[tuple[str, str, str, str], str], ...] = ()
+    validities: tuple[Validity, ...] = ()
 
 
 def builtin() -> Loaded:
@@ -155,13 +158,17 @@ def read_answer(data: bytes) -> Loaded:
 def flat(loaded: Loaded) -> tuple[Any, ...]:
     """As plain values."""
     where = [tuple(place) for place in loaded.places]
-    return (loaded.spec, where, loaded.objects, loaded.shown, loaded.warnings, loaded.memory, loaded.broken)
+    valid = [(each.use.value, *each[1:]) for each in loaded.validities]
+    return (loaded.spec, where, loaded.objects, loaded.shown, loaded.warnings, loaded.memory, loaded.broken, valid)
 
 
 def loaded_of(values: Sequence[Any]) -> Loaded:
     """What `flat` made."""
     spec, where, *rest = values
-    return Loaded(spec, tuple(Place(*place) for place in where), *rest)
+    valid = rest.pop()
+    validities = tuple(Validity(CertificateUse(use), *each) for use, *each in valid)
+    made = Loaded(spec, tuple(Place(*place) for place in where), *rest)
+    return replace(made, validities=validities)
 
 
 def read_plain_answer(data: bytes) -> tuple[str, Any]:

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from egressproxy.model.certificate import Validity
 from egressproxy.telemetry.metrics import BUCKETS_S, Counts, Kind
 from egressproxy.telemetry.process_figures import ProcessFigures
 
@@ -38,10 +39,22 @@ class Exposition:
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
-    def render(self, counts: Counts, accept: str = "", workers: Iterable[ProcessFigures] = ()) -> tuple[bytes, str]:
-        """The answer and its content type, in the format that `accept` (the scraper's Accept field) prefers."""
+    def render(
+        self,
+        counts: Counts,
+        accept: str = "",
+        workers: Iterable[ProcessFigures] = (),
+        validities: Iterable[Validity] = (),
+    ) -> tuple[bytes, str]:
+        """The answer and its content type, in the format that `accept` (the scraper's Accept field) prefers.
+
+        `validities` are those of the configuration in service, whoever serves it.
+        """
         encode, content_type = choose_encoder(accept)
-        families = [*_traffic(counts), *_gateway(counts), *_workers(workers), self._build(), *self._registry.collect()]
+        families = [
+            *_traffic(counts), *_gateway(counts), *_workers(workers), _certificates(validities), self._build(),
+            *self._registry.collect(),
+        ]  # fmt: skip
         return encode(_Families(families)), content_type
 
     def _build(self) -> Metric:
@@ -174,6 +187,17 @@ def _workers(workers: Iterable[ProcessFigures]) -> Iterator[Metric]:
         memory.add_metric((str(figures.worker),), figures.resident_bytes)
         cpu.add_metric((str(figures.worker),), figures.cpu_s)
     yield from (memory, cpu)
+
+
+def _certificates(validities: Iterable[Validity]) -> Metric:
+    expiry = GaugeMetricFamily(
+        "egress_certificate_expiry_timestamp_seconds",
+        "When certificates of the configuration in service end; of CA certificates the first of each object.",
+        labels=("use", "kind", "namespace", "name"),
+    )
+    for each in validities:
+        expiry.add_metric((each.use.value, each.kind, each.namespace, each.name), each.not_after_s)
+    return expiry
 
 
 def _counter(name: str, description: str, label: str, values: dict[str, int]) -> CounterMetricFamily:

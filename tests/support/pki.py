@@ -38,10 +38,14 @@ class Pki:
             self.ca_file = folder / "ca.crt"
             self.ca_file.write_text(self.ca_pem, encoding="ascii")
 
-    def issue(self, *names: str, cn: str | None = None, expired: bool = False) -> trustme.LeafCert:
+    def issue(
+        self, *names: str, cn: str | None = None, expired: bool = False, span_s: tuple[float, float] | None = None
+    ) -> trustme.LeafCert:
+        """`span_s`: from when until when it is valid, in seconds from now."""
         now = datetime.datetime.now(datetime.UTC)
-        days = datetime.timedelta(days=1)
-        span = {"not_before": now - 9 * days, "not_after": now - days} if expired else {}
+        begin, end = span_s or ((-9 * 86400, -86400) if expired else (0, 0))
+        span = {name: now + datetime.timedelta(seconds=s) for name, s in (("not_before", begin), ("not_after", end))}
+        span = span if begin or end else {}
         return self.ca.issue_cert(*names, common_name=cn, key_type=trustme.KeyType.ECDSA, **span)
 
     def certificate(self, *names: str, cn: str | None = None, expired: bool = False) -> CertificateSpec:

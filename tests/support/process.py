@@ -119,6 +119,13 @@ class GatewayProcess:
     def stderr(self) -> str:
         return self.stderr_path.read_text(encoding="utf-8", errors="replace")
 
+    def wait_for_diagnostics(self, words: str, *, within_s: float = 60.0) -> None:
+        """Return when these words stand in its diagnostics; raise AssertionError if they do not come."""
+        deadline = time.monotonic() + within_s
+        while words not in self.stderr:
+            assert time.monotonic() < deadline, f"{words!r} is not there\n{self.stderr[-2000:]}"
+            time.sleep(0.02)
+
     def admin(self, path: str) -> tuple[int, str]:
         """GET a path of the admin API: status and body."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}")
@@ -129,7 +136,7 @@ class GatewayProcess:
         except urllib.error.HTTPError as refusal:
             return refusal.code, refusal.read().decode()
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         """The sum of a metric's samples with these labels; 0 where there is none."""
         total = 0.0
         for family in text_string_to_metric_families(self.admin("/metrics")[1]):

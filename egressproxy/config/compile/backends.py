@@ -32,6 +32,7 @@ from egressproxy.config.resources.backend import (
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Dns, Extension
 from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
+from egressproxy.model.certificate import CertificateUse
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
 
 __all__ = ["Backends", "ResolvedBackend"]
@@ -303,7 +304,7 @@ class Backends:
         return made
 
     def _with_client_certificate(self, backend: Resource, ref: Reference, tls: BackendTlsSpec) -> BackendTlsSpec:
-        pair = self._references.key_pair(backend, ref)
+        pair = self._references.key_pair(backend, ref, CertificateUse.CLIENT)
         source = self._references.names(backend, (ref,))
         return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
 

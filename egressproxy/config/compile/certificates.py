@@ -6,6 +6,7 @@ with the first certificate: a configuration without one is read a tenth faster.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from egressproxy.model.secret import Secret
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["CertificateProblem", "common_ca", "read_ca_bundle", "read_crls", "read_key_pair"]
+__all__ = ["CertificateProblem", "common_ca", "covers", "read_ca_bundle", "read_crls", "read_key_pair", "spans"]
 
 
 class CertificateProblem(ValueError):
@@ -42,6 +43,23 @@ def read_key_pair(name: str, chain: bytes, key: bytes) -> CertificateSpec:
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise CertificateProblem("tls.key does not belong to the first certificate of tls.crt")
     return CertificateSpec(name, _text(chain, "tls.crt"), Secret(key), _dns_names(leaf))
+
+
+def spans(pem: bytes, field: str) -> list[tuple[float, float]]:
+    """From when until when each of these certificates is valid, since the epoch. Raises CertificateProblem."""
+    read = _certificates(pem, field)
+    return [(one.not_valid_before_utc.timestamp(), one.not_valid_after_utc.timestamp()) for one in read]
+
+
+def covers(names: Iterable[str], hostname: str) -> bool:
+    """Whether a certificate for these DNS names (lower case) is one for a listener's hostname.
+
+    A `*.` of a certificate stands for one label (RFC 9525 section 6.3). A listener for `*.suffix` is served by a
+    certificate for this wildcard, or for any name below it: which names are asked for, its routes say.
+    """
+    if hostname.startswith("*."):
+        return any(name.removeprefix("*").endswith(hostname[1:]) for name in names)
+    return any(name in (hostname, "*." + hostname.partition(".")[2]) for name in names)
 
 
 def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> str:

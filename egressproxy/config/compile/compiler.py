@@ -7,6 +7,7 @@ before anything is given out; everything else that is wrong is a condition in st
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.model.certificate import CertificateState, CertificateUse, Validity
 from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
 from egressproxy.spec.policy import Mode
 from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
@@ -72,6 +74,7 @@ def compile_config(
     statuses = run.statuses()
     if not listeners:
         run.warnings.append(Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING))
+    run.judge_certificates(time.time())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     keep_times(statuses, previous.statuses if previous is not None else {}, now)
     number = previous.spec.generation + 1 if previous is not None else 1
@@ -81,6 +84,7 @@ def compile_config(
         generations=generations,
         warnings=tuple(run.warnings),
         written=written,
+        validities=run.validities,
     )
 
 
@@ -162,6 +166,18 @@ class _Run:
             conditions.set("Accepted", False, "UnsupportedValue", "pipelines are not supported yet")
             statuses[pipeline.key] = {"conditions": conditions.to_list()}
         return statuses
+
+    @property
+    def validities(self) -> tuple[Validity, ...]:
+        """Of every certificate that was read."""
+        return tuple(sorted(validity for validity, _ in self._references.validities.values()))
+
+    def judge_certificates(self, now_s: float) -> None:
+        """Warn of those that nothing can be done with at this time; a listener's status says it of its own."""
+        for validity, source in self._references.validities.values():
+            is_useless = validity.state(now_s) in (CertificateState.EXPIRED, CertificateState.NOT_YET_VALID)
+            if is_useless and validity.use is not CertificateUse.LISTENER:
+                self.warnings.append(problem_at(source, "", validity.sentence(now_s)))
 
     def _generation(self, key: Key) -> int:
         return self._generations.get(key, 1)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from egressproxy.config.problems import Problem
 from egressproxy.config.resources.meta import Resource
 from egressproxy.errors import Denied
+from egressproxy.model.certificate import Validity
 from egressproxy.spec.backend import BackendSpec
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.policy import PolicySpec
@@ -99,6 +100,7 @@ class Compiled:
 
     `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
     object with a spec, `written` digests of those specs. `warnings` are about what has no status to say it in.
+    `validities` are those of all certificates.
     """
 
     spec: ConfigSpec
@@ -106,6 +108,7 @@ class Compiled:
     generations: Mapping[Key, int] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
     written: Mapping[Key, bytes] = field(default_factory=dict, repr=False)
+    validities: tuple[Validity, ...] = ()
 
 
 def age_of(resource: Resource) -> tuple[str, str]:

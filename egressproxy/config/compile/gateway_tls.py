@@ -15,6 +15,7 @@ from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.gateway import FrontendValidation, Gateway
 from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.model.certificate import CertificateUse
 from egressproxy.spec.backend import BackendSpec, Destination
 from egressproxy.spec.gateway import CertificateSpec
 
@@ -99,7 +100,9 @@ class ClientCertificates:
             if tls is None or tls.backend is None or tls.backend.client_certificate_ref is None:
                 continue
             try:
-                self._by_gateway[str(gateway)] = references.key_pair(gateway, tls.backend.client_certificate_ref)
+                self._by_gateway[str(gateway)] = references.key_pair(
+                    gateway, tls.backend.client_certificate_ref, CertificateUse.CLIENT
+                )
             except Unresolved as unresolved:
                 self._by_gateway[str(gateway)] = unresolved
 

@@ -7,15 +7,19 @@ say) would let in whom it was told to keep out. Source: Gateway API v1 Listener;
 from __future__ import annotations
 
 import difflib
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from egressproxy.config.compile.certificates import covers
 from egressproxy.config.compile.contract import Status
 from egressproxy.config.compile.gateway_tls import frontend_validation
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
-from egressproxy.config.resources.meta import GATEWAY_GROUP
-from egressproxy.spec.gateway import ClientCertificatesSpec, ListenerProtocol, ListenerTlsSpec, TlsMode
+from egressproxy.config.resources.meta import GATEWAY_GROUP, SecretObjectReference
+from egressproxy.model.certificate import CertificateState, CertificateUse
+from egressproxy.spec.gateway import CertificateSpec, ClientCertificatesSpec, ListenerProtocol, ListenerTlsSpec, TlsMode
 from egressproxy.transport.any_certificate import can_take_any_certificate
 
 __all__ = ["ListenerPlan", "have_hosts_in_common", "plan_listener"]
@@ -30,6 +34,11 @@ _KINDS = {
 }
 #: Reasons that `Programmed` shares with the condition that says more; for others it is "Invalid".
 _PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
+
+_OUT_OF_TIME = {
+    CertificateState.EXPIRED: "CertificateExpired",
+    CertificateState.NOT_YET_VALID: "CertificateNotYetValid",
+}
 
 #: Why a CA certificate cannot be had, in the words of Gateway API for listeners.
 _CA_REASONS = {"RefNotPermitted": "RefNotPermitted", "InvalidKind": "InvalidCACertificateKind"}
@@ -162,7 +171,7 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
     certificates, problems = [], []
     for ref in tls.certificate_refs:
         try:
-            certificates.append(references.key_pair(plan.owner, ref))
+            certificates.append(references.key_pair(plan.owner, ref, CertificateUse.LISTENER))
         except Unresolved as unresolved:
             problems.append(unresolved)
     if problems:
@@ -176,9 +185,41 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
             "RefNotPermitted" if problems and reason == "RefNotPermitted" else "InvalidCertificateRef",
             message,
         )
+    _judge_certificates(plan, tls.certificate_refs, certificates, references)
     if tls.options:
         plan.conditions.add_note("Accepted", f"tls.options are not supported and do nothing: {', '.join(tls.options)}.")
     plan.tls = ListenerTlsSpec(TlsMode.TERMINATE, tuple(certificates), _find_clients(plan, references))
+
+
+def _judge_certificates(
+    plan: ListenerPlan,
+    refs: Iterable[SecretObjectReference],
+    certificates: Iterable[CertificateSpec],
+    references: References,
+) -> None:
+    """State what is wrong with certificates that can be used. The listener is served all the same: its references are
+    resolved, and whether to trust what it shows is for its clients to say.
+    """
+    known = {certificate.name for certificate in certificates}
+    place = f"spec.listeners[{plan.owner.spec.listeners.index(plan.listener)}].tls.certificateRefs"
+    now_s = time.time()
+    reason, told = "", []
+    for index, ref in enumerate(refs):
+        if f"{references.namespace_of(plan.owner, ref)}/{ref.name}" not in known:
+            continue
+        validity = references.validity(plan.owner, ref, CertificateUse.LISTENER)
+        found = _OUT_OF_TIME.get(validity.state(now_s), "")
+        if found:
+            reason = reason or found
+            told.append(f"{place}[{index}]: {validity.sentence(now_s)}")
+    if known and plan.hostname and not any(covers(one.names, plan.hostname) for one in certificates):
+        names = list(dict.fromkeys(name for one in certificates for name in one.names))
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        reason = reason or "HostnameNotCovered"
+        whose = f"{', '.join(sorted(known))} {'are' if len(known) > 1 else 'is'} for {shown or 'no DNS name'}"
+        told.append(f"{place}: no certificate is for hostname {plan.hostname}: {whose}")
+    if told:
+        plan.conditions.set("egressproxy.io/InvalidCertificate", True, reason, "; ".join(told))
 
 
 def _find_clients(plan: ListenerPlan, references: References) -> ClientCertificatesSpec | None:

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from typing import Protocol
 
-from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair
+from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair, spans
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
 from egressproxy.config.resources.gateway import ReferenceGrant
 from egressproxy.config.resources.meta import LabelSelector, Resource
+from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import Secret as SecretValue
 from egressproxy.spec.gateway import CertificateSpec
 
@@ -111,10 +112,12 @@ class Names:
 class References:
     """Looks objects up on behalf of other objects."""
 
-    __slots__ = ("_grants", "_resources")
+    __slots__ = ("_grants", "_resources", "validities")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._resources = resources
+        #: Of every certificate that was read, by use, kind, namespace and name, with the object that asked first.
+        self.validities: dict[tuple[CertificateUse, str, str, str], tuple[Validity, Resource]] = {}
         #: target namespace -> (from group, kind, namespace, to group, kind, name or "")
         self._grants: dict[str, set[tuple[str, str, str, str, str, str]]] = defaultdict(set)
         for grant in resources.of(ReferenceGrant):
@@ -177,24 +180,43 @@ class References:
         found = self._resources.get("", "Secret", namespace, name)
         return found if isinstance(found, Secret) else None
 
-    def key_pair(self, source: Resource, ref: Reference) -> CertificateSpec:
+    def key_pair(self, source: Resource, ref: Reference, use: CertificateUse) -> CertificateSpec:
         """The certificate and key of a Secret (`tls.crt`, `tls.key`). Raises Unresolved."""
         name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
         if ref.group or ref.kind != "Secret":
             raise Unresolved("InvalidKind", f"{name} is not a Secret")
         chain, key = self.data(source, ref, "tls.crt"), self.data(source, ref, "tls.key")
         try:
-            return read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
+            pair = read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
+            self._note(source, ref, use, chain, "tls.crt")
         except CertificateProblem as problem:
             raise Unresolved("InvalidCertificate", f"{name}: {problem}") from None
+        return pair
+
+    def validity(self, source: Resource, ref: Reference, use: CertificateUse) -> Validity:
+        """Of a certificate that was read for this use."""
+        return self.validities[use, ref.kind, self.namespace_of(source, ref), ref.name][0]
+
+    def _note(self, source: Resource, ref: Reference, use: CertificateUse, pem: bytes, field: str) -> None:
+        """Note how long it is valid. Raises CertificateProblem."""
+        key = (use, ref.kind, self.namespace_of(source, ref), ref.name)
+        if key in self.validities:
+            return
+        found = spans(pem, field)
+        if use is not CertificateUse.CA:
+            del found[1:]
+        begin, first, last = min(b for b, _ in found), min(e for _, e in found), max(e for _, e in found)
+        self.validities[key] = Validity(*key, begin, first, last), source
 
     def ca_bundle(self, source: Resource, ref: Reference) -> str:
         """The CA certificates of a ConfigMap or Secret (`ca.crt`), PEM. Raises Unresolved."""
         pem = self.data(source, ref, "ca.crt")
         try:
-            return read_ca_bundle(pem)
+            bundle = read_ca_bundle(pem)
+            self._note(source, ref, CertificateUse.CA, pem, "ca.crt")
         except CertificateProblem as problem:
             raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+        return bundle
 
     def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[Unresolved]]:
         """What these references to CA certificates give together, PEM; and why the others give nothing."""

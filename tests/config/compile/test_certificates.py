@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from egressproxy.config.compile.certificates import (
     CertificateProblem,
     common_ca,
+    covers,
     read_ca_bundle,
     read_crls,
     read_key_pair,
@@ -88,3 +89,22 @@ def test_a_weak_key_is_refused_before_openssl_does():
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     with pytest.raises(CertificateProblem, match="too weak"):
         read_key_pair("x", made.public_bytes(serialization.Encoding.PEM), key.private_bytes(*form))
+
+
+@pytest.mark.parametrize(
+    ("names", "hostname", "expected"),
+    [
+        (("a.example",), "a.example", True),
+        (("*.example",), "a.example", True),
+        (("*.example",), "b.a.example", False),
+        (("b.example",), "a.example", False),
+        ((), "a.example", False),
+        (("*.a.example",), "*.a.example", True),
+        (("www.a.example",), "*.a.example", True),
+        (("a.example",), "*.a.example", False),
+        (("*.example",), "*.a.example", False),
+        (("xa.example",), "*.a.example", False),
+    ],
+)
+def test_a_wildcard_of_a_certificate_stands_for_one_label(names: tuple[str, ...], hostname: str, expected: bool):
+    assert covers(names, hostname) is expected

@@ -4,7 +4,11 @@ import base64
 from pathlib import Path
 
 import pytest
+import trustme
 
+from egressproxy.config.compile.shortcomings import shortcomings
+from egressproxy.config.load import load_text
+from egressproxy.model.certificate import CertificateUse
 from egressproxy.spec.gateway import ListenerProtocol, TlsMode
 from tests.config.compile.kit import (
     compiled,
@@ -14,7 +18,7 @@ from tests.config.compile.kit import (
     said,
     status,
 )
-from tests.support.pki import Pki
+from tests.support.pki import Pki, chain
 
 
 def gateway(listeners: str, name: str = "gw", more: str = "") -> str:
@@ -306,3 +310,43 @@ def test_listeners_of_a_gateway_that_exclude_each_other_are_invalid():
     for name in "ab":
         assert of_listener(made, "Accepted", name)[:2] == ("False", "Invalid")
         assert of_listener(made, "Programmed", name)[:2] == ("False", "ProtocolConflict")
+
+
+def leaf_pair(leaf: trustme.LeafCert) -> tuple[bytes, bytes]:
+    return chain(leaf).encode(), leaf.private_key_pem.bytes()
+
+
+NAMED = HTTPS.replace("{name: web,", "{name: web, hostname: a.example,")
+BAD = "egressproxy.io/InvalidCertificate"
+
+
+@pytest.mark.parametrize(
+    ("names", "span_s", "reason", "words"),
+    [
+        (("a.example",), (-9e5, -9e4), "CertificateExpired", "the certificate of Secret default/cert has expired on 2"),
+        (("a.example",), (9e4, 9e5), "CertificateNotYetValid", "default/cert is not valid before 2"),
+        (("b.example", "*.c.example"), (-9e5, 9e5), "HostnameNotCovered", "default/cert is for b.example, *.c.example"),
+        (("*.example",), (-9e5, 9e4), "", ""),
+    ],
+)
+def test_a_certificate_out_of_time_or_for_another_host_is_said_and_served(
+    pki: Pki, names: tuple[str, ...], span_s: tuple[float, float], reason: str, words: str
+):
+    text = [gateway(NAMED), secret(*leaf_pair(pki.issue(*names, span_s=span_s)))]
+    made = compiled(*text)
+    assert listener(made).tls is not None
+    assert of_listener(made, "Programmed")[0] == "True"
+    assert of_listener(made, "ResolvedRefs")[0] == "True"
+    assert of_listener(made, BAD)[:2] == (("True", reason) if reason else ("", ""))
+    assert words in of_listener(made, BAD)[2]
+    found = [w for w in shortcomings(load_text("\n---\n".join(text), "c.yaml"), made) if BAD in w.message]
+    assert [w.field_path.startswith("spec.listeners[0].tls.certificateRefs") for w in found] == [True] * bool(reason)
+    assert all(w.line for w in found)
+    (end,) = made.validities
+    assert (end.use, end.namespace, end.name) == (CertificateUse.LISTENER, "default", "cert")
+
+
+def test_one_of_several_certificates_covers_the_hostname(pki: Pki):
+    refs = NAMED.replace("{name: cert}", "{name: cert}, {name: other}")
+    made = compiled(gateway(refs), secret(*pair(pki, "b.example")), secret(*pair(pki, "a.example"), "other"))
+    assert of_listener(made, BAD) == ("", "", "")

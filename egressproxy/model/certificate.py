@@ -1,0 +1,84 @@
+"""Validity: from when until when a certificate of the configuration may be used, and what is to be said of it.
+
+Certificates are parsed by the process that reads the configuration; who serves, or counts, knows these figures alone.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Final, NamedTuple
+
+__all__ = ["CertificateState", "CertificateUse", "Validity"]
+
+_DAY_S: Final = 86_400.0
+#: A certificate is renewed late when so little is left of it: of ninety days these are eighteen, of a week one and a
+#: half.
+_LATE_S: Final = 30 * _DAY_S
+_LATE_SHARE: Final = 0.2
+
+
+class CertificateUse(str, Enum):
+    LISTENER = "listener"  # shown to clients
+    CLIENT = "client"  # shown to backends
+    CA = "ca"  # others are verified with it
+
+
+class CertificateState(str, Enum):
+    VALID = "valid"
+    LATE = "late"  # it ends soon, for how long it holds
+    EXPIRED = "expired"
+    NOT_YET_VALID = "not yet valid"
+
+
+class Validity(NamedTuple):
+    """Of one Secret or ConfigMap, in seconds since the epoch. Of a chain: that of its first certificate; of several
+    CA certificates `not_after_s` is the earliest end, and `last_s` the latest.
+    """
+
+    use: CertificateUse
+    kind: str
+    namespace: str
+    name: str
+    not_before_s: float
+    not_after_s: float
+    last_s: float
+
+    def state(self, now_s: float) -> CertificateState:
+        """CA certificates are expired when all of them are: until then there is one to verify with."""
+        if now_s >= self.last_s:
+            return CertificateState.EXPIRED
+        if now_s < self.not_before_s:
+            return CertificateState.NOT_YET_VALID
+        left_s, life_s = self.last_s - now_s, self.last_s - self.not_before_s
+        return CertificateState.LATE if left_s < min(_LATE_S, life_s * _LATE_SHARE) else CertificateState.VALID
+
+    def sentence(self, now_s: float) -> str:
+        """What is wrong, for people; "" where nothing is."""
+        what = _WORDS[self.use]
+        whose = f"{what} of {self.kind} {self.namespace}/{self.name}"
+        match self.state(now_s):
+            case CertificateState.EXPIRED:
+                return f"the {whose} has expired on {_date(self.last_s)}: {_REMEDY}"
+            case CertificateState.NOT_YET_VALID:
+                return f"the {whose} is not valid before {_date(self.not_before_s)}: wait, or look at the clock"
+            case CertificateState.LATE:
+                days = (self.last_s - now_s) / _DAY_S
+                return f"the {whose} expires in {days:.1f} days, on {_date(self.last_s)}: {_REMEDY}"
+        return ""
+
+    def next_change_s(self, now_s: float) -> float:
+        """When its state is another one because it begins or ends to be valid; infinity if never."""
+        return next((at for at in (self.not_before_s, self.last_s) if at > now_s), float("inf"))
+
+
+_REMEDY: Final = "renew it in that object"
+_WORDS: Final = {
+    CertificateUse.LISTENER: "certificate",
+    CertificateUse.CLIENT: "client certificate",
+    CertificateUse.CA: "CA certificate",
+}
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
