@@ -80,6 +80,7 @@ class Reason(str, Enum):
     NO_ROUTE = "no_route"
     MISDIRECTED = "misdirected"
     BACKEND_INVALID = "backend_invalid"
+    UNKNOWN_EXTENSION = "unknown_extension"
     FILTER_FAILED = "filter_failed"
     EXT_AUTH_ERROR = "ext_auth_error"
     CREDENTIAL_MISSING = "credential_missing"

@@ -24,15 +24,19 @@ def command(name: str | None, output: str) -> None:
     """
     from egressproxy.filters.catalog import Catalog
 
-    described = Catalog().describe()
+    catalog = Catalog()
+    described = catalog.describe()
     if name is not None:
-        if name not in described:
+        found = catalog.get(name)
+        if found is None:
             near = get_close_matches(name, described, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(described)}"
             raise click.BadParameter(f"unknown type {name!r}; {hint}", param_hint="TYPE")
-        described = {name: described[name]}
+        described = {found.name: described[found.name]}
     if output == "json" or name is not None:
         click.echo(json.dumps(described, indent=2))
         return
     for known, about in described.items():
         click.echo(f"{known}\n    {about['summary']}\n    phases: {', '.join(about['phases'])}")
+        if about["published"]:
+            click.echo(f"    published as: {', '.join(about['published'])}")

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from egressproxy.errors import GatewayError, Reason
+from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.tally import Row
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.secret import Secret
@@ -108,8 +109,8 @@ class Filter:
 class FilterContext:
     """What a filter is built from.
 
-    `config` is the validated config, an instance of the type's `config_model`; `secrets` by "name/key" (missing ones
-    have no entry: fail closed);
+    `config` is the validated config, an instance of the type's `config_model`; `secrets` by `SecretRef.label`,
+    which is "name/key" (missing ones have no entry: fail closed);
     `scope` is the place that shares this instance; `folder` where relative paths start; `source` the declaring object.
     `row` has the numbers of a type that `is_shared` and serves in several processes.
     """
@@ -131,7 +132,7 @@ class FilterType:
     `config_model` is a pydantic model, or a dataclass of `settings.FilterConfig`: that one is checked once, where the
     configuration is compiled, and whoever serves needs no pydantic.
     `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of
-    `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists `(name, key)` pairs that a
+    `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists the Secrets that a
     config refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
     `blocks`: to build one reads files or runs code of others, which is nothing for the event loop. `is_shared`: what it
     counts is counted over all workers. `inspect`: to build one runs code of the operator's; this says what is wrong as
@@ -143,7 +144,7 @@ class FilterType:
     config_model: type[Any]
     build: Callable[[FilterContext], Filter]
     also: frozenset[Phase] = frozenset()
-    secret_refs: Callable[[Any], tuple[tuple[str, str], ...]] = lambda _config: ()
+    secret_refs: Callable[[Any], tuple[SecretRef, ...]] = lambda _config: ()
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
     blocks: bool = False

@@ -4,9 +4,10 @@ A phase without filters is None and costs nothing. Steps that do not wait are pl
 waits turns the rest of the phase into a task, whose deadline per step is inside it, so that whoever drives the exchange
 need not be a task itself, and cancelling the task cancels the filter.
 
-Order: `preAuth` first, then priority, level (Gateway, Route, Backend), then the order in which the specs are given
-(age, name). A filter that fails closes: the exchange ends with 502 and the filter's name. What it raised is not
-repeated, since it may hold a secret; the log gets the type of the exception.
+Order: the turn of a spec (what a Backend declares for request-headers goes before its backend-request), then `preAuth`
+first, then priority, level (Gateway, Route, Backend), then the order in which the specs are given (age, name). A
+filter that fails closes: the exchange ends with 502 and the filter's name. What it raised is not repeated, since it may
+hold a secret; the log gets the type of the exception.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class Chain:
     response_headers: Steps | None = None
     response_body: BodyPlan | None = None
     complete: tuple[Completion, ...] | None = None
+    #: Of types that nobody knows: requests go on without them.
+    skipped: tuple[ExtensionSpec, ...] = ()
     #: Those of backend_response and response_headers that there are, in this order.
     response_phases: tuple[Steps, ...] = field(init=False)
 
@@ -116,9 +119,10 @@ class Chain:
 
 def compile_chain(specs: Iterable[ExtensionSpec], make: Callable[[ExtensionSpec], PlacedFilter]) -> Chain:
     """Sort, build (through `make`, usually `FilterInstances.place`) and flatten. Raises what `make` raises."""
-    ordered = sorted(specs, key=lambda spec: (not spec.pre_auth, spec.priority, spec.level))
-    filters = [make(spec) for spec in ordered]
-    phases: dict[str, Any] = {}
+    ordered = sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
+    skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
+    filters = [make(spec) for spec in ordered if spec not in skipped] if skipped else [make(spec) for spec in ordered]
+    phases: dict[str, Any] = {"skipped": skipped}
     for phase, method in _METHODS.items():
         running = [placed for placed in filters if phase in placed.phases()]
         if not running:

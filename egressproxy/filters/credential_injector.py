@@ -46,19 +46,27 @@ def _template(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """Exactly one of `header` and `query` says where the value goes; `{}` in `template` is the secret's place."""
+    """`header` or `query` says where the value goes; `{}` in `template` is the secret's place.
+
+    Without either it goes into `Authorization`, as a bearer token unless `template` says otherwise (RFC 6750 section
+    2.1). With one of them `template` is `{}` unless it is given.
+    """
 
     secret_ref: SecretRef
     header: FieldName | Literal[""] = ""
     query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
-    template: Annotated[FieldValue, Checked(_template)] = "{}"
+    template: Annotated[FieldValue, Checked(_template)] = ""
     allow_plaintext: bool = False
     keep_client_credentials: bool = False
     scrub_responses: bool = False
 
     def __post_init__(self) -> None:
-        if bool(self.header) == bool(self.query):
-            raise ValueError("exactly one of `header` and `query` has to be set")
+        if self.header and self.query:
+            raise ValueError("`header` and `query` exclude each other: keep one of them")
+        if not self.template:
+            object.__setattr__(self, "template", "{}" if self.header or self.query else "Bearer {}")
+        if not self.header and not self.query:
+            object.__setattr__(self, "header", "Authorization")
         if is_protected(self.header):
             raise ValueError(f"{self.header} is written by the gateway itself and cannot carry a credential")
 
@@ -73,8 +81,8 @@ class CredentialInjector(Filter):
         assert isinstance(config, CredentialInjectorConfig)
         self._name = context.name
         self._source = context.source
-        self._remedy = f"create the Secret {config.secret_ref.name} with the key {config.secret_ref.key}"
-        self._secret_name = f"{config.secret_ref.name}/{config.secret_ref.key}"
+        self._remedy = _remedy(config.secret_ref)
+        self._secret_name = config.secret_ref.label
         self._allow_plaintext = config.allow_plaintext
         self._query = config.query.encode()
         self._held = f"credential {next(_instances)}"
@@ -197,9 +205,16 @@ def _parameter_name(part: bytes) -> bytes:
     return (unquote_to_bytes(name) if b"%" in name else name).lower()
 
 
-def _secret_refs(config: object) -> tuple[tuple[str, str], ...]:
+def _remedy(ref: SecretRef) -> str:
+    with_key = f" with the key {ref.key}" if ref.key else ""
+    there = f" in namespace {ref.namespace}" if ref.namespace else ""
+    granted = ", and a ReferenceGrant for it there" if ref.namespace else ""
+    return f"create the Secret {ref.name}{with_key}{there}{granted}"
+
+
+def _secret_refs(config: object) -> tuple[SecretRef, ...]:
     assert isinstance(config, CredentialInjectorConfig)
-    return ((config.secret_ref.name, config.secret_ref.key),)
+    return (config.secret_ref,)
 
 
 CREDENTIAL_INJECTOR = FilterType(

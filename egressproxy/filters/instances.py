@@ -80,15 +80,15 @@ class FilterInstances:
         return self.place(spec).filter
 
     def secrets(self, spec: ExtensionSpec) -> dict[str, bool]:
-        """The Secrets that this filter refers to (`name/key`), and whether each is there.
+        """The Secrets that this filter refers to (`name/key` as written), and whether each is there.
 
         None for a filter of the gateway's own, which is in no catalogue (ExternalAuth).
         """
         if self._catalog.get(spec.type) is None:
             return {}
         kind, context = self._context(spec)
-        wanted = (f"{name}/{key}" for name, key in kind.secret_refs(context.config))
-        return {name: name in context.secrets for name in wanted}
+        labels = (ref.label for ref in kind.secret_refs(context.config))
+        return {label.rstrip("/"): label in context.secrets for label in labels}
 
     def stats(self) -> list[FilterStats]:
         """The counters of every filter, one entry per phase in which it runs."""

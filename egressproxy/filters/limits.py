@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Annotated
 
@@ -23,11 +23,13 @@ from egressproxy.model.exchange import Exchange
 __all__ = [
     "BODY_LIMIT",
     "CONCURRENCY_LIMIT",
+    "QOS_CONTROLLER",
     "REQUEST_RATE_LIMIT",
     "BodyLimit",
     "BodyLimitConfig",
     "ConcurrencyLimit",
     "ConcurrencyLimitConfig",
+    "QoSControllerConfig",
     "RequestRateLimit",
     "RequestRateLimitConfig",
 ]
@@ -42,6 +44,36 @@ class RequestRateLimitConfig(FilterConfig):
     limit: Annotated[int, Within(ge=1)]
     window: Annotated[float, Within(gt=0, allow_inf_nan=False)] = 1.0
     burst: Annotated[int, Within(ge=0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QoSControllerConfig(FilterConfig):
+    """The form of the egress proposal: exactly one of the three, as many requests in one second, minute or hour."""
+
+    requests_per_second: Annotated[int, Within(ge=1)] | None = None
+    requests_per_minute: Annotated[int, Within(ge=1)] | None = None
+    requests_per_hour: Annotated[int, Within(ge=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self._written()) != 1:
+            raise ValueError(
+                "exactly one of `requestsPerSecond`, `requestsPerMinute` and `requestsPerHour` has to be set; "
+                "for two limits write two extensions"
+            )
+
+    def _written(self) -> list[tuple[int, float]]:
+        every = (
+            (self.requests_per_second, 1.0),
+            (self.requests_per_minute, 60.0),
+            (self.requests_per_hour, 3600.0),
+        )
+        return [(limit, window) for limit, window in every if limit is not None]
+
+    @property
+    def rate(self) -> RequestRateLimitConfig:
+        """The same limit as `limits.requests` writes it."""
+        ((limit, window),) = self._written()
+        return RequestRateLimitConfig(limit, window)
 
 
 class RequestRateLimit(Filter):
@@ -154,6 +186,11 @@ class BodyLimit(Filter):
             x.max_body_bytes = self._max_bytes
 
 
+def _qos_controller(context: FilterContext) -> RequestRateLimit:
+    assert isinstance(context.config, QoSControllerConfig)
+    return RequestRateLimit(replace(context, config=context.config.rate))
+
+
 def _rate(config: RequestRateLimitConfig) -> str:
     """What was exceeded, the burst included where it is another number: it is what a quick client meets first."""
     rate = f"more than {_requests(config.limit)} in {config.window:g} s"
@@ -175,6 +212,15 @@ REQUEST_RATE_LIMIT = FilterType(
     build=RequestRateLimit,
     is_shared=True,
     summary="At most so many requests in a time: 429 beyond.",
+)
+
+QOS_CONTROLLER = FilterType(
+    name="egressproxy.io/QoSController:v1",
+    phases=REQUEST_RATE_LIMIT.phases,
+    config_model=QoSControllerConfig,
+    build=_qos_controller,
+    is_shared=True,
+    summary="A RequestRateLimit as the egress proposal writes it: requests per second, minute or hour.",
 )
 
 CONCURRENCY_LIMIT = FilterType(

@@ -29,7 +29,7 @@ SUFFIX: Final = ".py"
 class PythonConfig(FilterConfig):
     """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model.
 
-    `secrets` are given to the filter in its context, by "name/key".
+    `secrets` are given to the filter in its context, by "name/key" (or "namespace/name/key").
     """
 
     path: str
@@ -176,9 +176,9 @@ def _revision(context: FilterContext) -> str:
     return hashlib.sha256(_locate(context.folder, config.path).read_bytes()).hexdigest()
 
 
-def _secret_refs(config: object) -> tuple[tuple[str, str], ...]:
+def _secret_refs(config: object) -> tuple[SecretRef, ...]:
     assert isinstance(config, PythonConfig)
-    return tuple((ref.name, ref.key) for ref in config.secrets)
+    return config.secrets
 
 
 PYTHON = FilterType(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from egressproxy.model.authority import AuthorityError, parse_host
 from egressproxy.model.fields import TOKEN, VALUE
@@ -61,10 +61,22 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class SecretRef(FilterConfig):
-    """One key of a Secret in the namespace of the object that declares the filter."""
+    """One entry of a Secret.
+
+    `key` "": the Secret's only one, or that which credentials usually have. `namespace` "": that of the object which
+    declares the filter; another one needs a ReferenceGrant there. Source: Gateway API v1 SecretObjectReference.
+    """
 
     name: Annotated[str, Within(min_length=1)]
-    key: Annotated[str, Within(min_length=1)]
+    key: Annotated[str, Within(min_length=1)] = ""
+    namespace: Annotated[str, Within(min_length=1)] = ""
+    group: Literal[""] = ""
+    kind: Literal["Secret"] = "Secret"
+
+    @property
+    def label(self) -> str:
+        """Under which a filter finds the value: `name/key`, or `namespace/name/key`, as it was written."""
+        return f"{self.namespace}/{self.name}/{self.key}" if self.namespace else f"{self.name}/{self.key}"
 
 
 def _field_name(text: str) -> str:

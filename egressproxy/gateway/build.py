@@ -282,6 +282,7 @@ class _Builder:
             weight=backend.weight, error=backend.error, backend_request_s=backend_request_s,
             mirrors=mirrors + self.mirrors(listener, route, backend.mirrors, names) or None, denied=denied,
             served_ports=served_ports(backend.backend) if backend.backend is not None else NO_PORTS,
+            unknown_extension=backend.unknown_extension,
         )  # fmt: skip
 
     def mirrors(

@@ -52,7 +52,7 @@ class Choice:
 
     __slots__ = (
         "backend", "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "series",
-        "served_ports", "weight",
+        "served_ports", "unknown_extension", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class Choice:
         mirrors: tuple[Mirror, ...] | None = None,
         denied: Denial | None = None,
         served_ports: Mapping[str, Collection[int]] = NO_PORTS,
+        unknown_extension: str = "",
     ) -> None:
         self.backend = backend
         self.connector = connector
@@ -80,11 +81,15 @@ class Choice:
         self.mirrors = mirrors
         self.denied = denied
         self.served_ports = served_ports
+        self.unknown_extension = unknown_extension
 
     def fault(self, route: str) -> GatewayError:
         """Why nothing is sent there, where `connector` is None."""
         if self.denied is not None:
             return self.denied.error()
+        if self.unknown_extension:
+            message = f"route {route} needs the {self.unknown_extension}, which this gateway does not have"
+            return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=route, detail=self.error)
         message = f"route {route} refers to a backend that cannot be used"
         return GatewayFault(Reason.BACKEND_INVALID, message, rule=route, detail=self.error)
 

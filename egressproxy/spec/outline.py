@@ -137,6 +137,8 @@ def _filters(extensions: Sequence[ExtensionSpec]) -> dict[str, str | list[str]]:
 def _filter(each: ExtensionSpec) -> str:
     secrets = "".join(f", Secret {name}" for name, _ in each.secrets)
     fail_open = ", failOpen" if each.fail_open else ""
+    if not each.is_known:
+        fail_open = ", of an unknown type: left out (failOpen)"
     return (
         f"{each.phase} {each.name} ({each.type}) of {each.source}, priority {each.priority}{fail_open}{secrets}: "
         f"{_text(each.config)}"

@@ -216,6 +216,12 @@ class ExtensionSpec:
     folder: str = ""  # folder of the file that declared it: relative paths start there
     #: `config`, validated: says nothing that `type` and `config` do not. None: it is validated where it is used.
     settings: FilterSettings | None = field(default=None, compare=False, repr=False)
+    #: False: nobody knows the type. Where requests go on without it (`fail_open`) it is there to be explained; where
+    #: they do not, the place is closed (see `WeightedBackend.unknown_extension`).
+    is_known: bool = True
+    #: Its turn beside the others of `phase`: -1 before them, 1 behind them. A Backend's request-headers run where
+    #: backend-request runs, before it, and its response-headers where backend-response runs, behind it.
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class WeightedBackend:
     `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, backend and its
     policies that run
     in the connect, backend-request and backend-response phases for this backend. `mirrors` are those of the ref.
+    `unknown_extension` names what closes it, in words for clients; "" where something else does.
     """
 
     backend: BackendSpec | None
@@ -74,6 +75,7 @@ class WeightedBackend:
     extensions: tuple[ExtensionSpec, ...] = ()
     error: str = ""
     mirrors: tuple[MirrorSpec, ...] = ()
+    unknown_extension: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.NO_ROUTE: "NR",  # no route
     Reason.MISDIRECTED: "NR",
     Reason.BACKEND_INVALID: "NC",  # no cluster
+    Reason.UNKNOWN_EXTENSION: "NC",
     Reason.FILTER_REJECTED: "UAEX",  # refused by an authorisation step
     Reason.EXT_AUTH_DENIED: "UAEX",
     Reason.EXT_AUTH_ERROR: "UAEX",

@@ -40,6 +40,23 @@ def test_the_catalogue_describes_every_type_with_its_schema():
     assert "secretRef" in described["egressproxy.io/CredentialInjector:v1"]["config"]["properties"]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in BUILTIN_TYPES if not kind.runs_code], ids=lambda kind: kind.name)
+def test_a_type_of_ours_is_known_by_its_published_names_too(kind):
+    catalog = Catalog()
+    bare, of_gateway_api = catalog.describe()[kind.name]["published"]
+    assert kind.name == f"egressproxy.io/{bare}:v1"
+    assert of_gateway_api == f"gateway.networking.k8s.io/{bare}:v1"
+    assert catalog.get(bare) is catalog.get(of_gateway_api) is catalog.get(kind.name) is kind
+
+
+@pytest.mark.parametrize(
+    "name", ["Python", "gateway.networking.k8s.io/Python:v1", "credentialInjector", "vendor.test/CredentialInjector:v1",
+             "gateway.networking.k8s.io/CredentialInjector:v2", "CredentialInjector:v1"],
+)  # fmt: skip
+def test_names_are_compared_exactly_and_what_runs_code_has_one_name_alone(name):
+    assert Catalog().get(name) is None
+
+
 def test_phases_are_listed_in_the_order_in_which_a_request_meets_them():
     phases = Catalog().describe()["egressproxy.io/Python:v1"]["phases"]
     assert TypeAdapter(list[str]).validate_python(phases)[0] == "request-headers"

@@ -1,5 +1,6 @@
 import json
 from base64 import b64encode
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from egressproxy.filters import Exchange
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -148,7 +150,6 @@ def test_nothing_that_can_be_printed_shows_the_secret():
 @pytest.mark.parametrize(
     "config",
     [
-        REF,
         {**BEARER, "query": "k"},
         {**BEARER, "template": "Bearer"},
         {**BEARER, "template": "{}{}"},
@@ -166,9 +167,50 @@ def test_a_config_that_cannot_be_meant_is_refused(config):
         chain(config)
 
 
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (REF, (b"authorization", b"Bearer S3CR3T-INJ")),
+        ({**REF, "template": "Basic {}"}, (b"authorization", b"Basic S3CR3T-INJ")),
+        ({**REF, "header": "Authorization"}, (b"authorization", b"S3CR3T-INJ")),
+        ({**REF, "header": "X-Api-Key"}, (b"x-api-key", b"S3CR3T-INJ")),
+    ],
+)
+def test_without_a_place_the_credential_is_a_bearer_token(config, line):
+    assert list(sent((b"authorization", b"theirs"), config=config).fields) == [line]
+
+
+def test_without_a_template_a_parameter_is_the_credential_alone():
+    assert sent(config={**REF, "query": "key"}).path == b"/v1/x?key=S3CR3T-INJ"
+
+
+@pytest.mark.parametrize(
+    ("ref", "label"),
+    [
+        ({"name": "s"}, "s/"),
+        ({"name": "s", "namespace": "n"}, "n/s/"),
+        ({"name": "s", "namespace": "n", "key": "k", "kind": "Secret", "group": ""}, "n/s/k"),
+    ],
+)
+def test_a_reference_may_name_another_namespace_and_no_key(ref, label):
+    spec = replace(place({"secretRef": ref}), secrets=((label, Secret(b"S3CR3T-INJ")),))
+    steps = compile_chain([spec], FilterInstances(Catalog()).place).backend_request
+    x = exchange()
+    run(steps, x)
+    assert list(x.request.fields) == [(b"authorization", b"Bearer S3CR3T-INJ")]
+
+
+def test_a_secret_that_has_to_come_from_elsewhere_is_told_with_the_grant_that_it_needs():
+    spec = replace(place({"secretRef": {"name": "s", "namespace": "n"}}), secrets=())
+    steps = compile_chain([spec], FilterInstances(Catalog()).place).backend_request
+    with pytest.raises(GatewayFault) as caught:
+        run(steps, exchange())
+    assert caught.value.remedy == "create the Secret s in namespace n, and a ReferenceGrant for it there"
+
+
 def test_the_secret_reference_is_declared():
     kind = Catalog().get(TYPE)
-    assert kind.secret_refs(validated(kind.config_model, json.dumps(BEARER))) == (("s", "token"),)
+    assert kind.secret_refs(validated(kind.config_model, json.dumps(BEARER))) == (SecretRef("s", "token"),)
 
 
 @pytest.mark.parametrize("target", [b"/x?KEY=theirs", b"/x?a=1;key=theirs", b"/x?a=1;Ke%79=theirs;b=2", b"/x?key"])

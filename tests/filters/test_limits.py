@@ -1,14 +1,17 @@
 import json
+import re
 
 import pytest
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import Exchange, FilterContext
 from egressproxy.filters.limits import (
+    QOS_CONTROLLER,
     BodyLimit,
     BodyLimitConfig,
     ConcurrencyLimit,
     ConcurrencyLimitConfig,
+    QoSControllerConfig,
     RequestRateLimit,
     RequestRateLimitConfig,
 )
@@ -79,6 +82,35 @@ def test_a_refusal_says_what_was_exceeded(config, message):
     with pytest.raises(LimitExceeded) as caught:
         limit.request_headers(exchange())
     assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("field", "window"), [("requestsPerSecond", 1), ("requestsPerMinute", 60), ("requestsPerHour", 3600)]
+)
+def test_a_qos_controller_is_a_rate_limit(field, window):
+    config = validated(QoSControllerConfig, json.dumps({field: 3}))
+    assert config.rate == RequestRateLimitConfig(limit=3, window=window)
+    limit = QOS_CONTROLLER.build(context(config))
+    assert isinstance(limit, RequestRateLimit)
+    assert passed(limit, 9) == 3
+    with pytest.raises(LimitExceeded) as caught:
+        limit.backend_request(exchange())
+    assert (caught.value.status, caught.value.reason) == (429, Reason.REQUEST_RATE)
+    assert caught.value.message == f"more than 3 requests in {window} s"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "exactly one of"),
+        ({"requestsPerMinute": 1, "requestsPerHour": 9}, "write two extensions"),
+        ({"requestsPerMinute": 0}, "greater than or equal to 1"),
+        ({"requestsPerMinutes": 5}, "did you mean requestsPerMinute?"),
+    ],
+)
+def test_a_qos_controller_that_cannot_be_meant_is_refused(config, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        validated(QoSControllerConfig, json.dumps(config))
 
 
 def test_a_refusal_says_when_to_come_back():

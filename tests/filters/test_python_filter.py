@@ -8,6 +8,7 @@ from egressproxy.filters import Exchange
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.validation import validated
 from egressproxy.loading.writes import staging
 from egressproxy.model.secret import Secret
@@ -71,7 +72,7 @@ def test_secrets_are_given_by_reference(tmp_path):
     refs = [{"name": "s", "key": "k"}]
     place = spec(tmp_path, refs=refs, secrets=(("s/k", Secret(b"v")),))
     kind = Catalog().get(place.type)
-    assert kind.secret_refs(validated(kind.config_model, place.config)) == (("s", "k"),)
+    assert kind.secret_refs(validated(kind.config_model, place.config)) == (SecretRef("s", "k"),)
     assert load(tmp_path, text, refs=refs, secrets=place.secrets).key == b"v"
 
 

@@ -164,12 +164,13 @@ class Backends:
                 conditions.set(condition, False, unresolved.reason, unresolved.message)
         if not isinstance(backend, XBackend):
             self._own_extensions(backend)  # their load errors show even where the rest cannot be used
-        missing = self._extensions.missing.get(backend.key)
-        if missing:
-            message = f"missing: {', '.join(dict.fromkeys(missing))}; until it is there, requests are refused"
-            conditions.set("ResolvedRefs", False, "SecretNotFound", message)
+        self._extensions.faults[backend.key].state(conditions)
         if 0 < failed < len(ports):
-            conditions.set("Degraded", True, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+            unusable = f"{failed} of {len(ports)} ports cannot be used"
+            if conditions.says("Degraded"):
+                conditions.add_note("Degraded", unusable)
+            else:
+                conditions.set("Degraded", True, "PortsNotUsable", unusable)
         insecure = _insecurity(backend)
         if insecure:
             conditions.set("Insecure", True, "NotVerified", insecure)
@@ -326,7 +327,7 @@ class Backends:
             self._busy.pop()
         if parent.spec.destination is Destination.DYNAMIC:
             raise Unresolved("InvalidParent", f"the parent of {backend} is Dynamic: name a fixed gateway")
-        if parent.extensions:
+        if any(placed.spec.is_known or not placed.spec.fail_open for placed in parent.extensions):
             # They might refuse something, so leaving them out in silence would open what they close.
             raise Unresolved(
                 "UnsupportedValue", f"the parent of {backend} has extensions, which are not supported yet on a parent"

@@ -65,8 +65,8 @@ def compile_config(
 ) -> Compiled:
     """Compile a configuration. `previous` is the one in service: times, generations and counts go on from it.
 
-    Raises ConfigError with every load error that the schema of the kinds could not see: an unknown extension type, one
-    in a phase where it cannot run, a config that does not fit the type.
+    Raises ConfigError with every load error that the schema of the kinds could not see: an extension in a phase where
+    its type cannot run, a config that does not fit the type.
     """
     generations, written = _generations(resources, previous)
     run = _Run(resources, catalog, defaults, generations)
@@ -160,7 +160,7 @@ class _Run:
             statuses[plan.gateway.key] = plan.to_status()
             statuses.update(set_statuses(plan))
         statuses.update(self._tls_policies.statuses(self._generation))
-        statuses.update(self._policies.statuses(self._generation, self._extensions.missing))
+        statuses.update(self._policies.statuses(self._generation, self._extensions.faults))
         for pipeline in self._resources.of(PayloadProcessingPipeline):
             conditions = Conditions(self._generation(pipeline.key))
             conditions.set("Accepted", False, "UnsupportedValue", "pipelines are not supported yet")

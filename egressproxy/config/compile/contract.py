@@ -26,6 +26,7 @@ __all__ = [
     "FilterTypeInfo",
     "Key",
     "RefusesBackends",
+    "SecretReference",
     "Status",
     "age_of",
 ]
@@ -38,6 +39,28 @@ Key = tuple[str, str, str, str]
 
 #: The `status` of an object as Kubernetes shapes it.
 Status = dict[str, Any]
+
+
+class SecretReference(Protocol):
+    """One entry of a Secret, as the config of a filter names it (a `secretRef`)."""
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str:
+        """ "": that of the declaring object."""
+
+    @property
+    def key(self) -> str:
+        """ "": not said."""
+
+    @property
+    def label(self) -> str:
+        """Under which the filter finds the value."""
 
 
 class FilterTypeInfo(Protocol):
@@ -56,8 +79,8 @@ class FilterTypeInfo(Protocol):
         """The schema of its config: a pydantic model, or a dataclass that pydantic reads."""
 
     @property
-    def secret_refs(self) -> Callable[[Any], tuple[tuple[str, str], ...]]:
-        """(name, key) of the Secrets that a config refers to, in the namespace of the declaring object."""
+    def secret_refs(self) -> Callable[[Any], tuple[SecretReference, ...]]:
+        """The Secrets that a config refers to."""
 
     @property
     def runs_code(self) -> bool:

@@ -3,24 +3,25 @@
 Three ways to ask for a filter, one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
 HTTPRoute rule or backendRef, an entry of a policy's `limits`. The config of each is checked against the schema of its
 type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionSpec without it:
-the filter then refuses every request (it fails closed).
+the filter then refuses every request (it fails closed). A type that nobody knows closes the place (`extension_faults`).
 """
 
 from __future__ import annotations
 
-import difflib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from egressproxy.config.compile.contract import FilterCatalog, FilterTypeInfo, Key, age_of
+from egressproxy.config.compile.extension_faults import ExtensionFaults
 from egressproxy.config.compile.problems import Problems
-from egressproxy.config.compile.references import References
+from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.meta import Resource
@@ -41,6 +42,12 @@ __all__ = ["BACKEND_PHASES", "INJECTOR", "ExtensionCompiler", "FilterNotSupporte
 
 #: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
 BACKEND_PHASES = frozenset({"connect", "backend-request", "backend-response"})
+
+#: What the phases of a client's exchange mean on a Backend: where they run there, and in which turn.
+_OWN_LEG: Final[Mapping[str | None, tuple[str, int]]] = {
+    "request-headers": ("backend-request", -1),
+    "response-headers": ("backend-response", 1),
+}
 
 ROUTE_LEVEL, BACKEND_LEVEL = 1, 2
 
@@ -86,8 +93,8 @@ class Place:
 
 
 def ordered(placed: Iterable[Placed]) -> tuple[ExtensionSpec, ...]:
-    """In running order: priority, level, age of the declaring object, then as written."""
-    turn = sorted(placed, key=lambda p: (p.spec.priority, p.spec.level, p.age, p.turn))
+    """In running order: turn, priority, level, age of the declaring object, then as written."""
+    turn = sorted(placed, key=lambda p: (p.spec.turn, p.spec.priority, p.spec.level, p.age, p.turn))
     return tuple(dict.fromkeys(p.spec for p in turn))
 
 
@@ -100,8 +107,8 @@ class ExtensionCompiler:
         self._problems = problems
         self._adapters: dict[str, TypeAdapter[Any]] = {}
         self._valid: dict[tuple[str, str], FilterSettings | None] = {}
-        #: Secrets that extensions name and that are not there, by declaring object.
-        self.missing: dict[Key, list[str]] = {}
+        #: What is wrong with extensions and is told in status, by declaring object.
+        self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
 
     def extensions(self, owner: Resource, declared: Sequence[Extension], place: Place) -> tuple[Placed, ...]:
         """The `spec.extensions` of a Backend or EgressPolicy. Load errors go to the problems."""
@@ -196,18 +203,15 @@ class ExtensionCompiler:
     def _extension(self, owner: Resource, extension: Extension, path: str, place: Place) -> ExtensionSpec | None:
         found = self._catalog.get(extension.type)
         if found is None:
-            near = difflib.get_close_matches(extension.type, list(self._catalog.names()), n=1, cutoff=0.5)
-            remedy = f"did you mean {near[0]}?" if near else "see `egressproxy filters` for the types"
-            self._problems.add(owner, f"{path}.type", f"unknown extension type {extension.type}", remedy)
-            return None
+            return self._unknown(owner, extension, place)
         if found.runs_code and owner.origin.is_from_api:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
             self._problems.add(owner, f"{path}.type", message, remedy)
             return None
-        phase = self._phase(owner, extension, found, path, place)
-        if phase is None:
+        phase, turn = self._phase(owner, extension, found, path, place)
+        if not phase:
             return None
         raw = extension.settings if isinstance(extension, WorkingGroupExtension) else extension.config
         raw_name = "rawConfig" if isinstance(extension, WorkingGroupExtension) and extension.raw_config else "config"
@@ -227,9 +231,10 @@ class ExtensionCompiler:
             return None
         text = _canonical(raw)
         return ExtensionSpec(
-            name=extension.name,
+            name=extension.label,
             type=found.name,
             phase=phase,
+            turn=turn,
             priority=extension.priority,
             level=place.level,
             fail_open=extension.fail_open,
@@ -242,6 +247,23 @@ class ExtensionCompiler:
             folder=_folder(owner),
             settings=self._settings(found, text),
         )
+
+    def _unknown(self, owner: Resource, extension: Extension, place: Place) -> ExtensionSpec:
+        """An extension that nobody can run: told in status, and closes its place unless it may fail open."""
+        phase = extension.phase or ("backend-request" if place.level == BACKEND_LEVEL else "request-headers")
+        made = ExtensionSpec(
+            name=extension.label,
+            type=extension.type,
+            phase=phase,
+            priority=extension.priority,
+            level=place.level,
+            fail_open=extension.fail_open,
+            scope=place.scope,
+            source=str(owner),
+            is_known=False,
+        )
+        self.faults[owner.key].note_unknown(made, self._catalog.names())
+        return made
 
     def _adapter(self, found: FilterTypeInfo) -> TypeAdapter[Any]:
         adapter = self._adapters.get(found.name)
@@ -262,44 +284,49 @@ class ExtensionCompiler:
 
     def _phase(
         self, owner: Resource, extension: Extension, found: FilterTypeInfo, path: str, place: Place
-    ) -> str | None:
-        """The phase it runs in: as written, or the only one that fits. A phase that cannot be is a problem."""
+    ) -> tuple[str, int]:
+        """The phase it runs in, and its turn there: as written, or what fits. A phase that cannot be is a problem: "".
+
+        On a Backend the phases are those of its own leg: its request-headers are the head as it goes to this backend.
+        """
         possible = _phases(found)
+        phase, turn = extension.phase, 0
         if place.level == BACKEND_LEVEL:
             possible &= BACKEND_PHASES
-        phase = extension.phase
-        if phase is None and isinstance(extension, WorkingGroupExtension):
-            phase = "backend-request"
+            if phase in _OWN_LEG and _OWN_LEG[phase][0] in possible:
+                return _OWN_LEG[phase]
+            if phase is None and isinstance(extension, WorkingGroupExtension) and "backend-request" in possible:
+                phase = "backend-request"
         if phase is None and len(possible) == 1:
-            return next(iter(possible))
+            return next(iter(possible)), turn
         listed = ", ".join(sorted(possible)) or "none"
         if phase is None:
             self._problems.add(
                 owner, f"{path}.phase", f"{found.name} runs in more than one phase", f"choose of: {listed}"
             )
-            return None
+            return "", turn
         if phase not in possible:
             where = " for a backend" if place.level == BACKEND_LEVEL else ""
             self._problems.add(
                 owner, f"{path}.phase", f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
             )
-            return None
-        return str(phase)
+            return "", turn
+        return str(phase), turn
 
     def _secrets(self, owner: Resource, found: FilterTypeInfo, config: Any) -> tuple[tuple[str, Secret], ...]:
         secrets = []
-        for name, key in found.secret_refs(config):
-            value = self._references.secret_value(owner.namespace, name, key)
-            if value is None or not value.reveal().strip(_SPACE):
-                self.missing.setdefault(owner.key, []).append(f"Secret {owner.namespace}/{name} with key {key}")
+        for ref in found.secret_refs(config):
+            try:
+                value = self._references.secret_value(owner, ref)
+                if found.name.startswith(INJECTOR) and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
+                    # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
+                    where = f"{self._references.namespace_of(owner, ref)}/{ref.name} key {ref.key or '(the only one)'}"
+                    why = "it holds a line break or another control character; store the credential alone, on one line"
+                    raise Unresolved("SecretNotFound", f"a usable value of Secret {where} ({why})")
+            except Unresolved as unresolved:
+                self.faults[owner.key].note_secret(unresolved)
                 continue
-            if found.name.startswith(INJECTOR) and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
-                # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
-                what = f"a usable value of Secret {owner.namespace}/{name} key {key}"
-                why = "it holds a line break or another control character; store the credential alone, on one line"
-                self.missing.setdefault(owner.key, []).append(f"{what} ({why})")
-                continue
-            secrets.append((f"{name}/{key}", value))
+            secrets.append((ref.label, value))
         return tuple(dict.fromkeys(secrets))
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from egressproxy.config.compile.filters import ExtensionCompiler, Place, Placed
+from egressproxy.config.compile.extension_faults import closing
+from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Place, Placed
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.resources.policy import EgressPolicy
 
@@ -56,12 +57,14 @@ class Placement:
     def for_requests(self, layers: Iterable[Layer], where: Where) -> list[Placed]:
         """The filters of a listener or rule: everything but what belongs to one of its backends.
 
-        Raises FilterNotSupported for a limit that this build cannot enforce.
+        Raises FilterNotSupported for a limit that this build cannot enforce, and for an extension of an unknown type.
         """
+        layers = tuple(layer for layer in layers if layer.level is not Level.BACKEND)
+        unknown = self.unknown_extension(layers)
+        if unknown:
+            raise FilterNotSupported(f"the {unknown} is not supported")
         made: list[Placed] = []
         for layer in layers:
-            if layer.level is Level.BACKEND:
-                continue
             for policy in layer.policies:
                 made += self._of_policy(policy, _LEVELS[layer.level], layer.place)
                 made += self._limits(policy, layer, where, backend=False)
@@ -89,6 +92,17 @@ class Placement:
             for policy in layer.policies
             for placed in self._body_limit(policy, layer)
         ]
+
+    def unknown_extension(self, layers: Iterable[Layer], own: Iterable[Placed] = ()) -> str:
+        """The extensions of unknown types that close a place: those of its policies, and these of its backend."""
+        placed = [
+            one
+            for layer in layers
+            for policy in layer.policies
+            if policy.spec.extensions
+            for one in self._of_policy(policy, _LEVELS[layer.level], layer.place)
+        ]
+        return closing(one.spec for one in (*own, *placed))
 
     def _of_policy(self, policy: EgressPolicy, level: int, place: str) -> tuple[Placed, ...]:
         key = (policy, place)

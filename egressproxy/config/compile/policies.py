@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attempts import retry_problem
 from egressproxy.config.compile.contract import Key, Status, age_of
+from egressproxy.config.compile.extension_faults import ExtensionFaults
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.merging import Losses, Merged, Merger, dns_notes
 from egressproxy.config.compile.references import Names, References
@@ -71,14 +72,14 @@ class Policies:
         """Every policy, oldest first."""
         return self._policies
 
-    def statuses(self, generation: Callable[[Key], int], missing: dict[Key, list[str]]) -> dict[Key, Status]:
+    def statuses(self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults]) -> dict[Key, Status]:
         """The status of every EgressPolicy, per target. Call it when everything has been merged."""
         for layer in self._layers.values():
             if layer is not None and len(layer.policies) > 1:  # a conflict is one, even where nothing is served
                 self.merge((layer,), is_routed=True)
-        return {policy.key: self._status(policy, generation(policy.key), missing) for policy in self._policies}
+        return {policy.key: self._status(policy, generation(policy.key), faults) for policy in self._policies}
 
-    def _status(self, policy: EgressPolicy, generation: int, missing: dict[Key, list[str]]) -> Status:
+    def _status(self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults]) -> Status:
         ancestors = Ancestors(generation)
         for ref in policy.spec.target_refs:
             written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -99,11 +100,7 @@ class Policies:
             losses = self._merger.losses.get((policy.key, target, section), Losses())
             _state(conditions, "Conflicted", "Conflicted", losses.conflicts)
             _state(conditions, "Overridden", "Overridden", losses.overrides)
-            if missing.get(policy.key):
-                message = (
-                    f"missing: {', '.join(dict.fromkeys(missing[policy.key]))}; until it is there, requests are refused"
-                )
-                conditions.set("ResolvedRefs", False, "SecretNotFound", message)
+            faults[policy.key].state(conditions)
         return ancestors.to_status()
 
     def _not_found(self, target: Key, section: str) -> str:

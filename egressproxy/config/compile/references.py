@@ -12,9 +12,10 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair, spans
+from egressproxy.config.compile.contract import SecretReference
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
 from egressproxy.config.resources.gateway import ReferenceGrant
@@ -28,6 +29,12 @@ __all__ = ["Names", "Namespaces", "Reference", "References", "Unresolved"]
 
 #: Names that are compared in one compilation to find what was meant: some 30 us each.
 MAX_COMPARISONS = 50_000
+
+
+#: Under which keys people keep a credential, for references that say none: the first that is there.
+CREDENTIAL_KEYS: Final = ("token", "apiKey", "api-key")
+#: What an editor leaves at the end of a Secret; the injector takes it off.
+_SPACE: Final = b" \t\r\n"
 
 
 class Unresolved(Exception):
@@ -170,10 +177,26 @@ class References:
             raise Unresolved("NotFound", f"{name} has no entry {key}")
         return content
 
-    def secret_value(self, namespace: str, name: str, key: str) -> SecretValue | None:
-        """One entry of a Secret in this namespace, None where either is missing."""
-        found = self.secret_object(namespace, name)
-        return found.value(key) if found is not None else None
+    def secret_value(self, source: Resource, ref: SecretReference) -> SecretValue:
+        """One entry of a Secret. Raises Unresolved: RefNotPermitted, SecretNotFound, SecretKeyAmbiguous.
+
+        Where no key is said it is the only one, or the first of `CREDENTIAL_KEYS` that is there.
+        """
+        self.check_permitted(source, ref)
+        namespace = self.namespace_of(source, ref)
+        name = f"Secret {namespace}/{ref.name}"
+        found = self.secret_object(namespace, ref.name)
+        key = ref.key
+        if found is not None and not key and found.keys:
+            usual = found.keys if len(found.keys) == 1 else [each for each in CREDENTIAL_KEYS if each in found.keys]
+            if not usual:
+                listed = ", ".join(found.keys)
+                raise Unresolved("SecretKeyAmbiguous", f"{name} has the keys {listed}: say which one in secretRef.key")
+            key = usual[0]
+        value = found.value(key) if found is not None else None
+        if value is None or not value.reveal().strip(_SPACE):
+            raise Unresolved("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value")
+        return value
 
     def secret_object(self, namespace: str, name: str) -> Secret | None:
         """The Secret of this name, None if there is none."""

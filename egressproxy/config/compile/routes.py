@@ -306,7 +306,7 @@ class RouteCompiler:
         error = error or problem
         copies: tuple[MirrorSpec, ...] = ()
         if error:
-            found = Choices((WeightedBackend(None, error=error),))
+            found = Choices((self._weigher.closed(error, layers),))
         else:
             assert listener.protocol is not None
             port, protocol = listener.listener.port, listener.protocol

@@ -116,6 +116,10 @@ class Weigher:
         merged = self._policies.merge(layers, is_routed=True)
         return self._weigh(resolved, merged, layers, _at(resolved, where), 1, limits, error)
 
+    def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
+        """What serves nobody, where these layers hold."""
+        return WeightedBackend(None, error=error, unknown_extension=self._placement.unknown_extension(layers))
+
     def _choice(
         self,
         route: Resource,
@@ -193,6 +197,8 @@ class Weigher:
         filters: tuple[Placed, ...],
         error: str,
     ) -> WeightedBackend:
+        unknown = self._placement.unknown_extension(layers, resolved.extensions)
+        error = error or (unknown and f"the {unknown} is not supported")
         error = error or "; ".join(merged.blockers) or _region_error(resolved, merged)
         spec = self._harden(resolved.spec, merged)
         if not isinstance(spec, str):
@@ -205,7 +211,7 @@ class Weigher:
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
         if error or isinstance(spec, str):
-            return WeightedBackend(None, weight, error=error)
+            return WeightedBackend(None, weight, error=error, unknown_extension=unknown)
         try:
             spec = self._certificates.shown_to(spec, where.gateway)
         except Unresolved as unresolved:

@@ -192,12 +192,37 @@ class BackendParent(Model):
     namespace: Label | None = None
 
 
+class WorkingGroupExtension(Extension):
+    """The proposals call the configuration `rawConfig` in places, and give no name in others.
+
+    Where no phase is named it is backend-request.
+    """
+
+    name: Name = ""
+    raw_config: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_config(self) -> Self:
+        if self.raw_config is not None and "config" in self.model_fields_set:
+            raise Refused("config and rawConfig exclude each other", "keep one of them")
+        return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.config if self.raw_config is None else self.raw_config
+
+    @property
+    def label(self) -> str:
+        """Its name; without one the kind of its type: `pool` of `vendor.example/pool:v1`."""
+        return self.name or self.type.rpartition("/")[2].partition(":")[0] or self.type
+
+
 class BackendSpec(Model):
     destination: BackendDestination
     region: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     resolver: Dns | None = None
     parent: BackendParent | None = None
-    extensions: Annotated[tuple[Extension, ...], Field(max_length=64)] = ()
+    extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
 
 
 class Backend(Resource):
@@ -211,22 +236,6 @@ class Backend(Resource):
 
 
 # --- the working group's Backend -------------------------------------------------------------------------------------
-
-
-class WorkingGroupExtension(Extension):
-    """The proposal calls the configuration `rawConfig` in places; where no phase is named it is backend-request."""
-
-    raw_config: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _one_config(self) -> Self:
-        if self.raw_config is not None and "config" in self.model_fields_set:
-            raise Refused("config and rawConfig exclude each other", "keep one of them")
-        return self
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.config if self.raw_config is None else self.raw_config
 
 
 class WorkingGroupBackendSpec(Model):

@@ -21,13 +21,13 @@ from egressproxy.config.resources.values import (
     Cidr,
     DestinationHostname,
     Duration,
+    ExtensionType,
     HeaderName,
     Int,
     Label,
     Name,
     Pin,
     Port,
-    QualifiedType,
     Refused,
     ServerAddress,
     SingleHostname,
@@ -88,19 +88,25 @@ Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
 class Extension(Model):
-    """A filter in one phase. `config` is checked against the schema of its type when the configuration is compiled.
+    """A filter in one phase. `config` is checked against the schema of its type when the configuration is compiled; a
+    type that is not known then is told in status.
 
     `phase` None: the type's own, where it has just one. Filters of a phase run by priority, lower first.
     """
 
     name: Name
-    type: QualifiedType
+    type: ExtensionType
     phase: PhaseName | None = None
     priority: Int = 100
     fail_open: Bool = False
     pre_auth: Bool = False
     timeout: Duration | None = None
     config: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages, logs and metrics: its name."""
+        return self.name
 
 
 # --- destinations and addresses --------------------------------------------------------------------------------------
@@ -456,7 +462,7 @@ class Processor(Model):
     """One step: in process (`type`, `config`) or remote (`backendRefs`)."""
 
     name: Name
-    type: QualifiedType | None = None
+    type: ExtensionType | None = None
     phase: PhaseName | None = None
     config: dict[str, Any] = Field(default_factory=dict)
     backend_refs: Annotated[tuple[BackendObjectReference, ...], Field(max_length=16)] = ()

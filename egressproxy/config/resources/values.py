@@ -31,6 +31,7 @@ __all__ = [
     "Cidr",
     "DestinationHostname",
     "Duration",
+    "ExtensionType",
     "ExternalHostname",
     "HeaderName",
     "Hostname",
@@ -40,7 +41,6 @@ __all__ = [
     "Pin",
     "Port",
     "PreciseHostname",
-    "QualifiedType",
     "Refused",
     "SecretValue",
     "ServerAddress",
@@ -74,7 +74,8 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _DURATION = re.compile(r"([0-9]{1,5}(h|m|s|ms)){1,4}")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_QUALIFIED_TYPE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9]+:v[0-9a-z]+")
+#: Of any domain and in any spelling: which types there are is known where the configuration is compiled.
+_EXTENSION_TYPE = re.compile(r"[!-~]{1,253}")
 _MORE_THAN_A_HOST = re.compile(r"([a-z][a-z0-9+.-]*://)?((?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?)(:[0-9]+)?(/.*)?", re.ASCII)
 _LIKE_AN_ADDRESS = re.compile(r"[0-9a-fA-F:.%\[\]]+")
 _PIN = re.compile(r"sha256/[A-Za-z0-9+/]{43}=")
@@ -269,8 +270,8 @@ def _header_name(value: str) -> str:
     return value
 
 
-def _qualified_type(value: str) -> str:
-    if not _QUALIFIED_TYPE.fullmatch(value):
+def _extension_type(value: str) -> str:
+    if not _EXTENSION_TYPE.fullmatch(value):
         raise Refused(
             "not an extension type", "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1"
         )
@@ -357,7 +358,7 @@ DestinationHostname = Annotated[str, AfterValidator(_destination_hostname)]
 SingleHostname = Annotated[str, AfterValidator(_single_hostname)]
 ExternalHostname = Annotated[str, AfterValidator(_external_hostname)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
-QualifiedType = Annotated[str, AfterValidator(_qualified_type)]
+ExtensionType = Annotated[str, AfterValidator(_extension_type)]
 Pin = Annotated[str, AfterValidator(_pin)]
 ServerAddress = Annotated[str, AfterValidator(_server_address)]
 Timestamp = Annotated[str, AfterValidator(_timestamp)]

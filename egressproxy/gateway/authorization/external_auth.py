@@ -54,6 +54,7 @@ class ExternalAuth(Filter):
         self._closed_by = closed_by
         self.max_body = spec.max_body
         self._error = spec.backend.error
+        self._unknown_extension = spec.backend.unknown_extension
         self._source = spec.place.source
         self.server = spec.backend.backend.name if spec.backend.backend is not None else "-"
         self._route = route
@@ -121,6 +122,10 @@ class ExternalAuth(Filter):
         """What every request is answered with where there is none."""
         if self._closed_by is not None:
             return self._closed_by.error()
+        if self._unknown_extension:
+            message = f"the authorization server of this route needs the {self._unknown_extension}, "
+            message += "which this gateway does not have"
+            return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=self._source, detail=self._error)
         message = "the authorization server of this route cannot be used"
         return GatewayFault(Reason.BACKEND_INVALID, message, rule=self._source, detail=self._error)
 

@@ -120,8 +120,17 @@ def tls_values(tls: BackendTlsSpec, host: str, destination: Destination) -> dict
 
 
 def filter_values(chain: Chain, phases: Iterable[str]) -> list[dict[str, Any]]:
-    """The filters of these phases in the order in which they run."""
-    return [
+    """The filters of these phases in the order in which they run; then those without which requests go on."""
+    phases = tuple(phases)
+    skipped = [
+        {
+            "phase": spec.phase, "name": spec.name, "type": spec.type, "from": spec.source,
+            "level": ("Gateway", "Route", "Backend")[spec.level], "priority": spec.priority, "failOpen": True,
+            "skipped": "the type is not known, and failOpen is set",
+        }
+        for spec in chain.skipped
+    ]  # fmt: skip
+    return skipped + [
         {
             "phase": phase.replace("_", "-"), "name": step.spec.name, "type": step.spec.type, "from": step.spec.source,
             "level": ("Gateway", "Route", "Backend")[step.spec.level], "priority": step.spec.priority,

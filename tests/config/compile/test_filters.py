@@ -6,8 +6,11 @@ import pytest
 
 from egressproxy.config.compile.filters import CORS_PRIORITY, EXTERNAL_AUTH_PRIORITY, ROUTE_FILTER_PRIORITY
 from egressproxy.config.problems import ConfigError
+from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.credential_injector import CredentialInjectorConfig
 from egressproxy.filters.header_policy import HeaderEdits, HeaderPolicyConfig
+from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.settings import SecretRef
 from egressproxy.spec.policy import ExtensionSpec
 from tests.config.compile.kit import (
@@ -101,33 +104,45 @@ def test_a_secret_of_another_namespace_is_no_secret():
     assert rule(made).backends[0].extensions[0].secrets == ()
 
 
-def test_an_unknown_type_is_refused_with_the_nearest_one():
-    text = injector().replace("CredentialInjector:v1", "CredentialInjektor:v1")
-    with pytest.raises(ConfigError, match=r"did you mean egressproxy.io/CredentialInjector:v1\?") as caught:
-        compiled(REVERSE, text)
-    (problem,) = caught.value.problems
-    assert problem.field_path == "spec.extensions[0].type"
-    assert (problem.file, problem.line > 1) == ("config.yaml", True)
-
-
 def test_a_phase_where_the_type_cannot_run_is_refused():
     ((name, path, message),) = problems(injector().replace("phase: backend-request", "phase: response-body"))
     assert (name, path) == ("Backend default/plain", "spec.extensions[0].phase")
     assert "cannot run in phase response-body" in message
 
 
-def test_a_phase_of_requests_is_refused_on_a_backend():
-    text = backend("name: h, type: 'egressproxy.io/HeaderPolicy:v1', phase: request-headers")
+def test_a_phase_of_requests_that_a_backends_own_leg_does_not_have_is_refused_on_a_backend():
+    text = backend("name: h, type: 'egressproxy.io/BodyLimit:v1', phase: request-headers, config: {maxBytes: 1}")
     ((_, _, message),) = problems(text)
     assert "for a backend" in message
+
+
+def test_the_phases_of_requests_and_responses_are_those_of_a_backends_own_leg():
+    add = "config: {request: {add: [{name: X-A, value: b}]}}"
+    kind = "type: 'egressproxy.io/HeaderPolicy:v1'"
+    first, last = f"name: first, phase: request-headers, priority: 900, {kind}, {add}", f"name: last, {kind}, {add}"
+    made = compiled(REVERSE, ROUTE, PLAIN + f"  extensions:\n  - {{{last}}}\n  - {{{first}}}\n")
+    assert [(one.name, one.phase) for one in rule(made).backends[0].extensions] == [
+        ("first", "backend-request"),
+        ("last", "backend-request"),
+    ]
+    chain = compile_chain(reversed(rule(made).backends[0].extensions), FilterInstances(Catalog()).place)
+    assert [step.name for step in chain.backend_request or ()] == ["first", "last"]
+    text = backend(f"name: h, phase: response-headers, {kind}, config: {{response: {{remove: [server]}}}}")
+    made = compiled(REVERSE, ROUTE, text)
+    assert rule(made).backends[0].extensions[0].phase == "backend-response"
 
 
 def test_a_phase_may_be_left_out_where_there_is_only_one():
     made = compiled(REVERSE, ROUTE, SECRET, injector().replace("phase: backend-request, ", ""))
     assert rule(made).backends[0].extensions[0].phase == "backend-request"
-    text = backend("name: h, type: 'egressproxy.io/HeaderPolicy:v1'")
+    text = policy("extensions: [{name: h, type: 'egressproxy.io/HeaderPolicy:v1'}]")
     ((_, path, _),) = problems(text)
     assert path == "spec.extensions[0].phase"
+
+
+def test_a_phase_that_is_left_out_on_a_backend_is_backend_request():
+    text = backend("name: h, type: 'egressproxy.io/HeaderPolicy:v1'")
+    assert rule(compiled(REVERSE, ROUTE, text)).backends[0].extensions[0].phase == "backend-request"
 
 
 def test_a_config_that_does_not_fit_its_type_is_refused_with_its_field():
@@ -164,7 +179,7 @@ def test_text_in_a_config_is_not_repeated_since_it_may_be_a_credential():
 
 
 def test_problems_of_all_objects_come_at_once():
-    second = injector().replace("name: plain", "name: second").replace("CredentialInjector", "Nothing")
+    second = injector().replace("name: plain", "name: second").replace("header: Auth", "headers: Auth")
     text = injector().replace("phase: backend-request", "phase: connect")
     assert [name for name, _, _ in problems(text, second)] == ["Backend default/plain", "Backend default/second"]
 
@@ -172,14 +187,14 @@ def test_problems_of_all_objects_come_at_once():
 def test_the_extensions_of_a_backend_that_cannot_be_used_are_checked_all_the_same():
     text = (
         injector()
-        .replace("CredentialInjector", "Nothing")
+        .replace("header: Auth", "headers: Auth")
         .replace("tls: {mode: None}", "protocol: H2C, tls: {mode: None}")
     )
     assert problems(text)
 
 
 def test_the_extensions_of_a_policy_without_target_are_checked_all_the_same():
-    assert problems(policy("extensions: [{name: x, type: 'egressproxy.io/Nothing:v1'}]", name="gone"))
+    assert problems(policy("extensions: [{name: x, type: BodyLimit, config: {maxByte: 1}}]", name="gone"))
 
 
 @pytest.mark.parametrize("value", [r'"tok\r\nX: y"', r'"tok\ny"', r'"tok\0y"'])

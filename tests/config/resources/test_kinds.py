@@ -510,7 +510,7 @@ def test_a_failover_backend_is_read() -> None:
         (port(mode="Simple", minVersion="1.1"), "Input should be"),
         (port(mode="Simple", pins=["sha1/x"]), "not a pin"),
         (port(sni="a.test"), "Field required"),
-        ({**destination(), "extensions": [{"name": "e", "type": "Injector"}]}, "not an extension type"),
+        ({**destination(), "extensions": [{"name": "e", "type": "an injector"}]}, "not an extension type"),
         ({**destination(), "extensions": [{"name": "e", "type": "a.b/C:v1", "phase": "request"}]}, "Input should be"),
     ],
 )

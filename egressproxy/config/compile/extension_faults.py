@@ -1,0 +1,68 @@
+"""What is wrong with the extensions of an object and is no load error: types that nobody knows, Secrets not to be had.
+
+Source: the egress proposal of Kubernetes' AI Gateway working group (`Degraded`, `UnsupportedExtensionType`), Gateway
+API v1 (`ResolvedRefs`, `RefNotPermitted`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.status import Conditions
+from egressproxy.spec.policy import ExtensionSpec
+
+__all__ = ["ExtensionFaults", "closing", "nearest_types"]
+
+_GONE: Final = "until it is there, requests are refused"
+
+
+@dataclass(slots=True)
+class ExtensionFaults:
+    """The faults of one object. `unknown` are sentences about types; `unresolved` are (reason, message) of Secrets."""
+
+    unknown: dict[str, None] = field(default_factory=dict)
+    unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
+
+    def note_unknown(self, spec: ExtensionSpec, names: Sequence[str]) -> None:
+        """An extension of a type that is not among these names."""
+        follows = "requests go on without it (failOpen)" if spec.fail_open else "requests that need it are refused"
+        known = nearest_types(spec.type, names)
+        self.unknown[f"extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"] = None
+
+    def note_secret(self, unresolved: Unresolved) -> None:
+        """A Secret that gives no value."""
+        self.unresolved[unresolved.reason, unresolved.message] = None
+
+    def state(self, conditions: Conditions) -> None:
+        """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""
+        if self.unresolved:
+            reason = next(iter(self.unresolved))[0]
+            missing = [message for why, message in self.unresolved if why == "SecretNotFound"]
+            others = [f"{message}; requests are refused" for why, message in self.unresolved if why != "SecretNotFound"]
+            said = [f"missing: {', '.join(missing)}; {_GONE}"] if missing else []
+            conditions.set("ResolvedRefs", False, reason, "; ".join([*said, *others]))
+        if self.unknown:
+            conditions.set("Degraded", True, "UnsupportedExtensionType", "; ".join(self.unknown))
+
+
+def nearest_types(written: str, names: Sequence[str]) -> str:
+    """What the author of an unknown type may have meant, as the end of a sentence: by kind, whatever the domain."""
+    kinds = {_kind(name): name for name in names}
+    near = difflib.get_close_matches(_kind(written), list(kinds), n=3, cutoff=0.6)
+    if not near:
+        return f"known are {', '.join(names)}"
+    return f"did you mean {' or '.join(kinds[kind] for kind in near)}?"
+
+
+def closing(specs: Iterable[ExtensionSpec]) -> str:
+    """The extensions among these that close their place, in words that a client may read; "" where there is none."""
+    found = (f"extension {spec.name} ({spec.type})" for spec in specs if not spec.is_known and not spec.fail_open)
+    return ", ".join(dict.fromkeys(found))
+
+
+def _kind(name: str) -> str:
+    return name.rpartition("/")[2].partition(":")[0]
