@@ -158,7 +158,8 @@ def _not_one_of(shown: str, value: Any, kind: type[Any], path: tuple[str | int, 
     choices = [choice for choice in _choices(kind, path) if isinstance(choice, str)]
     near = difflib.get_close_matches(value, choices, 1, 0.6) if isinstance(value, str) else []
     if not near and isinstance(value, str):
-        near = [choice for choice in choices if choice.lower() == value.lower()]
+        lower = {choice.lower(): choice for choice in choices}
+        near = [lower[each] for each in difflib.get_close_matches(value.lower(), lower, 1, 0.6)]
     if isinstance(value, bool | int | float) and choices:
         return f"{shown} is {_type_name(value)}, not text", f"quote it; possible are {', '.join(choices)}"
     possible = ", ".join(choices) if choices else expected.replace("'", "").replace(" or ", ", ")

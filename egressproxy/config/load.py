@@ -22,8 +22,9 @@ from egressproxy.config.explanations import explain, field_path, path_text, unkn
 from egressproxy.config.manifests import manifest_files
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.core import Secret
+from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import kind_class
-from egressproxy.config.resources.meta import Key, Origin, Resource, Spot, without_nulls
+from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, Spot, without_nulls
 from egressproxy.config.resources.others import why_left_out
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
 from egressproxy.model import state_folder
@@ -204,7 +205,7 @@ class _Reader:
         if document.has_nulls and kind.NULLS_ARE_ABSENT:
             value = without_nulls(value)
         try:
-            made = kind.model_validate(value)
+            made = kind.model_validate(value, context={PUBLISHED: kind.GROUP != OUR_GROUP})
         except ValidationError as error:
             self._add_problems(error, kind, document, file)
             return

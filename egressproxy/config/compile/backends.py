@@ -16,6 +16,16 @@ from egressproxy.config.compile.backend_tls import validated_tls
 from egressproxy.config.compile.contract import Key, Status
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
 from egressproxy.config.compile.merging import dns_notes
+from egressproxy.config.compile.published_forms import (
+    PortForm,
+    TlsForm,
+    check_tls,
+    described,
+    notes,
+    port_forms,
+    protocol_of,
+    unknown_options,
+)
 from egressproxy.config.compile.references import Reference, References, Unresolved
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions
@@ -23,8 +33,6 @@ from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,
     BackendParent,
-    BackendPort,
-    BackendTls,
     WorkingGroupBackend,
     XBackend,
     XBackendDestination,
@@ -41,6 +49,9 @@ AnyBackend = Backend | WorkingGroupBackend | XBackendDestination | XBackend
 
 #: Upstream gateways in a row: each is another CONNECT and another handshake.
 MAX_PARENTS = 8
+
+#: Where nobody speaks plain text.
+HTTPS_PORT = 443
 
 #: Routes may call an XBackendDestination `Backend` (the prototype does).
 _ALIASES = {(XBackendDestination.GROUP, "Backend"): XBackendDestination.KIND}
@@ -130,7 +141,7 @@ class Backends:
                 continue
             backend = self._resources.get(ref.group, _ALIASES.get((ref.group, ref.kind), ref.kind), namespace, ref.name)
             if isinstance(backend, Backend | WorkingGroupBackend | XBackendDestination):
-                service = backend.spec.destination.service
+                service = backend.spec.destination.named_service
                 if service is not None:
                     found.add((service.namespace or backend.namespace, service.name))
         return found
@@ -149,28 +160,30 @@ class Backends:
         return statuses
 
     def _judge(self, backend: AnyBackend, conditions: Conditions) -> list[dict[str, object]]:
-        conditions.set("Accepted", True, "Accepted", "the backend can be used")
+        became = "" if isinstance(backend, XBackend) else described(backend.spec)
+        conditions.set("Accepted", True, "Accepted", f"the backend can be used{': ' if became else ''}{became}")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         failed = 0
         ports: Sequence[int | None] = [None]
         if not isinstance(backend, XBackend) and len(backend.spec.destination.ports) > 1:
-            ports = [port.number for port in backend.spec.destination.ports]
+            ports = [port.value for port in backend.spec.destination.ports]
         for port in ports:
             try:
                 self.resolve(backend, _OwnReference(*backend.key, port=port))
             except Unresolved as unresolved:
                 failed += 1
-                condition = "Accepted" if unresolved.reason in _NOT_ACCEPTED else "ResolvedRefs"
-                conditions.set(condition, False, unresolved.reason, unresolved.message)
+                if unresolved.reason in _NOT_ACCEPTED:
+                    conditions.set("Accepted", False, unresolved.reason, unresolved.message)
+                if unresolved.reason not in _OF_BACKENDS:
+                    conditions.set("ResolvedRefs", False, unresolved.reason, unresolved.message)
         if not isinstance(backend, XBackend):
             self._own_extensions(backend)  # their load errors show even where the rest cannot be used
         self._extensions.faults[backend.key].state(conditions)
         if 0 < failed < len(ports):
-            unusable = f"{failed} of {len(ports)} ports cannot be used"
-            if conditions.says("Degraded"):
-                conditions.add_note("Degraded", unusable)
-            else:
-                conditions.set("Degraded", True, "PortsNotUsable", unusable)
+            _degrade(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+        wrong = "; ".join(unknown_options(backend.spec)) if not isinstance(backend, XBackend) else ""
+        if wrong:
+            _degrade(conditions, "UnsupportedValue", wrong)
         insecure = _insecurity(backend)
         if insecure:
             conditions.set("Insecure", True, "NotVerified", insecure)
@@ -189,7 +202,7 @@ class Backends:
         if isinstance(found, XBackend):
             return self._read_x_backend(found, port)
         if isinstance(found, Backend | WorkingGroupBackend | XBackendDestination):
-            return self._read_destination(found, port)
+            return self._read_destination(found, port, is_stream=is_opaque)
         if (group, kind) not in _KNOWN:
             known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(_KNOWN))
             raise Unresolved("InvalidKind", f"{kind} ({group or 'core'}) is no kind of backend; known are {known}")
@@ -201,7 +214,7 @@ class Backends:
         if port not in (None, number):
             raise Unresolved("BackendNotFound", f"{backend} has no port {port}")
         if spec.tls is None:
-            raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend))
+            raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         tls = None
         if spec.tls.mode != "None":
             tls = BackendTlsSpec()
@@ -224,47 +237,56 @@ class Backends:
         return ResolvedBackend(made, backend.key, number)
 
     def _read_destination(
-        self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None
+        self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None, *, is_stream: bool
     ) -> ResolvedBackend:
         destination = backend.spec.destination
         if destination.type == "Failover":
             raise Unresolved("UnsupportedValue", f"{backend}: a destination of type Failover is not supported yet")
-        entry = _port_entry(backend, destination.ports, port)
-        number = entry.number if entry is not None else 0
-        made = BackendSpec(name=backend.full_name, destination=Destination(destination.type))
-        made_tls = self._tls(backend, entry)
-        protocol = entry.protocol if entry is not None else Protocol.HTTP
+        form = _port_form(backend, port_forms(backend.spec), port)
+        number = form.number if form is not None else 0
+        kind = Destination(destination.type)
+        tls: BackendTlsSpec | None = None
+        protocol = Protocol.HTTP
+        if form is not None:
+            protocol = protocol_of(backend, form, is_stream=is_stream)
+            check_tls(backend, form)
+            tls = self._tls(backend, form.tls)
+            if (
+                form.tls is None
+                and (kind is Destination.FQDN or not destination.ports)
+                and not _is_plain(backend, form)
+            ):
+                raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[Endpoint, ...] = ()
         hostname = ""
         own_port = number
         service = None
-        match destination.type:
-            case "Fqdn":
+        match kind:
+            case Destination.FQDN:
                 assert destination.fqdn is not None
                 hostname = destination.fqdn.hostname
-                if entry is not None and entry.tls is None:
-                    raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend))
-            case "Ip":
+            case Destination.IP:
                 assert destination.ip is not None
                 endpoints = (Endpoint(destination.ip.address, number),)
-            case "Service":
-                assert destination.service is not None
-                inner = self._service(backend, destination.service.name, destination.service.namespace, number)
+            case Destination.SERVICE:
+                named = destination.named_service
+                assert named is not None
+                inner = self._service(backend, named.name, named.namespace, number)
                 endpoints = inner.endpoints
-                service = ("", "Service", destination.service.namespace or backend.namespace, destination.service.name)
-                made_tls = made_tls if entry is not None and entry.tls is not None else inner.tls
-            case "Dynamic":
+                service = ("", "Service", named.namespace or backend.namespace, named.name)
+                tls = tls if form is not None and form.tls is not None else inner.tls
+            case Destination.DYNAMIC:
                 own_port, number = number, 0
         extensions = self._own_extensions(backend)
         parent = self._parent(backend)
         made = BackendSpec(
             name=backend.full_name,
-            destination=made.destination,
+            destination=kind,
             hostname=hostname,
             port=own_port,
             endpoints=endpoints,
             protocol=protocol,
-            tls=made_tls,
+            tls=tls,
             parent=parent.spec if parent is not None else None,
             extensions=ordered(extensions),
         )
@@ -286,26 +308,32 @@ class Backends:
         self._references.check_permitted(backend, ref)
         return self._services.backend(ref.namespace, name, port)
 
-    def _tls(self, backend: Resource, entry: BackendPort | None) -> BackendTlsSpec | None:
-        tls = entry.tls if entry is not None else None
-        if tls is None or tls.mode == "None":
+    def _tls(self, backend: Resource, form: TlsForm | None) -> BackendTlsSpec | None:
+        if form is None or form.mode == "None":
             return None
         made = BackendTlsSpec(
-            sni=tls.sni or "",
-            ca_pem="".join(self._references.ca_bundle(backend, ref) for ref in tls.ca_bundle_ref),
-            names=tuple(name if "://" in name else name.lower() for name in tls.subject_alt_names),
-            min_version=tls.min_version,
-            insecure_skip_verify=tls.insecure_skip_verify,
-            crl_pem="".join(self._references.crl(backend, ref) for ref in tls.crl_refs),
-            pins=tls.pins,
-            ca_source=self._references.names(backend, tls.ca_bundle_ref),
+            sni=form.sni,
+            ca_pem="".join(self._references.ca_bundle(backend, ref, key) for ref, key in form.cas),
+            ca_source=self._references.names(backend, [ref for ref, _ in form.cas]),
         )
-        if tls.client_certificate_ref is not None:
-            made = self._with_client_certificate(backend, tls.client_certificate_ref, made)
+        written = form.source
+        if written is not None:
+            made = replace(
+                made,
+                names=tuple(name if "://" in name else name.lower() for name in written.subject_alt_names),
+                min_version=written.min_version,
+                insecure_skip_verify=written.insecure_skip_verify,
+                crl_pem="".join(self._references.crl(backend, ref) for ref in written.crl_refs),
+                pins=written.pins,
+            )
+        if form.client is not None and form.mode == "Mutual":
+            made = self._with_client_certificate(backend, form.client, made, form.client_key)
         return made
 
-    def _with_client_certificate(self, backend: Resource, ref: Reference, tls: BackendTlsSpec) -> BackendTlsSpec:
-        pair = self._references.key_pair(backend, ref, CertificateUse.CLIENT)
+    def _with_client_certificate(
+        self, backend: Resource, ref: Reference, tls: BackendTlsSpec, chain_key: str = "tls.crt"
+    ) -> BackendTlsSpec:
+        pair = self._references.key_pair(backend, ref, CertificateUse.CLIENT, chain_key)
         source = self._references.names(backend, (ref,))
         return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
 
@@ -362,60 +390,66 @@ _KNOWN = frozenset(
 )
 
 #: Reasons that are about the Backend itself; the others are about what it refers to.
-_NOT_ACCEPTED = frozenset({"UnsupportedValue", "UnsupportedProtocol", "TlsNotConfigured"})
+_OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
+#: Gateway API has the reason for references (RouteReasonUnsupportedProtocol), and no such backend can be used.
+_NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
 
-_TLS_UNSAID = "{} does not say how it is reached: write tls.mode, or tls.mode None if it really has no TLS"
+_TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
 
 
-def _port_entry(backend: Resource, ports: Sequence[BackendPort], number: int | None) -> BackendPort | None:
+def _degrade(conditions: Conditions, reason: str, message: str) -> None:
+    if conditions.says("Degraded"):
+        conditions.add_note("Degraded", message)
+    else:
+        conditions.set("Degraded", True, reason, message)
+
+
+def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None) -> PortForm | None:
     """The port that a reference means: the one it names, else the only one. None: Dynamic, without ports."""
     if number is not None and ports:
-        entry = next((port for port in ports if port.number == number), None)
-        if entry is None:
+        form = next((port for port in ports if port.number == number), None)
+        if form is None:
             raise Unresolved("BackendNotFound", f"{backend} has no port {number}")
-        return entry
+        return form
     if len(ports) > 1:
         listed = ", ".join(str(port.number) for port in ports)
         raise Unresolved("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
     return ports[0] if ports else None
 
 
+def _is_plain(backend: Resource, form: PortForm) -> bool:
+    """Whether a port without tls is in plain text because the schema of its group says so.
+
+    In the published ones tls is optional and number and protocol are not. Port 443 is never meant so.
+    """
+    destination = backend.spec.destination  # type: ignore[attr-defined]
+    return backend.group != Backend.GROUP and bool(destination.ports) and form.number != HTTPS_PORT
+
+
 def _insecurity(backend: AnyBackend) -> str:
     """Why an external backend is not protected, or another one less than it seems; "" if all is well."""
     if isinstance(backend, XBackend):
         return "requests go in plain text" if backend.spec.tls is not None and backend.spec.tls.mode == "None" else ""
-    destination = backend.spec.destination
-    settings: list[BackendTls] = [port.tls for port in destination.ports if port.tls is not None]
+    forms = port_forms(backend.spec)
     said = []
-    if destination.type == "Fqdn" and any(tls.mode == "None" for tls in settings):
+    if backend.spec.destination.type == "Fqdn" and any(
+        _is_plain(backend, form) if form.tls is None else form.tls.mode == "None" for form in forms
+    ):
         said.append("requests go in plain text")
-    if any(tls.insecure_skip_verify for tls in settings):
+    if any(form.tls is not None and form.tls.is_unverified for form in forms):
         said.append("the server's certificate is not verified (insecureSkipVerify)")
     return "; ".join(said)
 
 
-def _tls_notes(tls: BackendTls) -> list[str]:
-    """What of `tls` says nothing beside the rest of it."""
-    checks = {"caBundleRef": tls.ca_bundle_ref, "subjectAltNames": tls.subject_alt_names, "crlRefs": tls.crl_refs}
-    if tls.mode == "None":
-        idle = [name for name, value in {"sni": tls.sni, **checks, "pins": tls.pins}.items() if value]
-        return [f"tls.{', tls.'.join(idle)} with mode None: does nothing without TLS."] if idle else []
-    idle = [name for name, value in checks.items() if value] if tls.insecure_skip_verify else []
-    return [f"tls.{', tls.'.join(idle)} with insecureSkipVerify: does nothing, nothing is verified."] if idle else []
-
-
 def _notes(backend: AnyBackend) -> list[str]:
-    """Fields that are accepted and do nothing."""
-    notes = []
+    """Fields that are accepted and do nothing, or less than they seem to."""
+    made: list[str] = []
     if not isinstance(backend, XBackend):
-        if any(port.protocol_options is not None for port in backend.spec.destination.ports):
-            notes.append("protocolOptions are not supported yet and do nothing.")
+        made += notes(backend.spec)
         if isinstance(backend, Backend) and backend.spec.resolver is not None:
-            notes += dns_notes(backend.spec.resolver, "resolver")
+            made += dns_notes(backend.spec.resolver, "resolver")
             if backend.spec.destination.type in ("Ip", "Service"):
-                notes.append(f"resolver does nothing for type {backend.spec.destination.type}: no name is resolved.")
-        for tls in filter(None, (port.tls for port in backend.spec.destination.ports)):
-            notes += _tls_notes(tls)
+                made.append(f"resolver does nothing for type {backend.spec.destination.type}: no name is resolved.")
         if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
-            notes.append("a Dynamic destination takes the port from the request; of ports one entry counts.")
-    return notes
+            made.append("a Dynamic destination takes the port from the request; of ports one entry counts.")
+    return made

@@ -203,15 +203,17 @@ class References:
         found = self._resources.get("", "Secret", namespace, name)
         return found if isinstance(found, Secret) else None
 
-    def key_pair(self, source: Resource, ref: Reference, use: CertificateUse) -> CertificateSpec:
-        """The certificate and key of a Secret (`tls.crt`, `tls.key`). Raises Unresolved."""
+    def key_pair(
+        self, source: Resource, ref: Reference, use: CertificateUse, chain_key: str = "tls.crt"
+    ) -> CertificateSpec:
+        """The certificate and key of a Secret (`tls.crt` or `chain_key`, and `tls.key`). Raises Unresolved."""
         name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
         if ref.group or ref.kind != "Secret":
             raise Unresolved("InvalidKind", f"{name} is not a Secret")
-        chain, key = self.data(source, ref, "tls.crt"), self.data(source, ref, "tls.key")
+        chain, key = self.data(source, ref, chain_key), self.data(source, ref, "tls.key")
         try:
             pair = read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
-            self._note(source, ref, use, chain, "tls.crt")
+            self._note(source, ref, use, chain, chain_key)
         except CertificateProblem as problem:
             raise Unresolved("InvalidCertificate", f"{name}: {problem}") from None
         return pair
@@ -231,12 +233,12 @@ class References:
         begin, first, last = min(b for b, _ in found), min(e for _, e in found), max(e for _, e in found)
         self.validities[key] = Validity(*key, begin, first, last), source
 
-    def ca_bundle(self, source: Resource, ref: Reference) -> str:
-        """The CA certificates of a ConfigMap or Secret (`ca.crt`), PEM. Raises Unresolved."""
-        pem = self.data(source, ref, "ca.crt")
+    def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
+        """The CA certificates of a ConfigMap or Secret (under `key`), PEM. Raises Unresolved."""
+        pem = self.data(source, ref, key)
         try:
             bundle = read_ca_bundle(pem)
-            self._note(source, ref, CertificateUse.CA, pem, "ca.crt")
+            self._note(source, ref, CertificateUse.CA, pem, key)
         except CertificateProblem as problem:
             raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
         return bundle

@@ -11,33 +11,40 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from egressproxy.config.resources.destination import (
+    BackendDestination,
+    BackendPort,
+    BackendTls,
+    Failover,
+    FailoverEndpoint,
+    FqdnBackend,
+    IpBackend,
+    McpOptions,
+    ProtocolOptions,
+    ServiceBackend,
+    require_one_tls,
+)
 from egressproxy.config.resources.meta import (
     GATEWAY_GROUP,
     OUR_GROUP,
-    BackendObjectReference,
     Group,
     Kind,
     LocalObjectReference,
     Model,
-    ObjectReference,
     PolicyTargetReference,
     Resource,
     SecretObjectReference,
 )
 from egressproxy.config.resources.policy import Dns, Extension
 from egressproxy.config.resources.values import (
-    Address,
-    Bool,
     ExternalHostname,
     Label,
     Name,
-    Pin,
     Port,
     PreciseHostname,
     Refused,
     check_unique,
 )
-from egressproxy.spec.backend import Protocol
 
 __all__ = [
     "Backend",
@@ -49,6 +56,7 @@ __all__ = [
     "BackendTlsPolicy",
     "BackendTlsPolicySpec",
     "BackendTlsValidation",
+    "DestinationSpec",
     "ExternalHostnameBackend",
     "Failover",
     "FailoverEndpoint",
@@ -67,120 +75,6 @@ __all__ = [
     "XBackendSpec",
     "XBackendTls",
 ]
-
-
-class FqdnBackend(Model):
-    hostname: ExternalHostname
-
-
-class IpBackend(Model):
-    address: Address
-
-
-class ServiceBackend(Model):
-    name: Name
-    namespace: Label | None = None
-
-
-class FailoverEndpoint(Model):
-    """The lowest priority number with a healthy endpoint serves; the rest wait."""
-
-    backend_ref: BackendObjectReference
-    priority: Annotated[int, Field(strict=True, ge=0)] = 0
-    weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
-
-
-class Failover(Model):
-    endpoints: Annotated[tuple[FailoverEndpoint, ...], Field(min_length=1, max_length=64)]
-
-
-class McpOptions(Model):
-    version: str = ""
-    path: str = "/mcp"
-
-
-class ProtocolOptions(Model):
-    mcp: McpOptions | None = None
-
-
-class BackendTls(Model):
-    """TLS origination. `clientCertificateRef` belongs to mode Mutual, and only there."""
-
-    mode: Literal["None", "Simple", "Mutual"]
-    sni: ExternalHostname | None = None
-    ca_bundle_ref: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    client_certificate_ref: SecretObjectReference | None = None
-    subject_alt_names: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=64)
-    ] = ()
-    pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
-    crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    min_version: Literal["1.2", "1.3"] = "1.2"
-    insecure_skip_verify: Bool = False
-
-    @model_validator(mode="after")
-    def _fits_its_mode(self) -> Self:
-        if self.mode == "Mutual" and self.client_certificate_ref is None:
-            raise Refused("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
-        if self.mode != "Mutual" and self.client_certificate_ref is not None:
-            raise Refused(
-                f"clientCertificateRef is not used with mode {self.mode}",
-                "use mode Mutual, or remove clientCertificateRef",
-            )
-        return self
-
-
-class BackendPort(Model):
-    number: Port
-    protocol: Protocol = Protocol.HTTP
-    tls: BackendTls | None = None
-    protocol_options: ProtocolOptions | None = None
-
-
-class BackendDestination(Model):
-    """Exactly the block of its own type. Fqdn and Ip need ports; Dynamic takes the port that the request named."""
-
-    BLOCKS: ClassVar[dict[str, str]] = {
-        "Fqdn": "fqdn",
-        "Ip": "ip",
-        "Service": "service",
-        "Failover": "failover",
-        "Dynamic": "",
-    }
-
-    type: Literal["Fqdn", "Ip", "Service", "Dynamic", "Failover"]
-    fqdn: FqdnBackend | None = None
-    ip: IpBackend | None = None
-    service: ServiceBackend | None = None
-    failover: Failover | None = None
-    ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _spelling(cls, value: object) -> object:
-        return "Fqdn" if value == "FQDN" else value
-
-    @model_validator(mode="after")
-    def _has_its_own_block(self) -> Self:
-        wanted = self.BLOCKS[self.type]
-        for field in filter(None, self.BLOCKS.values()):
-            if field == wanted and getattr(self, field) is None:
-                raise Refused(f"a destination of type {self.type} needs {field}", f"add {field}")
-            if field != wanted and getattr(self, field) is not None:
-                raise Refused(
-                    f"{field} does not belong to a destination of type {self.type}",
-                    f"remove {field}, or change the type",
-                )
-        if self.type in ("Fqdn", "Ip", "Service") and not self.ports:
-            raise Refused(f"a destination of type {self.type} needs ports", "add ports with a number")
-        if self.type == "Failover" and self.ports:
-            raise Refused(
-                "ports does not belong to a destination of type Failover", "ports are those of the endpoints' backends"
-            )
-        numbers = [port.number for port in self.ports]
-        if len(set(numbers)) != len(numbers):
-            raise Refused("a port number stands more than once in ports", "keep one entry for each number")
-        return self
 
 
 class BackendParent(Model):
@@ -217,8 +111,19 @@ class WorkingGroupExtension(Extension):
         return self.name or self.type.rpartition("/")[2].partition(":")[0] or self.type
 
 
-class BackendSpec(Model):
+class DestinationSpec(Model):
+    """What every Backend with a destination has: `tls` holds for those ports that do not say their own."""
+
     destination: BackendDestination
+    tls: BackendTls | None = None
+
+    @model_validator(mode="after")
+    def _one_tls_for_all_ports(self) -> Self:
+        require_one_tls(self.destination, self.tls)
+        return self
+
+
+class BackendSpec(DestinationSpec):
     region: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     resolver: Dns | None = None
     parent: BackendParent | None = None
@@ -238,8 +143,7 @@ class Backend(Resource):
 # --- the working group's Backend -------------------------------------------------------------------------------------
 
 
-class WorkingGroupBackendSpec(Model):
-    destination: BackendDestination
+class WorkingGroupBackendSpec(DestinationSpec):
     extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
 
 

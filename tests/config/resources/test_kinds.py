@@ -18,7 +18,6 @@ from egressproxy.config.resources.gateway import Gateway, GatewayClass, Listener
 from egressproxy.config.resources.meta import LabelSelector, Origin
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.spec.backend import Protocol
 from egressproxy.spec.gateway import TlsMode
 from egressproxy.spec.policy import Family, Mode, SniCheck
 from egressproxy.spec.route import PathMatchType
@@ -480,7 +479,7 @@ def test_a_backend_is_read_in_full() -> None:
         },
     ).spec
     (read,) = spec.destination.ports
-    assert read.protocol is Protocol.HTTP
+    assert read.protocol == "HTTP"
     assert read.tls is not None
     assert (read.tls.sni, read.tls.ca_bundle_ref[0].group, read.tls.min_version) == ("api.test", "", "1.3")
     assert spec.parent is not None
@@ -502,7 +501,8 @@ def test_a_failover_backend_is_read() -> None:
         (destination(fqdn={"hostname": "10.0.0.1"}), "an address is not a hostname"),
         ({"destination": {"type": "Ip", "ports": [{"number": 1}]}}, "needs ip"),
         (destination(type="Dynamic"), "fqdn does not belong"),
-        (destination(ports=[]), "needs ports"),
+        (destination(ports=[{"protocol": "HTTP"}]), "number is missing"),
+        (destination(ports=[{"number": 1, "port": 2}]), "number and port are the same"),
         (destination(ports=[{"number": 1}, {"number": 1}]), "stands more than once"),
         (destination(ports=[{"number": 99999}]), "less than or equal to 65535"),
         (port(mode="Mutual"), "needs clientCertificateRef"),

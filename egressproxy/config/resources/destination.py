@@ -1,0 +1,338 @@
+"""The destination of a Backend, as ours and as every published form of the working group's proposals writes it.
+
+Enum values are compared without regard to case, field names exactly. What the fields mean together is read in one
+place: `config.compile.published_forms`. The object itself keeps the form in which it was written.
+Sources: the AI Gateway working group's egress proposal and its prototype, and its draft of a Backend GEP for egress and
+service decoration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from pydantic import WithJsonSchema as JsonSchema
+
+from egressproxy.config.resources.meta import BackendObjectReference, Model, ObjectReference, SecretObjectReference
+from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, Refused
+from egressproxy.spec.backend import Protocol
+
+__all__ = [
+    "PUBLISHED",
+    "BackendDestination",
+    "BackendPort",
+    "BackendTls",
+    "CertificateEntry",
+    "Failover",
+    "FailoverEndpoint",
+    "FqdnBackend",
+    "FqdnTls",
+    "IpBackend",
+    "McpOptions",
+    "NamedProtocol",
+    "ProtocolName",
+    "ProtocolOptions",
+    "ServiceBackend",
+    "require_one_tls",
+]
+
+#: Key of the validation context: the object is of a published group, whose schema admits more than ours.
+PUBLISHED = "is_published"
+
+_TYPES = {
+    **{name.lower(): name for name in ("Fqdn", "Ip", "Service", "Dynamic", "Failover")},
+    "ipaddress": "Ip",
+    "kubernetesservice": "Service",
+}
+_MODES = {
+    **{name.lower(): name for name in ("None", "Simple", "Mutual", "Passthrough", "Terminate")},
+    "platform_provided": "PlatformProvided",
+    "platformprovided": "PlatformProvided",
+    "insecure_disable": "InsecureDisable",
+    "insecuredisable": "InsecureDisable",
+}
+#: What a port may say beside the protocols that are spoken: HTTP over TLS in two spellings, and agents' HTTP.
+_PROTOCOLS = {name.lower(): name for name in (*(each.value for each in Protocol), "TLS", "HTTPS", "A2A")}
+#: A protocol of a vendor's own, as in `example.com/x`.
+_VENDOR = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9][-._/A-Za-z0-9]*")
+_MAX_PROTOCOL = 256
+
+
+def _spelled(spellings: dict[str, str]) -> BeforeValidator:
+    """Reads an enum value in any of its published spellings, without regard to case."""
+    return BeforeValidator(lambda value: spellings.get(value.lower(), value) if isinstance(value, str) else value)
+
+
+def _enum(description: str, *values: str) -> JsonSchema:
+    return JsonSchema({"type": "string", "enum": list(values), "description": description})
+
+
+def _protocol(value: object) -> str:
+    """Raises Refused."""
+    if not isinstance(value, str):
+        raise Refused("a protocol is text", "write protocol: HTTP")
+    name = _PROTOCOLS.get(value.lower(), value)
+    if name in _PROTOCOLS.values():
+        return name
+    if _VENDOR.fullmatch(value) and len(value) <= _MAX_PROTOCOL:
+        return value
+    near = difflib.get_close_matches(value.upper(), _PROTOCOLS.values(), 1, 0.6)
+    known = ", ".join(_PROTOCOLS.values())
+    raise Refused("not a protocol", f"did you mean {near[0]}?" if near else f"possible are {known}, and example.com/x")
+
+
+#: One of the known protocols in its usual spelling, or a vendor's with its prefix.
+ProtocolName = Annotated[
+    str,
+    PlainValidator(_protocol),
+    JsonSchema(
+        {
+            "type": "string",
+            "maxLength": _MAX_PROTOCOL,
+            "default": "HTTP",
+            "description": f"What is spoken there: {', '.join(_PROTOCOLS.values())}; in any case. A vendor's own is "
+            "written with a prefix, as in example.com/x, and is not served.",
+        }
+    ),
+]
+
+
+class NamedProtocol(Model):
+    """A protocol with options of its own (draft of the Backend GEP)."""
+
+    type: ProtocolName
+    options: dict[str, str] = Field(default_factory=dict, max_length=64)
+
+
+class CertificateEntry(Model):
+    """A Secret and the key in it that holds certificates (draft of the Backend GEP)."""
+
+    secret_ref: SecretObjectReference
+    key: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+
+
+class CaBundleReference(ObjectReference):
+    """A reference to CA certificates (`ca.crt`): a ConfigMap, where no kind is written."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", max_length=63)] = "ConfigMap"
+
+
+def _one_or_more(value: object) -> object:
+    return (value,) if isinstance(value, dict) else value
+
+
+CaBundleReferences = Annotated[
+    tuple[CaBundleReference, ...],
+    Field(max_length=16),
+    BeforeValidator(_one_or_more),
+    JsonSchema(
+        {
+            "anyOf": [{"type": "array", "maxItems": 16, "items": {"type": "object"}}, {"type": "object"}],
+            "description": "ConfigMaps or Secrets with CA certificates under ca.crt, a list or a single one: name, "
+            "kind (ConfigMap where it is not written), namespace. Without it: the system's roots.",
+        }
+    ),
+]
+
+
+#: How a backend is spoken to, in one of the published spellings.
+ModeName = Annotated[
+    Literal["None", "Simple", "Mutual", "PlatformProvided", "InsecureDisable", "Passthrough", "Terminate"],
+    _spelled(_MODES),
+    _enum(
+        "How the backend is spoken to, in any case. PLATFORM_PROVIDED is Simple, INSECURE_DISABLE is None. "
+        "Passthrough and Terminate are the listener's business: a port that says so is not served.",
+        "None", "Simple", "Mutual", "NONE", "SIMPLE", "MUTUAL", "PLATFORM_PROVIDED", "PlatformProvided",
+        "INSECURE_DISABLE", "InsecureDisable", "PASSTHROUGH", "Passthrough", "Terminate",
+    ),
+]  # fmt: skip
+
+
+class BackendTls(Model):
+    """TLS origination. `clientCertificateRef` belongs to mode Mutual, and only there. `serverName` is `sni`."""
+
+    mode: ModeName
+    server_name: Annotated[ExternalHostname | None, Field(description="The same as sni.")] = None
+    sni: ExternalHostname | None = None
+    ca_bundle_ref: CaBundleReferences = ()
+    client_certificate_ref: SecretObjectReference | None = None
+    subject_alt_names: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=64)
+    ] = ()
+    pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
+    crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
+    min_version: Literal["1.2", "1.3"] = "1.2"
+    insecure_skip_verify: Bool = False
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self, info: ValidationInfo) -> Self:
+        if self.sni is not None and self.server_name is not None and self.sni != self.server_name:
+            raise Refused("sni and serverName say different names", "keep one of them")
+        if self.mode is None or (isinstance(info.context, dict) and info.context.get(PUBLISHED)):
+            return self  # a published schema admits it: status says what is missing
+        if self.mode == "Mutual" and self.client_certificate_ref is None:
+            raise Refused("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
+        if self.mode != "Mutual" and self.client_certificate_ref is not None:
+            raise Refused(
+                f"clientCertificateRef is not used with mode {self.mode}",
+                "use mode Mutual, or remove clientCertificateRef",
+            )
+        return self
+
+
+class FqdnTls(BackendTls):
+    """TLS as the draft of the Backend GEP has it below `fqdn`.
+
+    Without mode it is Mutual where a client certificate stands, else Simple.
+    """
+
+    mode: ModeName | None = None  # type: ignore[assignment]
+    ca_certificates: Annotated[tuple[CertificateEntry, ...], Field(max_length=16)] = ()
+    client_certificate: CertificateEntry | None = None
+
+
+class FqdnBackend(Model):
+    """A host outside of the cluster. Published forms say port, tls and protocol here; ours says them in `ports`."""
+
+    hostname: ExternalHostname
+    port: Annotated[Port | None, Field(description="The port, where the destination has no ports.")] = None
+    tls: FqdnTls | None = None
+    protocol: NamedProtocol | None = None
+
+
+class IpBackend(Model):
+    address: Address
+
+
+class ServiceBackend(Model):
+    name: Name
+    namespace: Label | None = None
+
+
+class FailoverEndpoint(Model):
+    """The lowest priority number with a healthy endpoint serves; the rest wait."""
+
+    backend_ref: BackendObjectReference
+    priority: Annotated[int, Field(strict=True, ge=0)] = 0
+    weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
+
+
+class Failover(Model):
+    endpoints: Annotated[tuple[FailoverEndpoint, ...], Field(min_length=1, max_length=64)]
+
+
+class McpOptions(Model):
+    """Compared with the known revisions of MCP. Requests keep the version and the path that the client sends."""
+
+    version: Annotated[str, Field(max_length=256)] = ""
+    path: str = "/mcp"
+
+
+class ProtocolOptions(Model):
+    mcp: McpOptions | None = None
+
+
+class BackendPort(Model):
+    """One port: `number` (a published form calls it `port`), what is spoken there, and how it is secured."""
+
+    name: Annotated[Label | None, Field(description="A name for people: references name the number.")] = None
+    port: Annotated[Port | None, Field(description="The same as number.")] = None
+    number: Port | None = Field(default=None, validate_default=True)
+    protocol: ProtocolName = "HTTP"
+    tls: BackendTls | None = None
+    protocol_options: ProtocolOptions | None = None
+
+    @field_validator("number")
+    @classmethod
+    def _said_once(cls, number: int | None, info: ValidationInfo) -> int | None:
+        if "port" in info.data and number is None and info.data["port"] is None:
+            raise Refused("number is missing", "add number")
+        if number is not None and info.data.get("port") is not None:
+            raise Refused("number and port are the same", "keep number alone")
+        return number
+
+    @property
+    def value(self) -> int:
+        """The port's number, under whichever name."""
+        return self.number or self.port or 0
+
+
+class BackendDestination(Model):
+    """Exactly the block of its own type. Without ports: 443, with the tls that stands at the destination or beside it.
+
+    Dynamic takes the port that the request named.
+    """
+
+    BLOCKS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "Fqdn": ("fqdn",),
+        "Ip": ("ip",),
+        "Service": ("service", "kubernetesService"),
+        "Failover": ("failover",),
+        "Dynamic": (),
+    }
+
+    type: Annotated[
+        Literal["Fqdn", "Ip", "Service", "Dynamic", "Failover"],
+        _spelled(_TYPES),
+        _enum(
+            "What kind of place it is, in any case. FQDN is Fqdn, IPAddress is Ip, KubernetesService is Service.",
+            "Fqdn", "Ip", "Service", "Dynamic", "Failover", "FQDN", "IP", "IPAddress", "KubernetesService",
+        ),
+    ]  # fmt: skip
+    fqdn: FqdnBackend | None = None
+    ip: IpBackend | None = None
+    service: ServiceBackend | None = None
+    kubernetes_service: Annotated[ServiceBackend | None, Field(description="The same as service.")] = None
+    failover: Failover | None = None
+    tls: BackendTls | None = None
+    ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
+
+    @property
+    def named_service(self) -> ServiceBackend | None:
+        """The Service that a destination of that type names."""
+        return self.service or self.kubernetes_service
+
+    @model_validator(mode="after")
+    def _has_its_own_block(self) -> Self:
+        written = {name: value for name, value in self._blocks() if value is not None}
+        own = self.BLOCKS[self.type]
+        for field in written:
+            if field not in own:
+                raise Refused(
+                    f"{field} does not belong to a destination of type {self.type}",
+                    f"remove {field}, or change the type",
+                )
+        if own and not written:
+            raise Refused(f"a destination of type {self.type} needs {own[0]}", f"add {own[0]}")
+        if len(written) > 1:
+            raise Refused("service and kubernetesService are the same", "keep service alone")
+        if self.type == "Failover" and self.ports:
+            raise Refused(
+                "ports does not belong to a destination of type Failover", "ports are those of the endpoints' backends"
+            )
+        if self.ports and self.fqdn is not None and self.fqdn.port is not None:
+            raise Refused("fqdn.port says again what ports says", "keep ports alone")
+        numbers = [port.value for port in self.ports]
+        if len(set(numbers)) != len(numbers):
+            raise Refused("a port number stands more than once in ports", "keep one entry for each number")
+        return self
+
+    def _blocks(self) -> Iterable[tuple[str, Any]]:
+        yield from (("fqdn", self.fqdn), ("ip", self.ip), ("service", self.service))
+        yield from (("kubernetesService", self.kubernetes_service), ("failover", self.failover))
+
+
+def require_one_tls(destination: BackendDestination, beside: BackendTls | None) -> None:
+    """Raise Refused where what holds for all ports stands at more than one of its places."""
+    fqdn = destination.fqdn
+    places = {
+        "spec.tls": beside,
+        "destination.tls": destination.tls,
+        "destination.fqdn.tls": fqdn.tls if fqdn is not None else None,
+    }
+    said = [place for place, tls in places.items() if tls is not None]
+    if len(said) > 1:
+        raise Refused(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")

@@ -1,0 +1,254 @@
+"""Every published form of a Backend's destination, and the one value that it is read into."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from egressproxy.config.compile.published_forms import MCP_REVISIONS
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Protocol
+from tests.config.compile.kit import REVERSE, compiled, of_object, rule
+from tests.support.pki import Pki, chain
+
+ROUTE = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - backendRefs: [{group: gateway.networking.k8s.io, kind: Backend, name: b}]
+"""
+PLAIN_CA = "caBundleRef: {name: vendor-ca}"
+
+
+@pytest.fixture(scope="module")
+def pki() -> Pki:
+    return Pki()
+
+
+def backend(spec: str) -> str:
+    return f"apiVersion: gateway.networking.k8s.io/v1alpha1\nkind: Backend\nmetadata: {{name: b}}\nspec: {spec}\n"
+
+
+def host(more: str = "", beside: str = "", of_host: str = "") -> str:
+    return backend(f"{{destination: {{type: FQDN, fqdn: {{hostname: a.example{of_host}}}{more}}}{beside}}}")
+
+
+def served(*manifests: str) -> BackendSpec:
+    (found,) = rule(compiled(REVERSE, ROUTE, *manifests)).backends
+    assert found.backend is not None, found.error
+    return found.backend
+
+
+def refused(*manifests: str) -> tuple[str, tuple[str, ...]]:
+    """Why the rule answers 500; and the Backend's condition that says it."""
+    made = compiled(REVERSE, ROUTE, *manifests)
+    (found,) = rule(made).backends
+    assert found.backend is None
+    return found.error, of_object(made, "Backend", "default/b", "Accepted")
+
+
+def conditions(kind: str, *manifests: str) -> tuple[str, ...]:
+    return of_object(compiled(REVERSE, ROUTE, *manifests), "Backend", "default/b", kind)
+
+
+def ca(pki: Pki) -> str:
+    lines = "\n".join(f"    {line}" for line in pki.ca_pem.splitlines())
+    return f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: vendor-ca}}\ndata:\n  ca.crt: |\n{lines}\n"
+
+
+def pair(pki: Pki, name: str = "egress-client-cert") -> str:
+    leaf = pki.issue("client.example")
+    crt = base64.b64encode(chain(leaf).encode()).decode()
+    key = base64.b64encode(leaf.private_key_pem.bytes()).decode()
+    return f"apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\ndata: {{tls.crt: {crt}, tls.key: {key}}}\n"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        host(", ports: [{number: 8443, tls: {mode: Simple}}]"),
+        host(", ports: [{number: 8443, protocol: TLS, tls: {mode: SIMPLE}}]"),
+        host(", ports: [{number: 8443, protocol: TLS}]"),
+        host(", ports: [{number: 8443, protocol: A2A, tls: {mode: Simple}}]"),
+        host(", ports: [{name: https, port: 8443, protocol: HTTPS}]", of_host=", tls: {serverName: a.example}"),
+        host(", ports: [{number: 8443}]", ", tls: {mode: SIMPLE}"),
+        host(", ports: [{number: 8443}], tls: {mode: Simple}"),
+        host("", ", tls: {mode: PLATFORM_PROVIDED}", ", port: 8443"),
+        host(", tls: {mode: PlatformProvided}", "", ", port: 8443"),
+        host("", "", ", port: 8443, tls: {serverName: a.example}"),
+    ],
+)
+def test_forms_of_one_port_over_tls_are_one_value(form: str):
+    found = served(form)
+    assert (found.destination, found.hostname, found.port) == (Destination.FQDN, "a.example", 8443)
+    assert found.protocol is Protocol.HTTP
+    assert found.tls in (BackendTlsSpec(), BackendTlsSpec(sni="a.example"))
+
+
+def test_without_any_port_it_is_443_with_the_tls_that_stands_there():
+    assert served(host("", ", tls: {mode: SIMPLE, sni: b.example}")).port == 443
+    error, condition = refused(host())
+    assert "does not say how port 443 is reached: write tls.mode" in error
+    assert condition[:2] == ("False", "TlsNotConfigured")
+
+
+def test_an_address_and_a_service_without_ports_need_tls_too():
+    found = served(backend("{destination: {type: IPAddress, ip: {address: 192.0.2.7}}, tls: {mode: SIMPLE}}"))
+    assert (found.destination, found.endpoints[0].port) == (Destination.IP, 443)
+    _, condition = refused(backend("{destination: {type: IPAddress, ip: {address: 192.0.2.7}}}"))
+    assert condition[1] == "TlsNotConfigured"
+
+
+def test_a_kubernetes_service_in_its_own_words():
+    service = """
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {ports: [{name: http, port: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 9090}]
+endpoints: [{addresses: [192.0.2.9]}]
+"""
+    for block in ("service", "kubernetesService"):
+        form = f"{{destination: {{type: KubernetesService, {block}: {{name: web}}, ports: [{{number: 8080}}]}}}}"
+        found = served(backend(form), service)
+        assert [(str(each.address), each.port) for each in found.endpoints] == [("192.0.2.9", 9090)]
+
+
+def test_a_ca_bundle_is_a_mapping_or_a_list_and_a_config_map_by_default(pki: Pki):
+    for written in ("{name: vendor-ca}", "[{name: vendor-ca}]", "[{group: '', kind: ConfigMap, name: vendor-ca}]"):
+        found = served(host("", f", tls: {{mode: SIMPLE, caBundleRef: {written}}}"), ca(pki)).tls
+        assert found is not None
+        assert found.ca_pem.strip() == pki.ca_pem.strip()
+        assert found.ca_source == "ConfigMap default/vendor-ca"
+
+
+def test_a_client_certificate_is_a_secret_by_default(pki: Pki):
+    form = host("", ", tls: {mode: MUTUAL, clientCertificateRef: {name: egress-client-cert}}")
+    found = served(form, pair(pki)).tls
+    assert found is not None
+    assert "BEGIN CERTIFICATE" in found.client_certificate
+
+
+def test_tls_below_fqdn_names_secrets_and_their_keys(pki: Pki):
+    form = host(
+        ", ports: [{port: 443, protocol: HTTPS}]",
+        "",
+        ", tls: {caCertificates: [{secretRef: {name: roots}, key: vendor.pem}], "
+        "clientCertificate: {secretRef: {name: egress-client-cert}, key: tls.crt}}",
+    )
+    roots = base64.b64encode(pki.ca_pem.encode()).decode()
+    secret = f"apiVersion: v1\nkind: Secret\nmetadata: {{name: roots}}\ndata: {{vendor.pem: {roots}}}\n"
+    found = served(form, secret, pair(pki)).tls
+    assert found is not None
+    assert found.ca_pem.strip() == pki.ca_pem.strip()
+    assert found.client_source == "Secret default/egress-client-cert"
+
+
+def test_insecure_disable_is_plain_text_and_insecure():
+    form = host(", ports: [{number: 8080, tls: {mode: INSECURE_DISABLE}}]")
+    assert served(form).tls is None
+    assert conditions("Insecure", form)[:2] == ("True", "NotVerified")
+
+
+def test_a_published_port_without_tls_is_plain_text_and_insecure_but_never_443():
+    form = host(", ports: [{number: 80, protocol: HTTP}]")
+    assert served(form).tls is None
+    assert conditions("Insecure", form)[:2] == ("True", "NotVerified")
+    assert refused(host(", ports: [{number: 443, protocol: HTTP}]"))[1][1] == "TlsNotConfigured"
+    assert refused(host("", "", ", port: 80"))[1][1] == "TlsNotConfigured"
+
+
+@pytest.mark.parametrize("mode", ["PASSTHROUGH", "Terminate"])
+def test_modes_of_listeners_close_the_port(mode: str):
+    error, condition = refused(host("", f", tls: {{mode: {mode}}}"))
+    assert "the listener's business" in error
+    assert condition[:2] == ("False", "UnsupportedValue")
+
+
+def test_mutual_without_a_certificate_is_a_condition_in_a_published_group():
+    error, condition = refused(host("", ", tls: {mode: MUTUAL}"))
+    assert "needs clientCertificateRef" in error
+    assert condition[:2] == ("False", "UnsupportedValue")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        host(", ports: [{number: 443, protocol: example.com/x, tls: {mode: Simple}}]"),
+        host("", ", tls: {mode: Simple}", ", protocol: {type: example.com/x, options: {version: '1'}}"),
+    ],
+)
+def test_a_vendors_protocol_closes_its_rule_and_is_said_in_status(form: str):
+    other = """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: other}
+spec: {destination: {type: Fqdn, fqdn: {hostname: b.example}, ports: [{number: 443, tls: {mode: Simple}}]}}
+"""
+    route = f"{ROUTE}  - backendRefs: [{{group: egressproxy.io, kind: Backend, name: other}}]\n"
+    made = compiled(REVERSE, route, form, other)
+    first, second = (rule(made, number).backends[0] for number in (0, 1))
+    assert first.backend is None
+    assert "protocol example.com/x" in first.error
+    assert second.backend is not None
+    assert of_object(made, "Backend", "default/b", "ResolvedRefs")[:2] == ("False", "UnsupportedProtocol")
+
+
+def test_a_protocol_below_fqdn_is_that_of_ports_that_say_none():
+    form = host(", ports: [{number: 443}]", ", tls: {mode: Simple}", ", protocol: {type: HTTP11}")
+    assert served(form).protocol is Protocol.HTTP11
+
+
+def test_protocol_tls_is_a_stream_for_a_tcp_route():
+    gateway = REVERSE.replace("protocol: HTTP", "protocol: TCP")
+    route = ROUTE.replace("HTTPRoute", "TCPRoute").replace("/v1\n", "/v1alpha2\n")
+    made = compiled(gateway, route, host(", ports: [{number: 443, protocol: TLS, tls: {mode: Simple}}]"))
+    (stream,) = made.spec.listeners[0].tcp_routes
+    assert stream.backends[0].backend is not None
+    assert stream.backends[0].backend.protocol is Protocol.TCP
+
+
+def test_a_known_revision_of_mcp_is_well_and_another_is_a_condition():
+    form = ", ports: [{{number: 443, protocol: MCP, tls: {{mode: Simple}}, protocolOptions: {{mcp: {}}}}}]".format
+    well = host(form(f"{{version: '{MCP_REVISIONS[-1]}', path: /mcp}}"))
+    assert conditions("Degraded", well) == ("", "", "")
+    assert "not supported" not in conditions("Accepted", well)[2]
+    odd = host(form("{version: '2025-06-81'}"))
+    assert served(odd).protocol is Protocol.MCP
+    assert conditions("Degraded", odd)[:2] == ("True", "UnsupportedValue")
+    assert "did you mean 2025-06-18?" in conditions("Degraded", odd)[2]
+    assert "it starts with /" in conditions("Degraded", host(form("{path: mcp}")))[2]
+
+
+@pytest.mark.parametrize(
+    ("form", "became"),
+    [
+        (host("", ", tls: {mode: SIMPLE}", ", port: 8443"), "a.example:8443 (HTTP, TLS Simple)"),
+        (host(", ports: [{number: 80, protocol: HTTP}]"), "a.example:80 (HTTP, no tls said)"),
+        (
+            host(", ports: [{number: 443, protocol: TLS}, {number: 80, tls: {mode: INSECURE_DISABLE}}]"),
+            "a.example:443 (HTTP, TLS Simple), a.example:80 (HTTP, plain text)",
+        ),
+        (
+            backend("{destination: {type: IPAddress, ip: {address: '2001:db8::1'}}, tls: {mode: SIMPLE}}"),
+            "[2001:db8::1]:443 (HTTP, TLS Simple)",
+        ),
+    ],
+)
+def test_status_says_what_became_of_a_form(form: str, became: str):
+    assert became in conditions("Accepted", form)[2]
+
+
+def test_what_a_form_says_in_vain_is_a_note(pki: Pki):
+    form = host("", ", tls: {mode: PLATFORM_PROVIDED, caBundleRef: {name: vendor-ca}}")
+    assert "verified with that, not with the system's" in conditions("Accepted", form, ca(pki))[2]
+    form = host("", ", tls: {mode: SIMPLE, clientCertificateRef: {name: c}}")
+    assert "clientCertificateRef with mode Simple: does nothing" in conditions("Accepted", form)[2]
