@@ -21,6 +21,7 @@ from egressproxy.model.authority import Authority, AuthorityError, parse_authori
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
+from egressproxy.protocols.tls.alerts import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.spec.gateway import ListenerProtocol
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from egressproxy.gateway.conductor import Conductor
 
 __all__ = ["StreamConnection"]
+
+_TLS_1_3 = 0x0304
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +136,15 @@ class StreamConnection(Flow):
         self.abort()
         return True
 
+    def refuse(self, error: GatewayError) -> None:
+        """Close it; a client that waits for the answer to its ClientHello is told why, where it is policy or a name."""
+        if self.hello is not None and not self.is_lost and self.transport.get_protocol() is self:
+            alert = alert_for(error, self.hello)
+            if alert:
+                self.send(alert)
+                self.flush()
+        self.transport.abort()
+
     def take_held(self) -> bytes:
         held, self.held = self.held, Pieces()
         self.resume_reading()
@@ -158,7 +170,8 @@ async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
     except GatewayError as error:
         conductor.blame(x, client.life, error)
         client.life.release(reusable=False)
-        client.transport.abort()
+        client.refuse(error)
+        x.bytes_out = x.bytes_out or client.octets_out
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
         log.error("internal error in stream %s", x.request_id, exc_info=error)
         fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
@@ -244,6 +257,15 @@ def name_stream(x: Exchange, client: StreamConnection) -> Listener:
     x.gateway, x.listener, x.series = found.gateway, found.name, found.series
     x.authority = Authority(x.authority.host, 443)
     return found
+
+
+def alert_for(error: GatewayError, hello: ClientHello) -> bytes:
+    """The alert for a client that is refused with its first ClientHello; b"" where the reason is none of its own."""
+    if error.reason is Reason.NO_ROUTE and hello.sni is None and _TLS_1_3 in hello.versions:
+        return MISSING_EXTENSION
+    if error.reason in (Reason.NO_ROUTE, Reason.SNI_MISMATCH):
+        return UNRECOGNIZED_NAME
+    return ACCESS_DENIED if isinstance(error, Denied) else b""
 
 
 class _Inner(Flow):

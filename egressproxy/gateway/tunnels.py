@@ -32,6 +32,7 @@ from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
+from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.spec.policy import SniCheck
@@ -46,9 +47,6 @@ __all__ = [
     "admit_http", "dial", "refuse_answer", "route_tunnel", "serve_connect", "switch_protocols", "take_tunnel_slot",
     "ways_to_http_port",
 ]  # fmt: skip
-
-#: An alert of TLS: access_denied (RFC 8446 section 6.2).
-ACCESS_DENIED = b"\x15\x03\x03\x00\x02\x02\x31"
 
 
 async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:

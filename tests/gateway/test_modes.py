@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, OK, OK_PASSED, connect, reverse
 from tests.gateway.test_mirror import mirrored, results
@@ -173,6 +174,7 @@ def test_a_tunnel_may_carry_another_name_only_where_gateway_and_route_report(
     talk = converse_on([*tls_routed(mode=modes[0]), on("TLSRoute", "t", mode=modes[1])])
     tunnel(talk)
     talk.client >> client_hello("b.example")
+    talk.client << UNRECOGNIZED_NAME
     talk.client.is_closed()
     record = talk.record()
     assert record["reason"] == "sni_mismatch"

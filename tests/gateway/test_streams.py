@@ -7,6 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from egressproxy.protocols.tls.alerts import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import TlsClient, certificate
@@ -44,19 +45,25 @@ def test_a_hello_chooses_the_route_and_goes_on_whole(converse_on: Start):
 
 
 @pytest.mark.parametrize(
-    ("first", "reason"),
+    ("first", "reason", "alert"),
     [
-        (client_hello("b.example"), "no_route"),
-        (client_hello(None), "no_route"),
-        (client_hello("denied.example"), "destination_denied"),
-        (b"GET / HTTP/1.1\r\n\r\n", "not_tls"),
+        (client_hello("b.example"), "no_route", UNRECOGNIZED_NAME),
+        (client_hello(None), "no_route", MISSING_EXTENSION),
+        (client_hello("denied.example"), "destination_denied", ACCESS_DENIED),
+        (b"GET / HTTP/1.1\r\n\r\n", "not_tls", b""),
+        (client_hello("b.example")[:5] + b"\x02" + client_hello("b.example")[6:], "not_tls", b""),
     ],
 )
-def test_whatever_has_no_route_is_dropped_without_a_word(converse_on: Start, first: bytes, reason: str):
+def test_whatever_has_no_route_is_dropped_and_told_why_if_it_speaks_tls(
+    converse_on: Start, first: bytes, reason: str, alert: bytes
+):
     talk = converse_on(by_name())
     talk.client >> first
+    if alert:
+        talk.client << alert
     talk.client.is_closed()
-    assert talk.record()["reason"] == reason
+    record = talk.record()
+    assert (record["reason"], record["bytes_in"], record["bytes_out"]) == (reason, len(first), len(alert))
     talk.no_dial()
 
 
@@ -245,6 +252,7 @@ def test_a_stream_that_was_accepted_as_its_listener_went_is_not_served(converse:
     late = talk.connect()
     late >> client_hello("a.example")
     talk.no_dial()
+    late << UNRECOGNIZED_NAME
     late.is_closed()
     assert talk.record()["reason"] == "no_route"
 
@@ -341,6 +349,7 @@ def test_a_deny_holds_for_the_backend_of_a_tls_route_under_another_name(converse
         ]
     )
     talk.client >> client_hello("front.example")
+    talk.client << ACCESS_DENIED
     talk.client.is_closed()
     assert talk.record()["reason"] == "destination_denied"
     talk.no_dial()
@@ -385,6 +394,7 @@ def test_a_stream_to_where_its_hello_says_opens_no_more_than_policy_allows(
         talk.origin << hello
         talk.client.leaves()
     else:
+        talk.client << ACCESS_DENIED
         talk.client.is_closed()
         assert talk.record()["reason"] == "destination_not_allowed"
         talk.no_dial()

@@ -9,6 +9,7 @@ import pytest
 
 from egressproxy.filters.base import Filter
 from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, VIA, connect, exchange, forward
 from tests.support import manifests as m
@@ -175,10 +176,12 @@ def test_a_client_hello_for_another_name_or_for_none_goes_nowhere(converse_on: S
     talk.client << ESTABLISHED
     if not is_early:
         talk.client >> hello
+    talk.client << UNRECOGNIZED_NAME  # RFC 6066 section 3
     talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
     talk.origin.is_closed()
     record = talk.record()
     assert record["reason"] == "sni_mismatch"
+    assert record["bytes_out"] == len(ESTABLISHED) + len(UNRECOGNIZED_NAME)
     assert talk.series("denied") == 1
 
 
@@ -279,6 +282,7 @@ def test_a_second_hello_for_another_name_goes_nowhere(converse_on: Start, manife
         talk.origin >> RETRY
         talk.client << RETRY
     talk.client >> CHANGE + client_hello("b.example")
+    talk.client << UNRECOGNIZED_NAME
     talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
     talk.origin.is_closed()
     assert talk.record()["reason"] == "sni_mismatch"

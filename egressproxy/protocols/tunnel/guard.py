@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority
+from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls, may_start_tls
 from egressproxy.protocols.tls.hello_retry import HelloRetry
 
@@ -19,12 +20,13 @@ class SniGuard:
     """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused.
 
     With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report). Without
-    `checks_name` any ClientHello will do. `is_over`: nothing needs to be looked at any more.
+    `checks_name` any ClientHello will do. `is_over`: nothing needs to be looked at any more. `alert`: what a client
+    that is refused can read of it (`protocols.tls.alerts`), b"" where it may not speak TLS.
     """
 
     __slots__ = (
-        "_first", "_held", "_reader", "_retry", "authority", "checks_name", "is_over", "must_be_tls", "only_reports",
-        "would_deny",
+        "_first", "_held", "_reader", "_retry", "alert", "authority", "checks_name", "is_over", "must_be_tls",
+        "only_reports", "would_deny",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +38,7 @@ class SniGuard:
         self.must_be_tls = must_be_tls
         self.checks_name = checks_name
         self.is_over = False
+        self.alert = b""
         self._reader: ClientHelloReader | None = None  # many tunnels wait for their first octets
         self._held = b""
         self._first: ClientHello | None = None
@@ -122,6 +125,7 @@ class SniGuard:
         if second is not None and first is not None and (second.sni, second.has_ech) != (first.sni, first.has_ech):
             message = f"the second ClientHello in the tunnel to {self.authority} names another server than the first"
             detail = "" if second.sni is None else f"SNI {second.sni}"
+            self.alert = UNRECOGNIZED_NAME
             return self._denied(Denied(Reason.SNI_MISMATCH, message, detail=detail), passed)
         return passed
 
@@ -155,4 +159,5 @@ class SniGuard:
         remedy = "set `sni: Any` on the entry of destinations.allow that allows this destination"
         message = f"the ClientHello in the tunnel to {self.authority} {why}"
         detail = "" if hello.sni is None else f"SNI {hello.sni}"  # the reader has made sure that it is a host name
+        self.alert = ACCESS_DENIED if hello.has_ech else UNRECOGNIZED_NAME
         raise Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=detail)

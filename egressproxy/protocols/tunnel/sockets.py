@@ -81,7 +81,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
     @property
     def octets_out(self) -> int:
         """What went to the client."""
-        return self.upstream.octets_in - len(self.early) - len(self.client.pending or b"")
+        return self.upstream.octets_in - len(self.early) - len(self.client.pending or b"") + self.own_octets
 
     def start(
         self,

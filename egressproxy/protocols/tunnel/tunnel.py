@@ -56,7 +56,7 @@ class Tunnel(Timer, Generic[E]):
 
     __slots__ = (
         "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive", "is_over",
-        "is_timed", "last_activity", "reason", "unsent", "upstream",
+        "is_timed", "last_activity", "own_octets", "reason", "unsent", "upstream",
     )  # fmt: skip
 
     client: E
@@ -79,6 +79,7 @@ class Tunnel(Timer, Generic[E]):
         self.error: GatewayError | None = None
         self.is_over = False
         self.is_kept_alive = False
+        self.own_octets = 0  # for the client, of nobody but us
         self.unsent = 0  # when an end is left over: what it had left to take when we last looked
         self.is_timed = guard is not None and guard.must_be_tls and guard_s > 0  # a ClientHello has to be whole in time
         self.early = b""  # what the upstream said before a ClientHello that has to come first
@@ -112,6 +113,8 @@ class Tunnel(Timer, Generic[E]):
             passed = guard.feed(data)
         except Denied as error:
             self.error = error
+            if guard.alert:
+                self._alert(guard.alert)
             self.cut(error.reason)
             return b""
         if guard.is_over:
@@ -122,6 +125,12 @@ class Tunnel(Timer, Generic[E]):
             self.is_timed = True
             self.after(self.guard_s)
         return passed
+
+    def _alert(self, octets: bytes) -> None:
+        """Say to the client why its tunnel ends; it is counted with what the client gets."""
+        self.client.send(octets)
+        if not self.is_over:
+            self.own_octets += len(octets)
 
     def _admit_upstream(self, guard: SniGuard, end: E, data: bytes) -> bytes:
         if self.holds_upstream:
