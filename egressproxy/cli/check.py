@@ -112,7 +112,7 @@ def _declaration(resources: ResourceSet, spec: ExtensionSpec) -> tuple[Resource 
     owners = [resource for resource in resources.objects if str(resource) == spec.source]
     for owner in owners:  # Backends of several groups may share a name
         for index, extension in enumerate(getattr(getattr(owner, "spec", None), "extensions", ())):
-            if extension.name == spec.name:
+            if extension.label == spec.name:
                 return owner, f"spec.extensions[{index}].config"
     return (owners[0] if owners else None), f"spec.{spec.name}" if spec.name.startswith("limits.") else ""
 

@@ -167,7 +167,7 @@ def _tls(tls: Mapping[str, Any]) -> str:
 
 
 def _filter(each: Mapping[str, Any]) -> str:
-    more = ", failOpen" if each["failOpen"] else ""
+    more = f", left out: {each['skipped']}" if "skipped" in each else ", failOpen" if each["failOpen"] else ""
     kind = each["type"].removeprefix("egressproxy.io/")
     return f"{each['phase']:<17} {each['name']} ({kind}) of {each['from']}, priority {each['priority']}{more}"
 
