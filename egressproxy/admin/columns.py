@@ -125,16 +125,21 @@ def _hosts(manifest: Manifest, section: str) -> Iterator[str]:
 
 def _destination(manifest: Manifest) -> str:
     destination = _at(manifest, "spec", "destination")
-    for path in (("fqdn", "hostname"), ("ip", "address"), ("service", "name")):
+    for path in (("fqdn", "hostname"), ("ip", "address"), ("service", "name"), ("kubernetesService", "name")):
         if value := _at(destination, *path):
             return str(value)
+    if value := _at(manifest, "spec", "externalHostname", "hostname"):  # in the shape of XBackend
+        return str(value)
     endpoints = _items(destination, "failover", "endpoints")
     return _few(_at(each, "backendRef", "name") for each in endpoints)
 
 
 def _destination_ports(manifest: Manifest) -> Iterator[str]:
-    for port in _items(manifest, "spec", "destination", "ports"):
-        yield f"{_at(port, 'number')}/{_at(port, 'protocol') or 'HTTP'}"
+    destination = _at(manifest, "spec", "destination")
+    for port in _items(destination, "ports"):
+        yield f"{_at(port, 'number') or _at(port, 'port')}/{_at(port, 'protocol') or 'HTTP'}"
+    if number := _at(destination, "fqdn", "port") or _at(manifest, "spec", "port", "port"):
+        yield f"{number}/{_at(manifest, 'spec', 'protocol') or 'HTTP'}"
 
 
 def _service_ports(manifest: Manifest) -> Iterator[str]:
@@ -187,7 +192,7 @@ _BY_ANCESTORS: Final = Column(
 )
 _BACKEND: Final = (
     _NAME,
-    Column("Type", _text("spec", "destination", "type"), "spec.destination.type."),
+    Column("Type", _first(_text("spec", "destination", "type"), _text("spec", "type")), "spec.destination.type."),
     Column("Destination", _destination, "Where it leads."),
     _ACCEPTED,
     _AGE,
@@ -196,6 +201,7 @@ _BACKEND: Final = (
 )
 
 _GATEWAY: Final = "gateway.networking.k8s.io"
+_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
 _OURS: Final = "egressproxy.io"
 
 _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
@@ -262,7 +268,9 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         _RESOLVED,
     ),
     (_GATEWAY, "Backend"): _BACKEND,
-    ("ainetworking.prototype.x-k8s.io", "XBackendDestination"): _BACKEND,
+    (_GATEWAY, "XBackendDestination"): _BACKEND,
+    (_PROTOTYPE, "Backend"): _BACKEND,
+    (_PROTOTYPE, "XBackendDestination"): _BACKEND,
     (_OURS, "Backend"): _BACKEND,
     (_OURS, "EgressPolicy"): (
         _NAME,

@@ -54,6 +54,7 @@ def _kind(
 
 
 _GATEWAY: Final = "gateway.networking.k8s.io"
+_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
 #: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
 _FIRST: Final = "egressproxy.io"
 
@@ -70,7 +71,9 @@ CONFIGURED: Final = (
     _kind(_GATEWAY, "ReferenceGrant", "v1 v1beta1 v1alpha2", "refgrant"),
     _kind("gateway.networking.x-k8s.io", "XBackend", "v1alpha1"),
     _kind(_GATEWAY, "Backend", "v1alpha1"),
-    _kind("ainetworking.prototype.x-k8s.io", "XBackendDestination", "v0alpha0"),
+    _kind(_GATEWAY, "XBackendDestination", "v1alpha1"),
+    _kind(_PROTOTYPE, "Backend", "v0alpha0"),
+    _kind(_PROTOTYPE, "XBackendDestination", "v0alpha0"),
     _kind("egressproxy.io", "Backend", "v1alpha1"),
     _kind("egressproxy.io", "EgressPolicy", "v1alpha1"),
     _kind("egressproxy.io", "PayloadProcessingPipeline", "v1alpha1"),

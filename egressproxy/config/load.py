@@ -23,7 +23,7 @@ from egressproxy.config.manifests import manifest_files
 from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.destination import PUBLISHED
-from egressproxy.config.resources.kinds import kind_class
+from egressproxy.config.resources.kinds import class_for, kind_class
 from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, Spot, without_nulls
 from egressproxy.config.resources.others import why_left_out
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
@@ -253,7 +253,8 @@ class _Reader:
                 return None
             field, message, remedy = unknown_kind(value["apiVersion"], value["kind"])
             self._add(document, file, (field,), document.place_of((field,)), message, remedy)
-        return found
+            return None
+        return class_for(found, value)
 
     def _add_problems(self, error: ValidationError, kind: type[Resource], document: Document, file: str) -> None:
         for details in error.errors(include_url=False, include_input=True):

@@ -33,6 +33,9 @@ from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,
     BackendParent,
+    GatewayBackend,
+    GatewayXBackendDestination,
+    PrototypeBackend,
     WorkingGroupBackend,
     XBackend,
     XBackendDestination,
@@ -43,9 +46,20 @@ from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.model.certificate import CertificateUse
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
 
-__all__ = ["Backends", "ResolvedBackend"]
+__all__ = ["BACKEND_KINDS", "Backends", "ResolvedBackend"]
 
 AnyBackend = Backend | WorkingGroupBackend | XBackendDestination | XBackend
+
+#: Every class of backends beside Services.
+BACKEND_KINDS: tuple[type[AnyBackend], ...] = (
+    Backend,
+    WorkingGroupBackend,
+    GatewayXBackendDestination,
+    PrototypeBackend,
+    XBackendDestination,
+    XBackend,
+    GatewayBackend,
+)
 
 #: Upstream gateways in a row: each is another CONNECT and another handshake.
 MAX_PARENTS = 8
@@ -53,8 +67,9 @@ MAX_PARENTS = 8
 #: Where nobody speaks plain text.
 HTTPS_PORT = 443
 
-#: Routes may call an XBackendDestination `Backend` (the prototype does).
-_ALIASES = {(XBackendDestination.GROUP, "Backend"): XBackendDestination.KIND}
+#: Routes may call an XBackendDestination `Backend` (the prototype does), where no Backend of its group has the name.
+_CALLED_BACKEND = (XBackendDestination, GatewayXBackendDestination)
+_ALIASES = {(kind.GROUP, "Backend"): kind.KIND for kind in _CALLED_BACKEND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +115,7 @@ class Backends:
         """
         self._references.check_permitted(source, ref)
         namespace = self._references.namespace_of(source, ref)
-        kind = _ALIASES.get((ref.group, ref.kind), ref.kind)
-        key = (ref.group, kind, namespace, ref.name)
+        key = self._key(ref, namespace)
         place = (key, getattr(ref, "port", None), isinstance(source, TlsRoute | TcpRoute))
         found = self._found.get(place)
         if found is None:
@@ -118,6 +132,15 @@ class Backends:
                 "UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet"
             )
         return found
+
+    def _key(self, ref: Reference, namespace: str) -> Key:
+        """The object that a reference means, which may be there under its other name."""
+        key = (ref.group, ref.kind, namespace, ref.name)
+        alias = _ALIASES.get((ref.group, ref.kind))
+        if alias is None or self._resources.get(*key) is not None:
+            return key
+        other = (ref.group, alias, namespace, ref.name)
+        return other if self._resources.get(*other) is not None else key
 
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
         """Why streams whose TLS ends here must not go on to these backends, "" if they may: one of them speaks TLS."""
@@ -139,7 +162,7 @@ class Backends:
             if (ref.group, ref.kind) == ("", "Service"):
                 found.add((namespace, ref.name))
                 continue
-            backend = self._resources.get(ref.group, _ALIASES.get((ref.group, ref.kind), ref.kind), namespace, ref.name)
+            backend = self._resources.get(*self._key(ref, namespace))
             if isinstance(backend, Backend | WorkingGroupBackend | XBackendDestination):
                 service = backend.spec.destination.named_service
                 if service is not None:
@@ -149,13 +172,7 @@ class Backends:
     def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
         """The status of every Backend object, used or not."""
         statuses: dict[Key, Status] = {}
-        objects: list[AnyBackend] = [
-            *self._resources.of(Backend),
-            *self._resources.of(WorkingGroupBackend),
-            *self._resources.of(XBackendDestination),
-            *self._resources.of(XBackend),
-        ]
-        for backend in objects:
+        for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
             statuses[backend.key] = {"conditions": self._judge(backend, Conditions(generation(backend.key)))}
         return statuses
 
@@ -240,6 +257,8 @@ class Backends:
         self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None, *, is_stream: bool
     ) -> ResolvedBackend:
         destination = backend.spec.destination
+        if not isinstance(backend, Backend) and backend.spec.filters:
+            raise Unresolved("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
         if destination.type == "Failover":
             raise Unresolved("UnsupportedValue", f"{backend}: a destination of type Failover is not supported yet")
         form = _port_form(backend, port_forms(backend.spec), port)
@@ -385,9 +404,7 @@ def _backend_refs(route: Resource) -> Iterator[Reference]:
                     yield part.backend_ref
 
 
-_KNOWN = frozenset(
-    {("", "Service"), *((k.GROUP, k.KIND) for k in (Backend, WorkingGroupBackend, XBackendDestination, XBackend))}
-)
+_KNOWN = frozenset({("", "Service"), *((kind.GROUP, kind.KIND) for kind in BACKEND_KINDS)})
 
 #: Reasons that are about the Backend itself; the others are about what it refers to.
 _OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})

@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.backend_tls import BackendTlsPolicies
-from egressproxy.config.compile.backends import Backends
+from egressproxy.config.compile.backends import BACKEND_KINDS, Backends
 from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.denials import Denials
 from egressproxy.config.compile.filters import ExtensionCompiler
@@ -35,7 +35,7 @@ from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.problems import Problem
-from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackend, XBackendDestination
+from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
@@ -205,7 +205,7 @@ class _Run:
                     self._policies.layer(Level.RULE, route.key, rule.name)
         for backend in self._resources.of(Backend):
             self._policies.layer(Level.BACKEND, backend.key, "", backend.spec.resolver)
-        for kind in (WorkingGroupBackend, XBackendDestination, XBackend, Service):
+        for kind in (*BACKEND_KINDS, Service):
             for other in self._resources.of(kind):
                 self._policies.layer(Level.BACKEND, other.key)
 

@@ -1,15 +1,16 @@
 """Every shape of Backend, and BackendTLSPolicy.
 
-Ours (`egressproxy.io`), the working group's `Backend` and its prototype `XBackendDestination` have one shape, of which
-ours is the superset; XBackend has its own. `config.compile` reads all of them into one BackendSpec.
-Sources: GEP-4488 (XBackend), the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
+Ours (`egressproxy.io`), and the working group's `Backend` and `XBackendDestination` in both of their groups have one
+shape, of which ours is the superset; XBackend has its own. `config.compile` reads all of them into one BackendSpec.
+Sources: GEP-4488 and GEP-4894 (XBackend), the AI Gateway working group's egress proposal, BackendTLSPolicy of
+Gateway API v1.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from egressproxy.config.resources.destination import (
     BackendDestination,
@@ -61,9 +62,12 @@ __all__ = [
     "Failover",
     "FailoverEndpoint",
     "FqdnBackend",
+    "GatewayBackend",
+    "GatewayXBackendDestination",
     "IpBackend",
     "McpOptions",
     "ProtocolOptions",
+    "PrototypeBackend",
     "ServiceBackend",
     "SubjectAltName",
     "WorkingGroupBackend",
@@ -143,26 +147,72 @@ class Backend(Resource):
 # --- the working group's Backend -------------------------------------------------------------------------------------
 
 
+def _with_other_shape(schema: dict[str, Any]) -> None:
+    """The schema of a group's Backend admits the fields of XBackend beside `destination`, one shape or the other."""
+    fields = XBackendSpec.model_json_schema()["properties"]
+    other = {
+        "type": {**fields["type"], "description": "Instead of destination: the shape of GEP-4894."},
+        "port": {
+            "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65535}, {"type": "object"}],
+            "description": "With type: a number, or port and name.",
+        },
+        "externalHostname": {"type": "object", "description": "With type ExternalHostname: hostname."},
+        "protocol": {"type": "string", "description": "With type: what is spoken there."},
+    }
+    schema["properties"] |= {**other, "tls": {"type": "object", "description": _TLS_OF_BOTH}}
+    schema.pop("required", None)
+
+
+_TLS_OF_BOTH = (
+    "Beside destination: what holds for ports without their own, with the fields of destination.ports.tls. With type: "
+    "mode (None, ServerOnly, ClientAndServer), clientCertificateRef, validation."
+)
+
+
 class WorkingGroupBackendSpec(DestinationSpec):
+    """`filters` are of a draft, and refer to objects: a Backend with any is not served, since they cannot run."""
+
     extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
+    filters: Annotated[
+        tuple[dict[str, Any], ...], Field(max_length=64, description="Not served: write extensions instead.")
+    ] = ()
+
+
+class EitherShapeSpec(WorkingGroupBackendSpec):
+    model_config = ConfigDict(json_schema_extra=_with_other_shape)
 
 
 class WorkingGroupBackend(Resource):
+    """What the working group's proposals write; `GatewayBackend` reads those with the spec of XBackend."""
+
     GROUP: ClassVar[str] = GATEWAY_GROUP
     KIND: ClassVar[str] = "Backend"
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
-    spec: WorkingGroupBackendSpec
+    spec: EitherShapeSpec
 
 
 class XBackendDestination(Resource):
-    """Routes may refer to it as kind `Backend` too."""
+    """The prototype's. Routes may refer to it as kind `Backend` too."""
 
     GROUP: ClassVar[str] = "ainetworking.prototype.x-k8s.io"
     KIND: ClassVar[str] = "XBackendDestination"
     VERSIONS: ClassVar[tuple[str, ...]] = ("v0alpha0",)
 
     spec: WorkingGroupBackendSpec
+
+
+class PrototypeBackend(XBackendDestination):
+    """The same by the prototype's first name."""
+
+    KIND: ClassVar[str] = "Backend"
+
+
+class GatewayXBackendDestination(XBackendDestination):
+    """The same in the group that later versions of the proposal use."""
+
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
 
 # --- XBackend and BackendTLSPolicy -----------------------------------------------------------------------------------
@@ -250,6 +300,13 @@ class XBackend(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: XBackendSpec
+
+
+class GatewayBackend(XBackend):
+    """An XBackend by the name and group that it is to have (GEP-4894)."""
+
+    GROUP: ClassVar[str] = GATEWAY_GROUP
+    KIND: ClassVar[str] = "Backend"
 
 
 class BackendTlsPolicySpec(Model):

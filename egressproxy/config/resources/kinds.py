@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,
+    GatewayBackend,
+    GatewayXBackendDestination,
+    PrototypeBackend,
     WorkingGroupBackend,
     XBackend,
     XBackendDestination,
@@ -15,7 +21,7 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 
-__all__ = ["BY_API_VERSION", "KINDS", "kind_class"]
+__all__ = ["BY_API_VERSION", "KINDS", "class_for", "kind_class"]
 
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass,
@@ -29,6 +35,8 @@ KINDS: tuple[type[Resource], ...] = (
     ReferenceGrant,
     XBackend,
     WorkingGroupBackend,
+    GatewayXBackendDestination,
+    PrototypeBackend,
     XBackendDestination,
     Backend,
     EgressPolicy,
@@ -53,3 +61,11 @@ BY_API_VERSION: dict[tuple[str, str], type[Resource]] = {
 def kind_class(api_version: str, kind: str) -> type[Resource] | None:
     """The class that reads this kind, or None."""
     return BY_API_VERSION.get((api_version, kind))
+
+
+def class_for(kind: type[Resource], manifest: Mapping[str, Any]) -> type[Resource]:
+    """The class that reads this manifest of a kind: the Backend of Gateway API has two shapes."""
+    spec = manifest.get("spec")
+    if kind is WorkingGroupBackend and isinstance(spec, Mapping) and "destination" not in spec and "type" in spec:
+        return GatewayBackend
+    return kind

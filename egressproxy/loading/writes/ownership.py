@@ -120,7 +120,7 @@ def _collect(value: Any, path: Path, names: tuple[str, ...], shape: Shape, found
     if isinstance(value, Mapping) and value:
         for name, each in value.items():
             _collect(each, (*path, f"f:{name}"), (*names, name), shape, found)
-    elif isinstance(value, list) and (keys := shape.get(names)) and all(item_key(each, keys) for each in value):
+    elif isinstance(value, list) and (keys := shape.get(names)) and _all_keyed(value, keys):
         if len(value) > MAX_ITEMS:
             raise WriteRefused(422, "Invalid", f"{'.'.join(names)} has more than {MAX_ITEMS} items")
         for each in value:
@@ -130,6 +130,11 @@ def _collect(value: Any, path: Path, names: tuple[str, ...], shape: Shape, found
                 _collect(inner, (*path, step, f"f:{name}"), (*names, name), shape, found)
     else:
         found.add(path)
+
+
+def _all_keyed(items: Iterable[Any], keys: tuple[str, ...]) -> bool:
+    """Whether items can be told apart. Published forms of a Backend leave keys out: their lists are one value."""
+    return all(item_key(each, keys) is not None for each in items)
 
 
 def _step(item: Any, keys: tuple[str, ...]) -> str:
@@ -184,7 +189,7 @@ def _merged(base: Any, applied: Any, shape: Shape, names: tuple[str, ...]) -> An
             made[name] = _merged(made.get(name), value, shape, (*names, name))
         return made
     keys = shape.get(names)
-    if isinstance(applied, list) and isinstance(base, list) and keys:
+    if isinstance(applied, list) and isinstance(base, list) and keys and _all_keyed((*base, *applied), keys):
         rest = list(base)
         for each in applied:
             key = item_key(each, keys)

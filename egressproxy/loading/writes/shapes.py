@@ -14,6 +14,7 @@ __all__ = ["Shape", "item_key", "shape_of"]
 Shape = Mapping[tuple[str, ...], tuple[str, ...]]
 
 _GATEWAY: Final = "gateway.networking.k8s.io"
+_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
 _OURS: Final = "egressproxy.io"
 _CONDITIONS: Final[Shape] = {("status", "conditions"): ("type",)}
 _LISTENERS: Final[Shape] = {("spec", "listeners"): ("name",)}
@@ -27,7 +28,9 @@ _SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
     (_GATEWAY, "BackendTLSPolicy"): _TARGETS,
     (_OURS, "Backend"): _BACKEND,
     (_GATEWAY, "Backend"): _BACKEND,
-    ("ainetworking.prototype.x-k8s.io", "XBackendDestination"): _BACKEND,
+    (_GATEWAY, "XBackendDestination"): _BACKEND,
+    (_PROTOTYPE, "Backend"): _BACKEND,
+    (_PROTOTYPE, "XBackendDestination"): _BACKEND,
     (_OURS, "EgressPolicy"): _EXTENSIONS,
     (_OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
     ("", "Service"): {("spec", "ports"): ("port", "protocol")},

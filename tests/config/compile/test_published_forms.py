@@ -252,3 +252,32 @@ def test_what_a_form_says_in_vain_is_a_note(pki: Pki):
     assert "verified with that, not with the system's" in conditions("Accepted", form, ca(pki))[2]
     form = host("", ", tls: {mode: SIMPLE, clientCertificateRef: {name: c}}")
     assert "clientCertificateRef with mode Simple: does nothing" in conditions("Accepted", form)[2]
+
+
+def test_a_reference_to_kind_backend_finds_an_xbackenddestination_of_its_group():
+    form = host("", ", tls: {mode: SIMPLE}")
+    renamed = form.replace("kind: Backend", "kind: XBackendDestination")
+    assert served(renamed).hostname == "a.example"
+    both = renamed.replace("a.example", "b.example")
+    assert served(form, both).hostname == "a.example"  # the kind that the reference names goes first
+    prototype = "ainetworking.prototype.x-k8s.io"
+    for kind in ("Backend", "XBackendDestination"):
+        text = form.replace("gateway.networking.k8s.io/v1alpha1", f"{prototype}/v0alpha0").replace("Backend", kind)
+        made = compiled(
+            REVERSE, ROUTE.replace("{group: gateway.networking.k8s.io, kind", f"{{group: {prototype}, kind"), text
+        )
+        assert rule(made).backends[0].backend is not None
+
+
+def test_a_gateway_backend_in_the_shape_of_an_xbackend_is_served():
+    shape = "{type: ExternalHostname, port: 443, externalHostname: {hostname: a.example}, tls: {mode: ServerOnly}}"
+    found = served(backend(shape))
+    assert (found.hostname, found.port, found.tls) == ("a.example", 443, BackendTlsSpec())
+    assert conditions("Accepted", backend(shape))[0] == "True"
+
+
+def test_filters_of_a_draft_close_the_backend():
+    form = host("", ", tls: {mode: Simple}, filters: [{type: ExtensionRef, extensionRef: {name: p, kind: P}}]")
+    error, condition = refused(form)
+    assert "write extensions" in error
+    assert condition[:2] == ("False", "UnsupportedValue")

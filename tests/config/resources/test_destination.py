@@ -6,7 +6,8 @@ import pytest
 
 from egressproxy.config.load import load_text
 from egressproxy.config.problems import ConfigError, Problem
-from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackendDestination
+from egressproxy.config.resources.backend import Backend, GatewayBackend, WorkingGroupBackend, XBackendDestination
+from egressproxy.config.resources.meta import GATEWAY_GROUP
 
 GROUPS = {
     Backend: "egressproxy.io/v1alpha1",
@@ -154,3 +155,24 @@ def test_a_client_certificate_that_its_mode_does_not_use_is_an_error_where_our_s
     ).format
     assert "needs clientCertificateRef" in refused(spec("Mutual"), Backend).message
     assert read(spec("Mutual")).spec.destination.ports[0].tls is not None
+
+
+def test_a_gateway_backend_may_have_the_shape_of_an_xbackend():
+    spec = "{type: ExternalHostname, port: 443, externalHostname: {hostname: a.example}, tls: {mode: ServerOnly}}"
+    (found,) = load_text(text(spec)).objects
+    assert isinstance(found, GatewayBackend)
+    assert (found.key[:2], found.spec.port.port) == ((GATEWAY_GROUP, "Backend"), 443)
+    assert found.to_manifest()["spec"]["port"] == 443
+
+
+def test_what_is_neither_shape_is_told_of_the_one_that_it_is_nearest_to():
+    assert (refused("{}").field_path, refused("{}").message) == ("spec.destination", "destination is missing")
+    problem = refused("{type: ExternalHostnam, port: 443, externalHostname: {hostname: a.example}}")
+    assert (problem.field_path, problem.remedy) == ("spec.type", "did you mean ExternalHostname?")
+
+
+def test_one_name_in_both_shapes_is_one_object():
+    both = text("{destination: {type: FQDN, fqdn: {hostname: a.example}}}") + "---\n"
+    both += text("{type: ExternalHostname, port: 443, externalHostname: {hostname: a.example}}")
+    with pytest.raises(ConfigError, match="the same object stands at"):
+        load_text(both)

@@ -9,6 +9,8 @@ from egressproxy.config.resources import BY_API_VERSION, KINDS, Resource, kind_c
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,
+    GatewayXBackendDestination,
+    PrototypeBackend,
     WorkingGroupBackend,
     XBackend,
     XBackendDestination,
@@ -82,6 +84,8 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
         "protocol": "HTTP2",
         "tls": {"mode": "ServerOnly", "validation": {"wellKnownCACertificates": "System", "hostname": "a.test"}},
     },
+    GatewayXBackendDestination: {"destination": {"type": "FQDN", "fqdn": {"hostname": "a.test"}}},
+    PrototypeBackend: {"destination": {"type": "Fqdn", "fqdn": {"hostname": "a.test"}}},
     WorkingGroupBackend: {
         "destination": {"type": "FQDN", "fqdn": {"hostname": "a.test"}, "ports": [{"number": 443, "protocol": "MCP"}]},
         "extensions": [{"name": "e", "type": "egressproxy.io/X:v1", "rawConfig": {"a": 1}}],

@@ -132,3 +132,20 @@ def test_a_client_may_rewrite_the_list_itself():
 def test_who_an_object_is_belongs_to_nobody():
     made = applied(None, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "y"}})
     assert "managedFields" not in made["metadata"]
+
+
+def test_a_list_whose_items_have_no_key_is_applied_as_one_value():
+    """A published form of a Backend calls the number of a port `port`, and gives extensions no name."""
+    key = ("gateway.networking.k8s.io", "Backend")
+    wanted = {
+        "apiVersion": "gateway.networking.k8s.io/v1alpha1",
+        "kind": "Backend",
+        "metadata": {"name": "b"},
+        "spec": {
+            "destination": {"type": "FQDN", "ports": [{"name": "https", "port": 443, "protocol": "HTTPS"}]},
+            "extensions": [{"type": "vendor.example/pool"}],
+        },
+    }
+    made = apply(None, wanted, "me", False, shape_of(*key), NOW)
+    again = apply(made, wanted, "me", False, shape_of(*key), NOW)
+    assert again["spec"] == wanted["spec"]
