@@ -298,3 +298,35 @@ def test_without_a_token_nobody_writes_by_way_of_a_proxy(shared: Cluster, field:
     assert request(shared, "POST", path, body, **fields)[0] == 201
     assert request(shared, "POST", path, body, **fields, **{field: "10.0.0.1"})[0] == 403
     assert request(shared, "POST", "/reload", b"", **{"X-Egressproxy": "1", field: "10.0.0.1"})[0] == 403
+
+
+UNKNOWN = """
+apiVersion: gateway.networking.k8s.io/v1alpha1
+kind: Backend
+metadata: {name: pooled, namespace: agents}
+spec:
+  destination:
+    type: FQDN
+    fqdn: {hostname: api.openai.com}
+    ports: [{number: 443, protocol: TLS, tls: {mode: Simple}}]
+  extensions:
+  - type: vendor.io/connection-pool
+    config: {maxConnections: 100, timeout: 30s}
+  - type: vendor.io/circuit-breaker
+    rawConfig: {failureThreshold: 5}
+"""
+
+
+@pytest.mark.parametrize("how", [[], ["--server-side"]], ids=["client-side", "server-side"])
+def test_a_backend_with_extensions_that_nobody_knows_is_applied_and_says_so(cluster: Cluster, how: list[str]):
+    cluster.kubectl("apply", *how, "-f", "-", stdin=[egress(free_port()), yaml.safe_load(UNKNOWN)])
+    shown = cluster.get("backends.gateway.networking.k8s.io", "pooled", "-n", "agents")
+    assert shown["spec"] == yaml.safe_load(UNKNOWN)["spec"]
+    degraded = {each["type"]: each for each in shown["status"]["conditions"]}["Degraded"]
+    assert (degraded["status"], degraded["reason"]) == ("True", "UnsupportedExtensionType")
+    assert "extension connection-pool has the unknown type vendor.io/connection-pool" in degraded["message"]
+    assert "extension circuit-breaker has the unknown type vendor.io/circuit-breaker" in degraded["message"]
+    changed = yaml.safe_load(UNKNOWN)
+    changed["spec"]["extensions"] = changed["spec"]["extensions"][1:]
+    cluster.kubectl("apply", *how, "-f", "-", stdin=[changed])
+    assert cluster.get("backends.gateway.networking.k8s.io", "pooled", "-n", "agents")["spec"] == changed["spec"]

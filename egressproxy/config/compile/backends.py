@@ -14,6 +14,7 @@ from itertools import chain
 from egressproxy.config.compile import support
 from egressproxy.config.compile.backend_tls import validated_tls
 from egressproxy.config.compile.contract import Key, Status
+from egressproxy.config.compile.extension_faults import must_run
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
 from egressproxy.config.compile.merging import dns_notes
 from egressproxy.config.compile.published_forms import (
@@ -374,7 +375,7 @@ class Backends:
             self._busy.pop()
         if parent.spec.destination is Destination.DYNAMIC:
             raise Unresolved("InvalidParent", f"the parent of {backend} is Dynamic: name a fixed gateway")
-        if any(placed.spec.is_known or not placed.spec.fail_open for placed in parent.extensions):
+        if any(must_run(placed.spec) for placed in parent.extensions):
             # They might refuse something, so leaving them out in silence would open what they close.
             raise Unresolved(
                 "UnsupportedValue", f"the parent of {backend} has extensions, which are not supported yet on a parent"

@@ -15,7 +15,7 @@ from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.status import Conditions
 from egressproxy.spec.policy import ExtensionSpec
 
-__all__ = ["ExtensionFaults", "closing", "nearest_types"]
+__all__ = ["ExtensionFaults", "closing", "must_run", "nearest_types"]
 
 _GONE: Final = "until it is there, requests are refused"
 
@@ -58,9 +58,14 @@ def nearest_types(written: str, names: Sequence[str]) -> str:
     return f"did you mean {' or '.join(kinds[kind] for kind in near)}?"
 
 
+def must_run(spec: ExtensionSpec) -> bool:
+    """False for an extension that requests go on without, because nobody knows its type and it may fail open."""
+    return spec.is_known or not spec.fail_open
+
+
 def closing(specs: Iterable[ExtensionSpec]) -> str:
     """The extensions among these that close their place, in words that a client may read; "" where there is none."""
-    found = (f"extension {spec.name} ({spec.type})" for spec in specs if not spec.is_known and not spec.fail_open)
+    found = (f"extension {spec.name} ({spec.type})" for spec in specs if not spec.is_known and must_run(spec))
     return ", ".join(dict.fromkeys(found))
 
 

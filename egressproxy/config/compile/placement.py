@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from egressproxy.config.compile.extension_faults import closing
+from egressproxy.config.compile.extension_faults import closing, must_run
 from egressproxy.config.compile.filters import ExtensionCompiler, FilterNotSupported, Place, Placed
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.resources.policy import EgressPolicy
@@ -92,6 +92,11 @@ class Placement:
             for policy in layer.policies
             for placed in self._body_limit(policy, layer)
         ]
+
+    def runs(self, policy: EgressPolicy, layer: Layer) -> bool:
+        """Whether a policy of this layer has extensions that have to run; those of unknown types may fail open."""
+        placed = self._of_policy(policy, _LEVELS[layer.level], layer.place)
+        return any(must_run(one.spec) for one in placed)
 
     def unknown_extension(self, layers: Iterable[Layer], own: Iterable[Placed] = ()) -> str:
         """The extensions of unknown types that close a place: those of its policies, and these of its backend."""

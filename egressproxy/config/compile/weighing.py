@@ -176,7 +176,7 @@ class Weigher:
         parent = resolved.parents[0]
         layers = self._own_layers(parent)
         said = self._policies.merge(layers, is_routed=True)
-        idle = [section for layer in layers for policy in layer.policies for section in _not_on_parents(policy)]
+        idle = [section for layer in layers for section in self._not_on_parents(layer)]
         if idle:
             return f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(idle)}"
         error = "; ".join(said.blockers) or _region_error(parent, said)
@@ -219,6 +219,15 @@ class Weigher:
         extensions = ordered([*resolved.extensions, *placed, *filters])
         return WeightedBackend(spec, weight, merged.policy, extensions)
 
+    def _not_on_parents(self, layer: Layer) -> Iterable[str]:
+        """What would have to run for each request that is sent through a parent."""
+        for policy in layer.policies:
+            limits = policy.spec.limits
+            if self._placement.runs(policy, layer):
+                yield f"extensions of {policy}"
+            if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
+                yield f"limits of {policy}"
+
     def _harden(self, spec: BackendSpec, merged: Merged) -> BackendSpec | str:
         """The backend, and its parent, with the policies' floor for TLS applied; or why that cannot be done."""
         if not merged.has_tls_floor:
@@ -242,15 +251,6 @@ def default_where(listener: ListenerPlan) -> Where:
     """The names that limits are counted under for what no route matches."""
     gateway = str(listener.gateway)
     return Where(gateway, f"{gateway}, no route", f"{gateway}, any destination")
-
-
-def _not_on_parents(policy: EgressPolicy) -> Iterable[str]:
-    """What would have to run for each request that is sent through a parent."""
-    limits = policy.spec.limits
-    if policy.spec.extensions:
-        yield f"extensions of {policy}"
-    if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
-        yield f"limits of {policy}"
 
 
 def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> Layer:

@@ -194,7 +194,7 @@ def _merged(base: Any, applied: Any, shape: Shape, names: tuple[str, ...]) -> An
         for each in applied:
             key = item_key(each, keys)
             at = next((index for index, item in enumerate(rest) if item_key(item, keys) == key), None)
-            if key is None or at is None:
+            if at is None:
                 rest.append(copy.deepcopy(each))
             else:
                 rest[at] = _merged(rest[at], each, shape, names)

@@ -131,7 +131,11 @@ def test_no_authorization_server_is_asked_through_it_and_nothing_passes():
 @pytest.mark.parametrize(("extension", "is_used"), [(UNKNOWN, False), (OPEN, True)])
 def test_nothing_goes_through_a_parent_that_has_it(extension: str, is_used: bool):
     parent = named(PLAIN, "parent") + f"  extensions: [{extension}]\n"
-    made = compiled(REVERSE, ROUTE, PLAIN + "  parent: {name: parent}\n", parent)
+    child = PLAIN + "  parent: {name: parent}\n"
+    made = compiled(REVERSE, ROUTE, child, parent)
+    assert (rule(made).backends[0].backend is not None) is is_used
+    of_parent = policy(f"extensions: [{extension}]", "Backend", "parent")
+    made = compiled(REVERSE, ROUTE, child, named(PLAIN, "parent"), of_parent)
     assert (rule(made).backends[0].backend is not None) is is_used
 
 

@@ -58,6 +58,19 @@ def test_managers_own_their_items_of_a_list():
     assert ports(made) == {"a": 1, "b": 3}
 
 
+def test_a_list_with_an_item_that_has_no_key_is_one_field():
+    shape = shape_of("gateway.networking.k8s.io", "Backend")
+
+    def backend(*extensions: dict[str, str]) -> dict[str, Any]:
+        return {"metadata": {"name": "b"}, "spec": {"extensions": list(extensions)}}
+
+    pool, breaker, named = {"type": "v/pool"}, {"type": "v/breaker"}, {"name": "n", "type": "v/pool"}
+    made = apply(None, backend(pool, named), "me", False, shape, NOW)
+    for wanted in ([breaker], [breaker, named], [named]):
+        made = apply(made, backend(*wanted), "me", False, shape, NOW)
+        assert made["spec"]["extensions"] == wanted
+
+
 def test_a_field_of_another_manager_is_a_conflict_that_names_both():
     made = applied(None, gateway(a=1))
     with pytest.raises(WriteRefused) as caught:
