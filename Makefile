@@ -30,8 +30,8 @@ help: ## list the targets
 run: install ## install what is missing and start the gateway (options: ARGS="…")
 	@exec $(BIN)/egressproxy run $(ARGS)
 
-test: install-dev ## run the whole test suite (options: ARGS="…")
-	@$(BIN)/python -m pytest $(ARGS)
+test: install-dev ## run the whole test suite on all cores, or a part of it (options: ARGS="-k reload")
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)

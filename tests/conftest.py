@@ -1,7 +1,11 @@
-"""For all tests: property tests take the time they need, and in the pipeline the same examples every time."""
+"""For all tests: how long they take on how many cores, and property tests that are given the time they need.
+
+In the pipeline (`CI`) property tests try the same examples every time.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 
@@ -9,6 +13,10 @@ import pytest
 from hypothesis import settings
 
 from egressproxy.transport.loop import Loop
+
+WHOLE_SUITE_CORE_S = 480.0  # of one core, when nothing else wants it; a fair number is enough
+FEWEST_WORKERS, MOST_WORKERS = 2, 8  # much of what is tested are other processes, and waits
+SELECTING = ("keyword", "lf", "failedfirst", "stepwise", "usepdb")
 
 settings.register_profile("developer", deadline=None)
 settings.register_profile("pipeline", deadline=None, derandomize=True)
@@ -18,3 +26,27 @@ settings.load_profile("pipeline" if os.environ.get("CI") else "developer")
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Loop]]:
     """Tests run on the loop of the product."""
     return {"loop": Loop}
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes `-n auto` (`make test`) stands for: one per core, and none beside this one for a selection."""
+    return min(max(_cores(), FEWEST_WORKERS), MOST_WORKERS) if _is_whole(config) else 0
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    workers = config.getoption("numprocesses", None)
+    if hasattr(config, "workerinput") or not workers or not _is_whole(config) or config.option.markexpr == "slow":
+        return None
+    at_once = min(workers, _cores())
+    minutes = math.ceil(WHOLE_SUITE_CORE_S / at_once / 60)
+    cores = f"{at_once} cores" if at_once > 1 else "one core"
+    return f'the whole suite: about {minutes} minutes on {cores}; a part of it: make test ARGS="-k reload"'
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    return not named and not any(config.getoption(option, None) for option in SELECTING)

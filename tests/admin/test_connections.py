@@ -12,8 +12,8 @@ from egressproxy.admin.connections import AdminConnection, Connections
 from egressproxy.admin.server import AdminServer
 from tests.admin.kit import entries
 from tests.admin.test_server import State, ask
+from tests.support.waiting import WAIT_S
 
-WAIT_S = 10.0
 GET = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WATCH = b"GET /api/v1/secrets?watch=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

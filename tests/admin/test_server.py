@@ -15,6 +15,7 @@ from egressproxy.admin.state import Source
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
 from tests.admin.kit import Holder, entries
+from tests.support.waiting import WAIT_S
 
 SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {token: CANARY}}"
 
@@ -58,7 +59,7 @@ async def ask(
 ) -> Answer:
     reader, writer = await asyncio.open_connection(admin.host, admin.port)
     writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}Connection: close\r\n\r\n".encode())
-    raw = await asyncio.wait_for(reader.read(), 10)
+    raw = await asyncio.wait_for(reader.read(), WAIT_S)
     writer.close()
     return Answer(raw)
 
@@ -200,7 +201,7 @@ async def test_a_malformed_request_is_400_and_fills_no_log(
 ):
     reader, writer = await asyncio.open_connection(admin.host, admin.port)
     writer.write(f"{line}\r\n\r\n".encode())
-    assert Answer(await asyncio.wait_for(reader.read(), 5)).status == 400
+    assert Answer(await asyncio.wait_for(reader.read(), WAIT_S)).status == 400
     writer.close()
     assert caplog.text == ""
 
@@ -227,7 +228,7 @@ async def test_stop_closes_what_is_open_and_frees_the_port(state: State):
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readuntil(b"ok\n")
     await admin.stop()
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
     writer.close()
     again = AdminServer(state, "127.0.0.1", admin.port)
     await again.start()

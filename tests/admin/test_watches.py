@@ -16,6 +16,7 @@ from egressproxy.admin.server import AdminServer
 from egressproxy.loading.result import Shown
 from tests.admin.kit import Holder, entries
 from tests.admin.test_server import State, ask
+from tests.support.waiting import WAIT_S
 
 TEXT = """
 {apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: one, labels: {team: x}}, data: {x: "1"}}
@@ -42,7 +43,7 @@ class Gateway:
     async def watch(self, query: str, path: str = MAPS) -> AsyncIterator[Watcher]:
         reader, writer = await asyncio.open_connection(self.admin.host, self.admin.port)
         writer.write(f"GET {path}?watch=true&{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode()
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).decode()
         try:
             yield Watcher(head, reader)
         finally:
@@ -60,7 +61,7 @@ class Watcher:
     async def event(self) -> dict[str, Any] | None:
         """The next one; None at the end."""
         while not self._lines:
-            size = int(await asyncio.wait_for(self._reader.readline(), 10), 16)
+            size = int(await asyncio.wait_for(self._reader.readline(), WAIT_S), 16)
             piece = await self._reader.readexactly(size + 2)
             if not size:
                 return None

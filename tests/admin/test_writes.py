@@ -15,6 +15,7 @@ from egressproxy.admin.writes import WriteAccess
 from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
 from tests.admin.kit import entries
 from tests.admin.test_server import Answer, State
+from tests.support.waiting import WAIT_S
 
 MAP = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}"
 PATH = "/api/v1/namespaces/default/configmaps"
@@ -55,7 +56,7 @@ async def send(admin: AdminServer, method: str, path: str, body: str = "{}", **f
     named = {"Host": "localhost", "Content_Type": "application/json", "Content_Length": str(len(body)), **fields}
     head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
     writer.write(f"{method} {path} HTTP/1.1\r\n{head}Connection: close\r\n\r\n{body}".encode())
-    raw = await asyncio.wait_for(reader.read(), 10)
+    raw = await asyncio.wait_for(reader.read(), WAIT_S)
     writer.close()
     return Answer(raw)
 

@@ -17,6 +17,7 @@ from egressproxy.config.load import load_text
 from tests.admin.kit import Holder, entry
 from tests.admin.test_server import State
 from tests.support.net import free_port
+from tests.support.waiting import WAIT_S
 
 TEXT = """
 apiVersion: gateway.networking.k8s.io/v1
@@ -52,11 +53,11 @@ def admin() -> Iterator[AdminServer]:
         await server.start()
         return server
 
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(WAIT_S)
     yield server
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(30)
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(WAIT_S)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(30)
+    thread.join(WAIT_S)
     loop.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -30,13 +31,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def node_modules() -> str:
     """The folder with undici and axios, for NODE_PATH; empty where they cannot be installed."""
     folder = NODE_CLIENTS / "node_modules"
-    if not all((folder / name).is_dir() for name in NODE_PACKAGES) and shutil.which("npm"):
-        NODE_CLIENTS.mkdir(parents=True, exist_ok=True)
-        (NODE_CLIENTS / "package.json").write_text('{"private": true}', encoding="utf-8")
-        wanted = [f"{name}@{version}" for name, version in NODE_PACKAGES.items()]
-        command = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", *wanted]
-        subprocess.run(command, cwd=NODE_CLIENTS, timeout=110, check=False, capture_output=True)
-    return str(folder) if all((folder / name).is_dir() for name in NODE_PACKAGES) else ""
+    NODE_CLIENTS.mkdir(parents=True, exist_ok=True)
+    with open(NODE_CLIENTS / ".lock", "w") as lock:  # one process installs, and those beside it find what it did
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all((folder / name).is_dir() for name in NODE_PACKAGES) and shutil.which("npm"):
+            (NODE_CLIENTS / "package.json").write_text('{"private": true}', encoding="utf-8")
+            wanted = [f"{name}@{version}" for name, version in NODE_PACKAGES.items()]
+            command = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", *wanted]
+            subprocess.run(command, cwd=NODE_CLIENTS, timeout=110, check=False, capture_output=True)
+        return str(folder) if all((folder / name).is_dir() for name in NODE_PACKAGES) else ""
 
 
 @pytest.fixture

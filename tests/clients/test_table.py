@@ -59,7 +59,7 @@ def wget(url: str, _folder: Path) -> list[str]:
         "wget",
         "--no-verbose",
         "--tries=1",
-        "--timeout=30",
+        "--timeout=60",
         "--ca-certificate=../ca.crt",
         "--output-document=-",
         url,

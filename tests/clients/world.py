@@ -22,6 +22,7 @@ from tests.support.origins import ai, basic, git, packages, s3
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 __all__ = ["Outcome", "Require", "Way", "World"]
 
@@ -157,7 +158,7 @@ class World:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=90,
+            timeout=WAIT_S,
             check=False,
         )
         return Ended(done.returncode, done.stdout.decode("utf-8", "replace"))

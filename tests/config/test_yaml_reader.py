@@ -152,9 +152,9 @@ def test_anchors_and_aliases_work() -> None:
 def test_aliases_that_multiply_are_refused_at_once() -> None:
     bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n"
     bomb += "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
-    started = time.monotonic()
+    started = time.process_time()
     assert "aliases multiply" in fault(bomb).message
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_an_alias_that_contains_itself_is_refused() -> None:

@@ -17,10 +17,10 @@ from tests.conformance.echo import HTTP_PORT, TLS_PORT, Pod
 from tests.support import manifests as m
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 __all__ = ["Answer", "Suite"]
 
-WAIT_S = 20.0
 CONTROLLER = "egressproxy.io/gateway-controller"
 SITES = (
     "example.org", "second-example.org", "unknown-example.org", "fourth-example.wildcard.org", "*.wildcard.org",

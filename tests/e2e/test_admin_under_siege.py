@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy.admin.connections import FIRST_REQUEST_S
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
 HEALTH = ("/livez", "/readyz", "/healthz")
-#: What a prober of Kubernetes waits for an answer (its default), and some for a busy machine.
-PROBE_S = 5.0
+#: Sooner than those who hold connections and ask nothing are cut off.
+PROBE_S = FIRST_REQUEST_S - 1
 
 
 class Besieged:

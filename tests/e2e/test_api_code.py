@@ -14,6 +14,7 @@ import pytest
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 from tests.support.writing import JSON, Client
 
 MAPS = "/api/v1/namespaces/agents/configmaps"
@@ -226,7 +227,7 @@ def test_a_folder_of_state_with_a_python_filter_is_refused_at_the_start_with_its
     assert not ran.exists()
     # As configuration of another command it is the same: the mark lies in the folder.
     program = [sys.executable, "-m", "egressproxy", "check", str(gateway.config), str(state)]
-    checked = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    checked = subprocess.run(program, capture_output=True, text=True, timeout=WAIT_S)
     assert checked.returncode == 1
     assert "written through the API" in checked.stdout
     assert not ran.exists()

@@ -16,8 +16,8 @@ from tests.support import manifests as m
 from tests.support.kubectl import find_kubectl
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
-pytestmark = pytest.mark.timeout(90)
 FAILING = """
 from egressproxy.filters.base import Filter
 
@@ -125,7 +125,9 @@ def test_kubectl_gets_them_and_describes_an_object_with_its_own(tmp_path: Path):
         def kubectl(*arguments: str) -> str:
             server = [program, "--server", f"http://127.0.0.1:{gateway.admin_port}", "-n", "agents"]
             environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin:/usr/local/bin"}
-            done = subprocess.run([*server, *arguments], capture_output=True, text=True, timeout=30, env=environment)
+            done = subprocess.run(
+                [*server, *arguments], capture_output=True, text=True, timeout=WAIT_S, env=environment
+            )
             assert done.returncode == 0, done.stderr
             return done.stdout
 

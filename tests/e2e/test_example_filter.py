@@ -7,7 +7,6 @@ import shutil
 import socket
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.e2e.world import Origin, client, read_message
@@ -15,7 +14,6 @@ from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(90)
 ROOT = Path(__file__).resolve().parents[2]
 
 

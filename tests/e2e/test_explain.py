@@ -19,8 +19,8 @@ from tests.support.dns import Rule
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
-pytestmark = pytest.mark.timeout(90)
 TOKEN = "sk-never-shown"
 INJECTOR = {
     "name": "inject", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request",
@@ -47,12 +47,12 @@ def manifests(port: int, origin: int, dns: NameServer) -> list[m.Manifest]:
 def command(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
     """A verb of the command line against this process: its exit status and what it printed."""
     whole = [sys.executable, "-m", "egressproxy", *arguments, "--admin", f"127.0.0.1:{gateway.admin_port}"]
-    done = subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 def fetch(gateway: GatewayProcess, path: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{gateway.admin_port}{path}", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{gateway.admin_port}{path}", timeout=WAIT_S) as answer:
         return json.load(answer)
 
 
@@ -151,6 +151,6 @@ def test_a_denied_place_is_told_in_the_same_words_by_check_explain_answer_and_lo
         folder.mkdir()
         m.write(folder / "all.yaml", objects)
         whole = [sys.executable, "-m", "egressproxy", "check", str(folder)]
-        checked = subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False)
+        checked = subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False)
         assert f"{said} ({entry})" in checked.stdout + checked.stderr
         assert gateway.wait_for_record(reason="destination_denied")["detail"] == entry

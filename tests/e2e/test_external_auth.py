@@ -21,7 +21,6 @@ from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(90)
 AUTH = "auth.test"
 
 

@@ -15,7 +15,6 @@ from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(90)
 NOWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737)
 
 

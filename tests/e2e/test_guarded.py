@@ -18,8 +18,7 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def opened(port: int, dns: NameServer, *allow: str) -> list[m.Manifest]:
 
 def reload(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "egressproxy", "reload", "--admin", f"127.0.0.1:{gateway.admin_port}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -112,5 +111,5 @@ def test_a_web_page_cannot_ask_for_a_reload(
     with GatewayProcess(tmp_path / "gw", opened(free_port(), dns, "a.test")) as gateway:
         url = f"http://127.0.0.1:{gateway.admin_port}{path}"
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=10)
+            urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=WAIT_S)
         assert refused.value.code == status

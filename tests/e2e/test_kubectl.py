@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.support import manifests as m
 from tests.support.kubectl import find_kubectl
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S, wait_until
 
 Kubectl = Callable[..., str]
 DESTINATION = {
@@ -65,7 +65,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kubectl(gateway: GatewayProcess, home: Path) -> Kubectl:
     def run(*arguments: str) -> str:
         program, environment = command(gateway, home, *arguments)
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=WAIT_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -168,7 +168,7 @@ def test_resources_and_versions_are_discovered(kubectl: Kubectl):
 
 def test_an_object_that_is_not_there_is_said_so(gateway: GatewayProcess, home: Path):
     program, environment = command(gateway, home, "get", "gateway", "nope")
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 1
     assert 'gateways.gateway.networking.k8s.io "nope" not found' in done.stderr
 
@@ -182,17 +182,10 @@ def test_a_watch_shows_a_change_by_reload_and_ends_when_the_gateway_drains(tmp_p
         with seen.open("w") as output:
             watcher = subprocess.Popen(program, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
-            wait_for(lambda: "a.example" in seen.read_text())
+            wait_until(lambda: "a.example" in seen.read_text())
             gateway.replace(objects(port, "changed.example"))
-            wait_for(lambda: "changed.example" in seen.read_text())
+            wait_until(lambda: "changed.example" in seen.read_text())
             assert gateway.stop() == 0
         finally:
             watcher.terminate()
-            watcher.wait(30)
-
-
-def wait_for(happens: Callable[[], bool], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not happens():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
+            watcher.wait(WAIT_S)

@@ -19,6 +19,7 @@ from tests.e2e.test_kubectl import command
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 GATEWAYS = "/apis/gateway.networking.k8s.io/v1/namespaces/agents/gateways"
 
@@ -33,7 +34,7 @@ class Cluster:
         """kubectl with objects on standard input."""
         program, environment = command(self.gateway, self.home, *arguments)
         text = yaml.safe_dump_all(stdin) if stdin is not None else None
-        return subprocess.run(program, env=environment, input=text, capture_output=True, text=True, timeout=60)
+        return subprocess.run(program, env=environment, input=text, capture_output=True, text=True, timeout=WAIT_S)
 
     def kubectl(self, *arguments: str, stdin: Any = None) -> str:
         done = self.run(*arguments, stdin=stdin)
@@ -65,7 +66,7 @@ def egress(port: int, **more: Any) -> m.Manifest:
 def request(cluster: Cluster, method: str, path: str, body: bytes = b"{}", **fields: str) -> tuple[int, dict[str, Any]]:
     made = urllib.request.Request(f"http://127.0.0.1:{cluster.gateway.admin_port}{path}", body, fields, method=method)
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(made, timeout=20) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(made, timeout=WAIT_S) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -80,7 +81,7 @@ def test_what_is_applied_is_in_service_when_kubectl_returns_and_after_a_restart(
     assert cluster.gateway.admin("/readyz")[0] == 200
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{port}"}))
     with pytest.raises(urllib.error.HTTPError) as denied:
-        opener.open("http://other.example/", timeout=20)
+        opener.open("http://other.example/", timeout=WAIT_S)
     assert denied.value.code == 403
     assert cluster.kept() == [
         "egresspolicy.egressproxy.io_agents_default.yaml",

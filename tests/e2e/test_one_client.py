@@ -18,7 +18,6 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(120)
 GREEDY, OTHER = "127.0.0.66", "127.0.0.7"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 BATCH = 64

@@ -14,7 +14,6 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(90)
 WIDE = ["0.0.0.0/0", "::/0", "127.0.0.1/32", "0.0.0.0/32", "::1/128", "::/128"]
 NAMES = {
     "zero.test": ["0.0.0.0"],

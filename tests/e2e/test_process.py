@@ -21,7 +21,6 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(90)
 HOST = "origin.test"
 
 
@@ -179,7 +178,7 @@ def test_a_bad_configuration_at_the_start_says_everything_and_exits_1(tmp_path: 
         [program, "run", "--config", tmp_path, "--admin", f"127.0.0.1:{free_port()}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
     assert ended.returncode == 1, ended.stderr

@@ -12,16 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.test_workers import two_workers, until, workers
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, client, read_head, read_message
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
-
-pytestmark = pytest.mark.timeout(90)
 
 
 def service(*ports: int) -> list[m.Manifest]:

@@ -13,7 +13,6 @@ from tests.support.net import free_port
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(90)
 FIELDS = b"Accept: */*\r\nUser-Agent: smoke (a test)\r\nX_Y: 1\r\nConnection: keep-alive\r\nCookie: a=b; c=d\r\n"
 
 

@@ -18,7 +18,6 @@ from tests.support.net import free_port
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 
-pytestmark = pytest.mark.timeout(90)
 HOST = "origin.test"
 FRONT = "front.test"
 

@@ -7,8 +7,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(90)
 HOST = "origin.test"
 CONNECTIONS = 200
 
@@ -72,13 +71,6 @@ def sockets(pid: int) -> int:
     return found
 
 
-def until(is_so: Callable[[], bool], *, within_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
-
-
 def connected_to_both(stack: ExitStack, gateway: GatewayProcess, port: int) -> list[socket.socket]:
     """Connections that were used once, of which each worker has at least one."""
     before = {pid: sockets(pid) for pid in workers(gateway)}
@@ -118,7 +110,7 @@ def test_both_serve_and_a_scrape_shows_their_sum(dns: NameServer, tmp_path: Path
         assert f"2 workers serve: processes {one}, {other}\n" in gateway.stderr
         for number in ("1", "2"):
             assert gateway.metric("egress_worker_resident_memory_bytes", worker=number) > 0
-        until(lambda: len(gateway.records) == 2 * len(found))
+        wait_until(lambda: len(gateway.records) == 2 * len(found))
 
 
 def test_a_reload_is_seen_by_all_and_a_listener_that_is_new_is_served_by_all(dns: NameServer, tmp_path: Path):
@@ -296,13 +288,13 @@ def test_a_hangup_opens_the_access_log_again_in_all(dns: NameServer, tmp_path: P
         ExitStack() as stack,
     ):
         kept = connected_to_both(stack, gateway, port)
-        until(lambda: log.read_bytes().count(b"\n") == len(kept))
+        wait_until(lambda: log.read_bytes().count(b"\n") == len(kept))
         log.rename(moved)
         os.kill(gateway.pid, signal.SIGHUP)
         gateway.wait_for_metric("egress_config_generation", 2)
         for sock in kept:
             assert ask(sock, get("denied.test", 80))[0] == 403
-        until(lambda: log.read_bytes().count(b"\n") == len(kept))
+        wait_until(lambda: log.read_bytes().count(b"\n") == len(kept))
         assert moved.read_bytes().count(b"\n") == len(kept)
 
 
@@ -383,7 +375,7 @@ def test_a_second_signal_ends_at_once(dns: NameServer, tmp_path: Path):
     ):
         known = workers(gateway)
         os.kill(gateway.pid, signal.SIGTERM)
-        until(lambda: gateway.admin("/readyz")[0] == 503)
+        wait_until(lambda: gateway.admin("/readyz")[0] == 503)
         sock.sendall(b"still here")
         assert sock.recv(100) == b"still here"
         assert gateway.stop() == 0  # which sends the second, and waits for less than the drain
@@ -422,8 +414,8 @@ def test_workers_do_not_outlive_their_supervisor(dns: NameServer, tmp_path: Path
         assert len(known) == 2
         os.kill(known[1], signal.SIGSTOP)  # not even one that can do nothing
         os.kill(gateway.pid, signal.SIGKILL)
-        until(lambda: not any(is_alive(pid) for pid in known))
-        until(lambda: is_refused(port))  # a moment later: their other threads hold the socket until then
+        wait_until(lambda: not any(is_alive(pid) for pid in known))
+        wait_until(lambda: is_refused(port))  # a moment later: their other threads hold the socket until then
 
 
 def is_refused(port: int) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from tests.support import manifests as m
 from tests.support.manifests import Manifest
+from tests.support.waiting import WAIT_S
 
-WAIT_S = 10.0
 ALLOW_LOOPBACK = ["127.0.0.0/8"]
 
 
@@ -89,7 +89,7 @@ class Origin:
             threading.Thread(target=self._run, args=(sock,), daemon=True).start()
 
     def _run(self, sock: socket.socket) -> None:
-        sock.settimeout(60)
+        sock.settimeout(WAIT_S)
         try:
             if self._context is not None:
                 sock = self._context.wrap_socket(sock, server_side=True)

@@ -16,6 +16,7 @@ from egressproxy.transport.listening import BindError
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.net import free_port
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def listening_on(*ports: int) -> ConfigSpec:
 
 def is_listening(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=WAIT_S).close()
     except ConnectionRefusedError:
         return False
     return True

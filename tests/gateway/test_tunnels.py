@@ -372,7 +372,7 @@ def test_a_hello_that_is_not_whole_in_time_ends_the_tunnel(
     assert talk.record()["reason"] == "client_timeout"
 
 
-@pytest.mark.parametrize("octets", [b"", client_hello("a.example")[:20]])
+@pytest.mark.parametrize("octets", [b"", client_hello("a.example")[:20]], ids=["nothing", "a piece of a hello"])
 @pytest.mark.parametrize("port", [80, 443])
 def test_without_a_time_for_heads_the_idle_time_holds(converse: Start, octets: bytes, port: int):
     timeouts = {"requestHeaders": "0s", "idle": "30s", "tunnelIdle": "30s"}

@@ -21,6 +21,7 @@ from egressproxy.loading.result import Loaded, write_answer
 from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
 from tests.support import manifests as m
+from tests.support.waiting import WAIT_S
 
 BIND = ("127.0.0.1",)
 Instead = Callable[[str], None]
@@ -51,7 +52,7 @@ def is_running(pid: int) -> bool:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -184,7 +185,7 @@ def test_it_does_not_outlive_its_parent(folder: Path):
         "import os, sys; from pathlib import Path; from egressproxy.loading.apart import Loading\n"
         f"print(Loading((Path({str(folder)!r}),), ('127.0.0.1',)).pid, flush=True); os._exit(0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S)
     until(lambda: not is_running(int(done.stdout)))
 
 

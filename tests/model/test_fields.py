@@ -96,9 +96,9 @@ def test_a_value_has_no_blanks_around_it(value: bytes, found: bytes):
 @pytest.mark.parametrize("value", [b"a" + b" " * 60_000 + b"b", b" " * 60_000 + b"b", b"a " * 30_000])
 def test_a_value_of_many_blanks_costs_one_pass(value: bytes):
     fields = Fields(b"\r\nDate: " + value)
-    start = time.perf_counter()
+    start = time.process_time()
     assert fields.get(b"date") == value.strip()
-    assert time.perf_counter() - start < 0.5, "the square of the length would take half a minute"
+    assert time.process_time() - start < 2, "the square of the length would take half a minute"
 
 
 @pytest.mark.parametrize("twin", [b"x_a_b", b"X-A_B", b"_x-a-b", b"X_a-b_"])
@@ -117,4 +117,4 @@ def test_a_name_of_many_hyphens_is_looked_for_in_one_pass(name):
     started = time.process_time()
     assert every_spelling((name,)).search(block) is None
     assert every_spelling((name,)).sub(b"", b"\r\n%s: x\r\nother: y" % name.encode()) == b"\r\nother: y"
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 2

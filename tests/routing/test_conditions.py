@@ -13,6 +13,7 @@ from egressproxy.routing.conditions import MAX_PARAMETERS, WORK
 from egressproxy.routing.patterns import Expression
 from egressproxy.routing.table import HttpTable
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
+from tests.support.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 REGEX = MatchType.REGEX
@@ -163,5 +164,5 @@ assert "re2" not in sys.modules
 build(MatchSpec("/a", PathMatchType.REGEX))
 assert "re2" in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr.decode()

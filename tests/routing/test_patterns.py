@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.routing.patterns import MAX_PROGRAM, PatternError, compile_pattern
+from tests.support.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,7 +93,7 @@ def test_nothing_is_written_to_standard_error():
             "    try: c(text).matches(b'ab' * 1000)\n"
             "    except ValueError: pass",
         ],
-        cwd=ROOT, capture_output=True, timeout=60, check=True,
+        cwd=ROOT, capture_output=True, timeout=WAIT_S, check=True,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (b"", b"")
 

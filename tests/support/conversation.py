@@ -58,10 +58,10 @@ from egressproxy.transport.loop import Loop
 from egressproxy.transport.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
 from tests.support.manifests import Manifest
+from tests.support.waiting import WAIT_S
 
 __all__ = ["Conversation", "Peer", "compiled_spec", "conversation", "scripted_filter"]
 
-WAIT_S = 5.0
 PIECE = 64 * 1024
 DATE = re.compile(rb"\r\nDate: ([A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT)")
 FILTER_TYPE = "test.example/Scripted:v1"
@@ -588,7 +588,7 @@ class Conversation:
         self.run(turn())
 
     def until(self, condition: Callable[[], bool]) -> bool:
-        """Run until it holds; False if it does not within five seconds (memory: at rest)."""
+        """Run until it holds; False if it does not within WAIT_S (memory: at rest)."""
         self.settle()
         if self.is_memory and not self._waits_for_timers():
             return condition()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from tests.support.dns import DnsServer, Rule
+from tests.support.waiting import WAIT_S
 
 __all__ = ["NameServer"]
 
@@ -35,13 +36,13 @@ class NameServer:
 
     def start(self) -> NameServer:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(WAIT_S)
         return self
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._server.stop)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(WAIT_S)
         self._loop.close()
 
     def __enter__(self) -> NameServer:

@@ -19,11 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import manifests
 from tests.support.net import free_port
+from tests.support.waiting import WAIT_S
 
 __all__ = ["GatewayProcess"]
-
-START_S = 30.0  # a busy machine with two cores; a failure shows at once, because the process ends
-STOP_S = 40.0
 
 
 class GatewayProcess:
@@ -88,7 +86,7 @@ class GatewayProcess:
             return 0
         self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(STOP_S)
+            return self._process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
@@ -131,7 +129,7 @@ class GatewayProcess:
         request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=5) as answer:
+            with opener.open(request, timeout=WAIT_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as refusal:
             return refusal.code, refusal.read().decode()
@@ -145,9 +143,9 @@ class GatewayProcess:
                     total += sample.value
         return total
 
-    def wait_for_metric(self, name: str, value: float, *, within_s: float = 10.0) -> None:
+    def wait_for_metric(self, name: str, value: float) -> None:
         """Return when the metric has the value; raise AssertionError if it does not come to it."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + WAIT_S
         while (found := self.metric(name)) != value:
             assert time.monotonic() < deadline, f"{name} is {found}, not {value}\n{self.stderr[-2000:]}"
             time.sleep(0.02)
@@ -163,12 +161,12 @@ class GatewayProcess:
         self._records += [json.loads(line) for line in whole.splitlines()]
         return self._records
 
-    def mark(self, *, within_s: float = 10.0) -> int:
+    def mark(self) -> int:
         """How many records there are, once every exchange that is counted is logged and no tunnel is open.
 
         What is logged from then on belongs to what is done from then on.
         """
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + WAIT_S
         while True:
             ended, tunnels = self.metric("egress_requests_total"), self.metric("egress_tunnels_active")
             if ended == len(self.records) and tunnels == 0:
@@ -178,9 +176,9 @@ class GatewayProcess:
             )
             time.sleep(0.02)
 
-    def wait_for_record(self, *, since: int = 0, within_s: float = 5.0, **wanted: Any) -> dict[str, Any]:
+    def wait_for_record(self, *, since: int = 0, **wanted: Any) -> dict[str, Any]:
         """The first access-log record from number `since` on with these fields; raises AssertionError if none comes."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + WAIT_S
         while True:
             records = self.records[since:]
             for record in records:
@@ -191,7 +189,7 @@ class GatewayProcess:
 
     def _wait_until_ready(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the gateway ended with status {self._process.returncode}:\n{self.stderr}")
@@ -203,4 +201,4 @@ class GatewayProcess:
                 pass  # it does not listen yet
             time.sleep(0.02)
         self.stop()
-        raise RuntimeError(f"the gateway was not ready after {START_S:.0f} s:\n{self.stderr}")
+        raise RuntimeError(f"the gateway was not ready after {WAIT_S:.0f} s:\n{self.stderr}")

@@ -12,6 +12,7 @@ from tests.support.name_server import NameServer
 from tests.support.origins import basic
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
+from tests.support.waiting import WAIT_S
 
 
 def addresses(server: NameServer, name: str, *, tcp: bool) -> list[str]:
@@ -35,14 +36,15 @@ def test_the_certificate_is_good_for_its_names_and_for_no_other(tmp_path: Path):
     with OriginServer([basic.routes()], pki.server_context("127.0.0.1")) as origin:
         url = f"https://{origin.address}:{origin.tls_port}/hello"
         with pytest.raises(requests.exceptions.SSLError, match=r"doesn't match|mismatch"):
-            requests.get(url, verify=str(pki.ca_file), timeout=10)
+            requests.get(url, verify=str(pki.ca_file), timeout=WAIT_S)
 
 
 def test_the_origin_answers_and_records_what_came(tmp_path: Path):
     pki = Pki(tmp_path)
     with OriginServer([basic.routes()], pki.server_context("origin.test")) as origin:
         base = f"http://{origin.address}:{origin.plain_port}"
-        assert requests.get(f"{base}/bytes/1000", timeout=10).content == basic.pattern(1000)
-        assert requests.post(f"{base}/echo?a=b", data=b"some", headers={"X-Odd": "1"}, timeout=10).content == b"some"
+        assert requests.get(f"{base}/bytes/1000", timeout=WAIT_S).content == basic.pattern(1000)
+        posted = requests.post(f"{base}/echo?a=b", data=b"some", headers={"X-Odd": "1"}, timeout=WAIT_S)
+        assert posted.content == b"some"
         assert origin.requests("/echo")[0].target == "/echo?a=b"
         assert origin.requests("/echo")[0].get("x-odd") == ["1"]

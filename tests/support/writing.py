@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 __all__ = ["JSON", "Client"]
 
@@ -24,7 +25,7 @@ class Client:
         return self.raw(method, path, b"" if body is None else json.dumps(body).encode(), content_type)
 
     def raw(self, method: str, path: str, body: bytes, content_type: str = JSON) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=WAIT_S)
         try:
             connection.request(method, path, body, {"Content-Type": content_type})
             answer = connection.getresponse()

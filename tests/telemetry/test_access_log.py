@@ -19,6 +19,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.exchange import Exchange, Identity
 from egressproxy.telemetry.access_log import AccessLog
+from tests.support.waiting import WAIT_S, wait_until
 
 KEYS = [
     "time",
@@ -190,7 +191,7 @@ async def test_lines_are_written_without_being_asked():
     log = AccessLog(writing)
     log.record(exchange())
     log.record(exchange())
-    data = await asyncio.wait_for(asyncio.to_thread(os.read, reading, 65536), 5)
+    data = await asyncio.wait_for(asyncio.to_thread(os.read, reading, 65536), WAIT_S)
     assert data.count(b"\n") == 2
     log.close()
     assert log.written == 2
@@ -208,11 +209,11 @@ def test_a_reader_that_stops_reading_stops_nothing_and_what_is_lost_is_counted()
         if number % 20 == 0:
             log.flush()
     log.flush()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < WAIT_S, "it waited for the reader"
     assert log.dropped > 1000
     log.close(timeout_s=0.05)
     os.close(reading)
-    log._writer._thread.join(5)  # the reader is gone for good: the rest cannot be written
+    log._writer._thread.join(WAIT_S)  # the reader is gone for good: the rest cannot be written
     assert log.written + log.dropped == 3000
     os.close(writing)
 
@@ -253,9 +254,7 @@ def test_reopen_follows_a_rotated_file(tmp_path: Path):
     path.rename(tmp_path / "log.1")
     log.reopen()
     log.flush()
-    deadline = time.monotonic() + 5
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(path.exists)
     log.record(exchange(request_id="after"))
     log.close()
     assert "before" in (tmp_path / "log.1").read_text()

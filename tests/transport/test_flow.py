@@ -10,6 +10,7 @@ import pytest
 
 from egressproxy.transport.flow import COPY_LIMIT, HIGH_WATER, Flow, reset
 from egressproxy.transport.loop import Loop
+from tests.support.waiting import WAIT_S
 
 
 class Transport:
@@ -133,7 +134,7 @@ def test_a_reset_is_an_error_for_the_peer_on_the_loop_of_production():
         loop = asyncio.get_running_loop()
         server = await loop.create_server(Server, "127.0.0.1", 0)
         with socket.create_connection(server.sockets[0].getsockname()) as client:
-            client.settimeout(5)
+            client.settimeout(WAIT_S)
             reset(await made)
             with pytest.raises(ConnectionResetError):
                 await loop.run_in_executor(None, client.recv, 1)

@@ -11,6 +11,7 @@ import pytest
 
 from egressproxy.transport import local_addresses
 from egressproxy.transport.local_addresses import is_local
+from tests.support.waiting import WAIT_S
 
 LOCAL = ("127.0.0.1", "127.200.3.4", "::1")
 ELSEWHERE = ("198.51.100.7", "2001:db8::7", "224.0.0.1", "fe80::1")
@@ -76,7 +77,7 @@ def test_secondary_addresses_and_whole_ranges_are_local_and_nonlocal_binds_misle
     own = ["10.77.0.5", "10.77.0.6", "2001:db8:77::5", "10.78.0.9"]
     others = ["10.77.0.7", "2001:db8:77::6", "10.79.0.1", "10.80.0.1", "198.51.100.7"]
     asked = ["unshare", "-n", "bash", "-c", NAMESPACE, sys.executable, *own, *others]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=WAIT_S, check=False)
     if told.returncode and "unshare" in told.stderr:
         pytest.skip(f"no network namespace: {told.stderr.strip()}")
     assert told.returncode == 0, told.stderr

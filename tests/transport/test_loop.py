@@ -14,6 +14,7 @@ import pytest
 
 from egressproxy.transport.loop import Loop, poller
 from egressproxy.transport.poller import READABLE
+from tests.support.waiting import WAIT_S
 
 
 class Watcher:
@@ -45,7 +46,7 @@ Pair = Callable[[], tuple[socket.socket, socket.socket]]
 
 
 async def settle(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110   what is waited for is the kernel's
             await asyncio.sleep(0)
 
@@ -85,7 +86,7 @@ async def test_what_a_handler_schedules_is_done_though_nothing_else_happens(pair
     one, two = pair()
     poller().watch(one.fileno(), READABLE, Watcher(act))
     two.send(b"x")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         began = loop.time()
         await done.wait()
     assert loop.time() - began < 4
@@ -114,7 +115,7 @@ async def test_sockets_that_are_always_ready_leave_timers_tasks_and_connections_
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         for _ in range(20):
             await asyncio.sleep(0.001)
             ticks += 1
@@ -201,7 +202,7 @@ def test_a_loop_that_is_stopped_by_a_handler_returns(pair: Pair):
 
 
 async def test_programs_and_names_are_waited_for():
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         process = await asyncio.create_subprocess_exec("/bin/cat", stdin=-1, stdout=-1)
         out, _ = await process.communicate(b"x" * 300_000)
         assert len(out) == 300_000

@@ -11,6 +11,7 @@ import pytest
 
 from egressproxy.transport.loop import Loop, poller
 from egressproxy.transport.poller import READABLE, Poller
+from tests.support.waiting import WAIT_S
 
 
 class Watcher:
@@ -46,7 +47,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 async def settle(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110   what is waited for is the kernel's
             await asyncio.sleep(0.001)
 

@@ -13,13 +13,14 @@ import pytest
 
 from egressproxy.transport.loop import Loop, poller
 from egressproxy.transport.sockets import READ_OCTETS, SocketTransport
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
 def run() -> Any:
     def runs(main: Any) -> Any:
         with asyncio.Runner(loop_factory=Loop) as runner:
-            return runner.run(asyncio.wait_for(main, 20))
+            return runner.run(asyncio.wait_for(main, WAIT_S))
 
     return runs
 

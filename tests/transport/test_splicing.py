@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from egressproxy.transport.splicing import Pipe, PipeError
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def tcp() -> Iterator[list[socket.socket]]:
         ends = []
         for _ in range(2):
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            far = stack.enter_context(socket.create_connection(server.getsockname(), timeout=5))
+            far = stack.enter_context(socket.create_connection(server.getsockname(), timeout=WAIT_S))
             near = stack.enter_context(server.accept()[0])
             near.setblocking(False)
             ends += [far, near]

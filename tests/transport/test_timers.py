@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import floats, just, lists, one_of, tuples
 
@@ -136,7 +135,6 @@ def test_its_state_can_be_read():
     assert repr(deadline) == "Deadline(in 5.0 s)"
 
 
-@pytest.mark.timeout(5)
 async def test_the_loop_ticks_the_wheel():
     import asyncio
 

@@ -12,6 +12,7 @@ from egressproxy.transport.loop import Loop
 from egressproxy.transport.tls import TlsStream, TlsTruncated, tls_fault
 from egressproxy.transport.tls_contexts import client_tls, server_context
 from tests.support.pki import Pki
+from tests.support.waiting import WAIT_S
 
 PKI = Pki()
 SERVERS = {version: server_context(PKI.listener("a.test", "127.0.0.1")) for version in ("1.2", "1.3")}
@@ -540,7 +541,7 @@ def test_real_sockets_carry_a_request_and_tell_truncation_from_an_end(run: Any):
             "127.0.0.1",
             port,
         )
-        await asyncio.wait_for(done, 5)
+        await asyncio.wait_for(done, WAIT_S)
         server.close()
         assert len(client.data) == 200_000
         return client.heard

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from egressproxy.transport.turn import Turn, memory_file
+from tests.support.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS, LINES, LENGTH = 4, 300, 3000
@@ -45,7 +46,7 @@ def test_lines_of_several_processes_are_never_mixed_in_a_pipe():
         data += piece
     os.close(reading)
     lines = data.splitlines()
-    assert [process.wait(30) for process in started] == [0] * WRITERS
+    assert [process.wait(WAIT_S) for process in started] == [0] * WRITERS
     assert len(lines) == WRITERS * LINES
     for line in lines:
         found = json.loads(line)

@@ -15,6 +15,7 @@ from egressproxy.transport.loop import Loop
 from egressproxy.transport.sockets import Socket
 from egressproxy.upstream import dialer
 from egressproxy.upstream.dialer import Dialer, abandon
+from tests.support.waiting import WAIT_S
 
 LOCAL = IPv4Address("127.0.0.1")
 
@@ -66,7 +67,7 @@ def closed_port() -> int:
 def run() -> Any:
     def runs(main: Any) -> Any:
         with asyncio.Runner(loop_factory=Loop) as runner:
-            return runner.run(asyncio.wait_for(main, 10))
+            return runner.run(asyncio.wait_for(main, WAIT_S))
 
     return runs
 

@@ -17,6 +17,7 @@ from egressproxy.errors import Reason
 from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsFailure, Server, ask, parse_server
 from egressproxy.upstream.dns_reply import MAX_OCTETS
 from tests.support.dns import DnsServer, Rule
+from tests.support.waiting import WAIT_S
 
 
 @pytest_asyncio.fixture
@@ -209,9 +210,7 @@ async def test_an_answer_with_a_pointer_loop_fails_fast(server: DnsServer):
     server.zone["a.test"] = Rule(
         raw=b"\x85\x80\x00\x01\x00\x01\x00\x00\x00\x00" + question + loop + b"\x00\x01\x00\x01" + bytes(8)
     )
-    started = time.monotonic()
-    assert await failure(at(server)) is Reason.DNS_ERROR
-    assert time.monotonic() - started < 1
+    assert await failure(at(server), timeout_s=WAIT_S) is Reason.DNS_ERROR  # not DNS_TIMEOUT
 
 
 @pytest.mark.parametrize(("rcode", "reason"), [("SERVFAIL", Reason.DNS_SERVFAIL), ("REFUSED", Reason.DNS_ERROR)])
@@ -221,8 +220,8 @@ async def test_a_server_that_fails_is_passed_over_at_once(server: DnsServer, rco
     assert server.count("a.test") == 1
     second = await DnsServer({"a.test": Rule(("192.0.2.1",))}).start()
     started = time.monotonic()
-    assert (await query(at(server, second))).addresses
-    assert time.monotonic() - started < 0.3
+    assert (await query(at(server, second), timeout_s=WAIT_S)).addresses
+    assert time.monotonic() - started < WAIT_S / 4, "it is not waited for"
     second.stop()
 
 
@@ -237,10 +236,8 @@ async def test_a_dead_server_is_noticed_before_the_time_limit(server: DnsServer)
     dead = at(server)
     server.stop()
     await asyncio.sleep(0)
-    started = time.monotonic()
     for servers in (dead, at(server, transport="tcp")):
-        assert await failure(servers) is Reason.DNS_ERROR
-    assert time.monotonic() - started < 1
+        assert await failure(servers, timeout_s=WAIT_S) is Reason.DNS_ERROR  # not DNS_TIMEOUT
 
 
 async def test_no_server_at_all_is_an_error():

@@ -20,6 +20,7 @@ from egressproxy.upstream import resolver as resolver_module
 from egressproxy.upstream import system_files, turns
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
+from tests.support.waiting import WAIT_S
 
 
 class Clock:
@@ -217,10 +218,11 @@ async def test_a_failing_name_is_asked_for_again_after_a_moment(bench: Bench):
 
 
 async def test_one_family_is_enough_when_the_other_fails(bench: Bench):
+    bench.make(timeout_s=WAIT_S)
     bench.server.zone["a.test"] = Rule(("192.0.2.1",), only="A")
     started = time.monotonic()
     assert await bench.addresses() == ["192.0.2.1"]
-    assert time.monotonic() - started < 0.8, "the silent family is given up early"
+    assert time.monotonic() - started < WAIT_S / 2, "the silent family is given up early"
 
 
 async def test_what_is_known_of_a_family_that_gives_no_answer_stays_as_long_as_a_stale_answer_would(bench: Bench):
@@ -271,13 +273,14 @@ async def test_a_stale_answer_bridges_an_outage_and_then_ends(bench: Bench):
 
 
 async def test_a_slow_refresh_does_not_hold_up_those_with_a_stale_answer(bench: Bench):
+    bench.make(timeout_s=WAIT_S)
     bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=5)
     await bench.addresses()
     bench.server.zone["a.test"] = Rule(("192.0.2.2",), gate=asyncio.Event())
     bench.clock.ahead = 6
     started = time.monotonic()
     assert await bench.addresses() == ["192.0.2.1"]
-    assert time.monotonic() - started < 0.9
+    assert time.monotonic() - started < WAIT_S / 2
     gate = bench.server.zone["a.test"].gate
     assert gate
     gate.set()
@@ -576,4 +579,4 @@ def test_it_works_on_uvloop(tmp_path: Path):
         assert (await bench.fault("other.test")).reason is Reason.DNS_ERROR
 
     with asyncio.Runner(loop_factory=Loop) as runner:
-        runner.run(asyncio.wait_for(main(), 10))
+        runner.run(asyncio.wait_for(main(), WAIT_S))

@@ -8,6 +8,7 @@ import socket
 import struct
 
 from egressproxy.workers.channel import Channel
+from tests.support.waiting import WAIT_S
 
 
 class End:
@@ -19,7 +20,7 @@ class End:
         self.channel = Channel(sock, lambda octets, found: self.frames.put_nowait((octets, found)), self.ended.set)
 
     async def next(self) -> tuple[bytes, list[int]]:
-        return await asyncio.wait_for(self.frames.get(), 10)
+        return await asyncio.wait_for(self.frames.get(), WAIT_S)
 
 
 def ends() -> tuple[End, End]:
@@ -67,7 +68,7 @@ async def test_what_was_sent_before_the_end_is_read_first():
     here.channel.send(b"last words")
     here.channel.close()
     assert await there.next() == (b"last words", [])
-    await asyncio.wait_for(there.ended.wait(), 10)
+    await asyncio.wait_for(there.ended.wait(), WAIT_S)
     assert there.channel.has_ended
     assert not here.ended.is_set(), "who closes it knows"
     there.channel.send(b"into the void")
@@ -77,7 +78,7 @@ async def test_a_frame_that_promises_descriptors_and_has_none_ends_the_channel()
     raw, sock = socket.socketpair()
     there = End(sock)
     raw.sendall(struct.pack("!IB", 1, 1) + b"x")
-    await asyncio.wait_for(there.ended.wait(), 10)
+    await asyncio.wait_for(there.ended.wait(), WAIT_S)
     assert there.frames.empty()
     raw.close()
 
@@ -98,7 +99,7 @@ async def test_a_frame_that_cannot_be_understood_ends_the_channel_and_is_read_on
     other = End(second)
     for octets in (b"good", b"bad", b"later"):
         other.channel.send(octets)
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), WAIT_S)
     assert read == [b"good", b"bad"]
     assert channel.has_ended
     assert [type(error) for error in errors] == [ValueError]

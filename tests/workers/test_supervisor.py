@@ -25,6 +25,7 @@ from egressproxy.workers.fleet import Configuration, Refused
 from egressproxy.workers.handle import Handle
 from egressproxy.workers.supervisor import Supervisor
 from tests.support.net import free_port
+from tests.support.waiting import WAIT_S
 
 HOST = "127.0.0.1"
 
@@ -55,7 +56,7 @@ def python_filter(folder: Path, when_loaded: str) -> tuple[ExtensionSpec, ...]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while not is_so():  # noqa: ASYNC110 (nothing tells)
             await asyncio.sleep(0.01)
 
@@ -64,7 +65,7 @@ async def status(port: int) -> bytes:
     """Of a request that no policy allows: who answers it, serves."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
-    line = await asyncio.wait_for(reader.readline(), 10)
+    line = await asyncio.wait_for(reader.readline(), WAIT_S)
     writer.close()
     return line.split(b" ")[1]
 
@@ -204,7 +205,7 @@ async def test_the_lag_of_all_workers_is_added_up(fleet: Supervisor):
     def ticks(counts: Counts) -> int:
         return sum(counts.histograms["egress_event_loop_lag_seconds"].buckets)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             total = ticks(await fleet.counts())
             each = [ticks(handle.counts) for handle in fleet._serving()]

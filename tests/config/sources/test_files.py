@@ -2,18 +2,18 @@
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from watchfiles import awatch
 
 from egressproxy.config.sources import files
 from egressproxy.config.sources.files import changes
-
-#: A change has to be seen well before this.
-SOON_S = 2.0
+from tests.support.waiting import WAIT_S, until
 
 
 class Watcher:
@@ -29,7 +29,7 @@ class Watcher:
             self.seen.put_nowait(None)
 
     async def change(self) -> None:
-        await asyncio.wait_for(self.seen.get(), SOON_S)
+        await asyncio.wait_for(self.seen.get(), WAIT_S)
 
     async def quiet(self, seconds: float = 0.8) -> None:
         """Nothing more is seen. (Longer than the regular look.)"""
@@ -38,17 +38,27 @@ class Watcher:
 
     async def close(self) -> None:
         self.stop.set()
-        await asyncio.wait_for(self._task, SOON_S)
+        await asyncio.wait_for(self._task, WAIT_S)
 
 
 @asynccontextmanager
 async def watching(*paths: Path) -> AsyncIterator[Watcher]:
     watcher = Watcher(*paths)
-    await asyncio.sleep(0.2)  # so that the watch is set: there is no event that says so
+    if files.awatch is awatch:
+        await until(lambda: watched() >= set(files._folders(paths).values()))
     try:
         yield watcher
     finally:
         await watcher.close()
+
+
+def watched() -> set[int]:
+    """The inodes that this process watches, as the kernel tells them (proc(5), fdinfo of inotify)."""
+    found: set[int] = set()
+    for entry in Path("/proc/self/fdinfo").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found |= {int(inode, 16) for inode in re.findall(r"^inotify wd:\S+ ino:(\S+)", entry.read_text(), re.M)}
+    return found
 
 
 def replace(path: Path, text: str) -> None:
@@ -174,7 +184,7 @@ async def test_changes_before_the_first_step_count(tmp_path: Path) -> None:
     stop = asyncio.Event()
     found = changes([tmp_path], stop)
     (tmp_path / "a.yaml").write_text("a")
-    await asyncio.wait_for(anext(found), SOON_S)
+    await asyncio.wait_for(anext(found), WAIT_S)
     stop.set()
 
 
@@ -200,6 +210,5 @@ async def test_a_write_that_leaves_size_and_time_alone_is_still_seen(tmp_path: P
 
 
 async def test_stopping_ends_the_watch(tmp_path: Path) -> None:
-    watcher = Watcher(tmp_path)
-    await asyncio.sleep(0.2)
-    await watcher.close()
+    async with watching(tmp_path):
+        pass

@@ -23,6 +23,7 @@ from egressproxy.transport.parked import Parked
 from egressproxy.transport.sockets import SocketTransport
 from egressproxy.transport.splicing import Pipe
 from egressproxy.transport.timers import TimerWheel
+from tests.support.waiting import WAIT_S
 
 
 class Joined(SocketTunnel):
@@ -82,7 +83,7 @@ class World:
         return Peer(far), near
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not condition():
                 await asyncio.sleep(0.001)
                 self.client.reads()
@@ -182,7 +183,7 @@ def spliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def carry(tunnels: list[World], octets: int) -> None:
     """Every client sends so many of its own kind, and ends; every origin reads them, in turn."""
     rests = [memoryview(bytes([number + 1]) * octets) for number in range(len(tunnels))]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while not all(world.origin.has_eof or world.origin.error for world in tunnels):
             await asyncio.sleep(0)
             for number, world in enumerate(tunnels):
@@ -220,7 +221,7 @@ async def test_a_reset_amid_long_transfers_leaves_nothing_to_the_others(spliced:
 async def make_long(world: World) -> None:
     """The client sends until what it sends is to be spliced, and all of it arrives."""
     sent = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not (world.tunnel.client.is_long and len(world.origin.got) == sent):
             if not world.tunnel.client.is_long:
                 with suppress(BlockingIOError):
@@ -411,7 +412,7 @@ async def test_nothing_is_left_of_a_tunnel_that_has_ended():
         world.client.sock.close()
         world.origin.sock.close()
         del world.tunnel
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while not world.result:  # noqa: ASYNC110   what is waited for is the kernel's
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0)
@@ -424,7 +425,7 @@ async def test_what_a_cut_leaves_behind_does_not_look_whole():
     world = World(idle_s=5.0)
     world.tunnel.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     await _filled(world.origin.sock)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not world.tunnel.client.pending:  # noqa: ASYNC110   the kernel has to be full first
             await asyncio.sleep(0.001)
     for _ in range(100):
@@ -444,21 +445,21 @@ async def test_an_answer_is_delivered_though_its_origin_is_reset_behind_its_end(
     world.origin.sock.setblocking(True)
     await asyncio.get_running_loop().run_in_executor(None, world.origin.sock.sendall, answer)
     world.origin.sock.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not (world.tunnel.upstream.has_ended or world.tunnel.client.pending):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     for _ in range(3):  # what nobody asked for, as clients of HTTP/2 do: it is answered with a reset
         if not world.result:
             world.client.sock.send(b"window update")
         await asyncio.sleep(0.02)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not world.client.has_eof:
             await asyncio.sleep(0.001)
             world.client.reads()
             assert world.client.error is None
     assert world.client.got == answer
     world.client.sock.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not world.result:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert [reason for _, _, reason in world.result] == [Reason.OK]

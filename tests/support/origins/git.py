@@ -9,6 +9,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.support.waiting import WAIT_S
+
 __all__ = ["make_repository", "routes"]
 
 
@@ -30,7 +32,7 @@ def run(*arguments: str) -> None:
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for role in ("AUTHOR", "COMMITTER"):
         environment |= {f"GIT_{role}_NAME": "Test", f"GIT_{role}_EMAIL": "test@example.test"}
-    subprocess.run(["git", *arguments], check=True, env=environment, timeout=30)
+    subprocess.run(["git", *arguments], check=True, env=environment, timeout=WAIT_S)
 
 
 def routes(folder: Path) -> list[web.AbstractRouteDef]:

@@ -15,6 +15,7 @@ from types import TracebackType
 from aiohttp import web
 
 from tests.support.net import can_bind_low_ports, loopback_address
+from tests.support.waiting import WAIT_S
 
 __all__ = ["OriginServer", "Seen"]
 
@@ -63,13 +64,13 @@ class OriginServer:
 
     def start(self) -> OriginServer:
         self._thread.start()
-        if not self._ready.wait(10) or self._failure is not None:
+        if not self._ready.wait(WAIT_S) or self._failure is not None:
             raise RuntimeError(f"the origin did not start: {self._failure}")
         return self
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(WAIT_S)
 
     def __enter__(self) -> OriginServer:
         return self.start()
