@@ -13,6 +13,8 @@ SHARED_CASES ?= ../shared/cases
 # What says the most about a Python in the shortest time: a real process, the codec, and what goes between processes.
 SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/transport/test_tls.py \
                tests/spec tests/workers/test_messages.py tests/loading/test_request.py tests/loading/test_result.py
+# One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
+AT_ONCE     := --numprocesses auto --dist worksteal
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"
 ARGS        ?=
 CASES       ?=
@@ -22,7 +24,7 @@ PIP         := $(BIN)/python -m pip -qq --disable-pip-version-check
 CASES_VENV  := .cache/cases-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smoke check format lint types imports image-lint cases cases-venv bench bench-micro soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow smoke check format lint types imports image-lint cases cases-venv bench bench-micro soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,12 +33,15 @@ run: install ## install what is missing and start the gateway (options: ARGS="�
 	@exec $(BIN)/egressproxy run $(ARGS)
 
 test: install-dev ## run the whole test suite on all cores, or a part of it (options: ARGS="-k reload")
-	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+
+test-slow: install-dev ## run the tests that need long, each some ten seconds or minutes (options: ARGS="…")
+	@$(BIN)/python -m pytest $(AT_ONCE) -m slow $(ARGS)
 
 smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
 
-check: lint types imports image-lint test ## format, lint, types, import direction, image files, then the tests
+check: lint types imports image-lint test test-slow ## format, lint, types, import direction, image files, then all tests
 
 format: install-dev ## rewrite the files as `check` wants them
 	@$(BIN)/ruff format .
