@@ -552,7 +552,8 @@ def asked(talk: Conversation, tls: TlsClient, host: str) -> tuple[int, str]:
     """A GET for this host: the status of its answer, and the reason in the log."""
     count = len(talk.records)
     tls >> f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
-    if talk.pending_dial() is not None:
+    talk.until(lambda: bool(talk.dialer.dials or talk.records[count:] or [each for each in talk.origins if each.got]))
+    if talk.dialer.dials:
         talk.dialled("a.example", 80)
     if len(talk.records) == count and talk.origins:
         talk.origin.take(rb"GET / .*?\r\n\r\n")

@@ -318,7 +318,7 @@ def test_a_client_that_leaves_takes_its_question_along(converse_on: Start):
     asked(talk)
     talk.origin << ASKED
     talk.client.resets()
-    talk.until(lambda: talk.origin.is_gone)
+    assert talk.until(lambda: talk.origin.has_eof)
     assert talk.record()["reason"] == "client_gone"
 
 

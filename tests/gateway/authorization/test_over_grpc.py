@@ -215,7 +215,7 @@ def test_a_service_that_speaks_http_1_denies(converse_on: Start):
     talk.dialled("auth.example", 9001)
     talk.origin >> b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
     assert talk.client.answer()[0] == 502
-    talk.until(lambda: talk.origin.is_gone)
+    assert talk.until(lambda: talk.origin.has_eof)
 
 
 def test_a_service_that_does_not_answer_in_time_denies_and_the_call_is_reset(converse: Start):
