@@ -156,7 +156,8 @@ def _root(part: Mapping[str, Any], kind: ServedKind, version: str, base: str, wa
     properties["apiVersion"] = {"type": "string", "description": _API_VERSION}
     properties["kind"] = {"type": "string", "description": _KIND}
     properties["metadata"] = _converted({"$ref": "ObjectMeta", "description": _META_DESCRIPTION}, base, wanted)
-    properties.setdefault("status", {"type": "object", "description": _STATUS})
+    if not properties.get("status", {}).keys() & {"type", "$ref", "allOf"}:  # that of a Pod is input
+        properties["status"] = {"type": "object", "description": _STATUS}
     made["x-kubernetes-group-version-kind"] = [_gvk(kind, version)]
     return made
 
@@ -169,7 +170,7 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
         name = str(part["$ref"]).rpartition("/")[2]
         wanted.append(name)
         reference = {"$ref": f"{base}{_part_name(name)}"}
-        rest = {key: value for key, value in part.items() if key in ("description", "default")}
+        rest = {key: value for key, value in part.items() if key in _BESIDE}
         if base == _V3:
             return {"allOf": [reference], **rest} if rest else reference
         return {**reference, **rest}
@@ -196,45 +197,57 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
 
 def _object_meta() -> dict[str, Any]:
     """Whole, as far as clients write it: older ones refuse fields that are not in it."""
-    texts = [
-        "name",
-        "generateName",
-        "namespace",
-        "uid",
-        "resourceVersion",
-        "selfLink",
-        "creationTimestamp",
-        "deletionTimestamp",
-    ]
     objects = {"type": "array", "items": {**_ANYTHING}}
+    pairs = {"type": "object", "additionalProperties": {"type": "string"}}
+    types: dict[str, dict[str, Any]] = {
+        "labels": pairs, "annotations": pairs, "managedFields": objects, "ownerReferences": objects,
+        "finalizers": {"type": "array", "items": {"type": "string"}},
+        "generation": {"type": "integer"}, "deletionGracePeriodSeconds": {"type": "integer"},
+    }  # fmt: skip
     return {
         "type": "object",
         "description": _META_DESCRIPTION,
         "properties": {
-            **{name: {"type": "string"} for name in texts},
-            **{
-                name: {"type": "object", "additionalProperties": {"type": "string"}}
-                for name in ("labels", "annotations")
-            },
-            **{name: {"type": "integer"} for name in ("generation", "deletionGracePeriodSeconds")},
-            "finalizers": {"type": "array", "items": {"type": "string"}},
-            "managedFields": objects,
-            "ownerReferences": objects,
+            name: {**types.get(name, {"type": "string"}), "description": words} for name, words in _META_FIELDS.items()
         },
     }
+
+
+#: The rest of what clients write there is kept as it is, and means nothing here.
+_UNUSED: Final = "Kept for clients; nothing here reads it."
+_META_FIELDS: Final = {
+    "name": "Name of the object, unique among those of its kind in its namespace.",
+    "generateName": "Beginning of a name that is made up where none is given.",
+    "namespace": 'Namespace of the object; "default" where a file has none.',
+    "labels": "What objects are selected by.",
+    "annotations": "Notes of tools and people.",
+    "creationTimestamp": "When the object was made: of two that say the same the older one wins. Where a file says no"
+    " time, that of the file is shown, and the object comes after those that say one.",
+    "uid": "Identifies the object.",
+    "resourceVersion": "Changes with each change of the object.",
+    "generation": "Counts the changes of the spec.",
+    "managedFields": "Who owns which fields: for server-side apply.",
+    "finalizers": "Kept; they hold up no deletion.",
+    "ownerReferences": _UNUSED,
+    "selfLink": _UNUSED,
+    "deletionTimestamp": _UNUSED,
+    "deletionGracePeriodSeconds": _UNUSED,
+}
 
 
 #: `additionalProperties: false` is left out: unknown fields are refused with better words when a manifest is read.
 _KEPT: Final = frozenset({
     "type", "description", "default", "enum", "format", "pattern", "required",
-    "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties",
+    "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "x-egressproxy-support",
 })  # fmt: skip
+#: What a field keeps beside a reference, or beside a choice of shapes.
+_BESIDE: Final = frozenset({"description", "default", "x-egressproxy-support"})
 
 
 def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) -> dict[str, Any]:
     """One of several shapes: without null; what is left decides where it is one, else it is left open."""
     shapes = [each for each in part[choice] if each.get("type") != "null"]
-    rest = {key: value for key, value in part.items() if key in ("description", "default") and value is not None}
+    rest = {key: value for key, value in part.items() if key in _BESIDE and value is not None}
     if len(shapes) == 1:
         return {**_converted({**shapes[0], **rest}, base, wanted)}
     types = {each.get("type") for each in shapes}

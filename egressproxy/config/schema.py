@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from egressproxy.config.descriptions import field_descriptions, models_by_name
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.config.resources.meta import Resource
+from egressproxy.config.supported_fields import publish_support
 
 __all__ = ["json_schema"]
 
@@ -15,23 +17,44 @@ __all__ = ["json_schema"]
 def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
     """A JSON Schema (2020-12) that an object of any of these kinds satisfies.
 
-    It holds the shapes and the descriptions; rules between fields are checked when a manifest is loaded.
+    It holds the shapes, the descriptions, and what is served of it; rules between fields are checked when a manifest is
+    loaded.
     """
     references, definitions = models_json_schema([(kind, "validation") for kind in kinds], by_alias=True)
     parts: dict[str, Any] = definitions["$defs"]
     branches = []
     for kind in kinds:
         reference = references[(kind, "validation")]
-        _pin(parts[str(reference["$ref"]).rpartition("/")[2]], kind)
+        _pin(parts[_part_of(reference)], kind)
         branches.append(reference)
-    for part in parts.values():
+    models = models_by_name()
+    for name, part in parts.items():
         _without_titles(part)
+        if name in models:
+            _describe(part, field_descriptions(models[name]))
+    publish_support(parts, {kind.KIND: _part_of(references[(kind, "validation")]) for kind in kinds if _is_api(kind)})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "egressproxy manifests",
         "oneOf": branches,
         "$defs": parts,
     }
+
+
+def _is_api(kind: type[Resource]) -> bool:
+    """Whether it is one of Gateway API's kinds; its Backend is the working group's, and has our fields."""
+    return kind.GROUP.startswith("gateway.networking.") and kind.KIND != "Backend"
+
+
+def _part_of(reference: dict[str, Any]) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
+
+
+def _describe(part: dict[str, Any], descriptions: dict[str, str]) -> None:
+    """Give each property its description, where the schema says none of its own."""
+    for name, field in part.get("properties", {}).items():
+        if name in descriptions:
+            field.setdefault("description", descriptions[name])
 
 
 def _pin(part: dict[str, Any], kind: type[Resource]) -> None:

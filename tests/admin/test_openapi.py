@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from egressproxy.admin import openapi
+from egressproxy.admin.kinds import CONFIGURED, ServedKind
 from egressproxy.admin.status import ApiError
+from egressproxy.config.compile.support import UNSERVED
 from egressproxy.config.schema import json_schema
 
 
@@ -47,6 +49,62 @@ def test_a_kind_can_be_explained(schema: bytes):
     ]
     assert set(gateway["properties"]) == {"apiVersion", "kind", "metadata", "spec", "status"}
     assert not any("null" in str(part.get("type")) for part in schemas.values())
+
+
+def undescribed(schemas: dict[str, Any], base: str, root: str) -> set[str]:
+    """The properties below a part that have no description, as `Part.property`."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    left = [root]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for field, shape in schemas[name].get("properties", {}).items():
+            if not shape.get("description", "").strip():
+                found.add(f"{name.rpartition('.')[2]}.{field}")
+            left += [each.removeprefix(base) for each in references(shape)]
+    return found
+
+
+@pytest.mark.parametrize("kind", CONFIGURED, ids=lambda kind: f"{kind.kind}.{kind.group}")
+def test_every_property_has_a_description(schema: bytes, kind: ServedKind):
+    if not kind.group or kind.group == "discovery.k8s.io":
+        return  # Kubernetes' own kinds are described by Kubernetes
+    version = kind.versions[0]
+    root = f"{'.'.join(reversed(kind.group.split('.')))}.{version}.{kind.kind}"
+    v3 = openapi.document_v3(f"apis/{kind.group}/{version}", schema, "1", False)["components"]["schemas"]
+    assert undescribed(v3, "#/components/schemas/", root) == set()
+    v2 = openapi.document_v2(schema, "1", False)["definitions"]
+    assert undescribed(v2, "#/definitions/", root) == set()
+
+
+def test_what_is_not_served_is_published_with_what_happens_instead(schema: bytes):
+    schemas = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, "1", False)["components"]["schemas"]
+    by_name = {name.rpartition(".")[2]: part for name, part in schemas.items()}
+    for place, instead in UNSERVED.items():
+        model, _, name = place.partition(".")
+        field = by_name[model]["properties"][name]
+        assert f"Not supported yet: {instead}." in field["description"], place
+        assert field["x-egressproxy-support"] == {"level": "implementation-specific", "served": "no"}
+    served = by_name["Traffic"]["properties"]["retries"]
+    assert "Not supported" not in served["description"]
+
+
+def test_the_level_of_a_field_of_gateway_api_is_published(schema: bytes):
+    schemas = openapi.document_v3("apis/gateway.networking.k8s.io/v1", schema, "1", False)["components"]["schemas"]
+    by_name = {name.rpartition(".")[2]: part["properties"] for name, part in schemas.items() if "properties" in part}
+    key = "x-egressproxy-support"
+    retries = by_name["Retry"]["attempts"]
+    assert retries["description"].endswith("Support: extended.")
+    assert retries[key] == {"level": "extended", "served": "yes", "since": "0.1.0"}
+    assert by_name["HttpRule"]["retry"][key]["level"] == "extended"
+    assert by_name["HttpRule"]["backendRefs"][key]["level"] == "core"
+    assert by_name["HttpFilter"]["extensionRef"][key] == {"level": "implementation-specific", "served": "no"}
+    assert by_name["HttpFilter"]["extensionRef"]["description"].endswith("not served.")
+    assert by_name["GatewaySpec"]["infrastructure"][key] == {"level": "extended", "served": "no"}
+    assert by_name["GatewaySpec"]["addresses"][key]["served"] == "partly"
 
 
 def test_what_a_field_says_is_not_said_again_by_its_type(schema: bytes):

@@ -1,8 +1,7 @@
-"""docs/gateway-api.md names every field that is read of Gateway API's kinds, and nothing else."""
+"""The tables of fields name every field that is read, and nothing else; the documentation repeats them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -10,11 +9,15 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 
-from egressproxy.config.resources import gateway, meta, route_filters, routes
+from egressproxy.config.descriptions import models_by_name
+from egressproxy.config.resources import gateway, meta, routes
 from egressproxy.config.resources.backend import BackendTlsPolicy, XBackend
+from egressproxy.config.resources.destination import CaBundleReference
 from egressproxy.config.resources.meta import Model, Resource
+from egressproxy.config.supported_fields import SHARED as SECTIONS
+from egressproxy.config.supported_fields import gateway_api_fields
+from tests.config.field_tables import FIELDS_PAGE, GATEWAY_API_PAGE, OURS, fields_page, gateway_api_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "gateway-api.md"
 KINDS: tuple[type[Resource], ...] = (
     gateway.GatewayClass,
     gateway.Gateway,
@@ -29,25 +32,19 @@ KINDS: tuple[type[Resource], ...] = (
 )
 #: Shapes that several kinds share: each has a section of its own.
 SHARED: dict[type[Model], str] = {
-    gateway.Listener: "Listeners",
-    meta.ParentReference: "parentRefs",
-    routes.BackendRef: "backendRefs",
-    routes.HttpBackendRef: "backendRefs",
-    routes.GrpcBackendRef: "backendRefs",
-    route_filters.HttpFilter: "Filters",
-    route_filters.GrpcFilter: "Filters",
-    routes.SessionPersistence: "sessionPersistence",
+    models_by_name()[name]: section for section, names in SECTIONS.items() for name in names
 }
 #: References and selectors: one line each, whatever fields they have.
 WHOLE: tuple[type[Model], ...] = (
     gateway.ParametersReference,
+    CaBundleReference,
     meta.BackendObjectReference,
     meta.LabelSelector,
+    meta.LocalObjectReference,
     meta.LocalObjectReference,
     meta.ObjectReference,
     meta.SecretObjectReference,
 )
-SUPPORT = {"yes", "partly", "no"}
 
 
 def models_in(annotation: Any) -> tuple[list[type[Model]], bool]:
@@ -88,23 +85,35 @@ def expected() -> dict[str, set[str]]:
     return found
 
 
-def written() -> dict[str, dict[str, str]]:
-    """Section -> path -> support, as the page has it."""
-    sections: dict[str, dict[str, str]] = {}
-    rows: dict[str, str] = {}
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            rows = sections.setdefault(line.removeprefix("## "), {})
-        elif found := re.match(r"\| `([^`]+)` \| (\w+) \|", line):
-            assert found[1] not in rows, f"{found[1]} stands twice"
-            rows[found[1]] = found[2]
-    return sections
+def test_every_section_is_about_a_kind_or_a_shape_that_is_read():
+    assert gateway_api_fields().keys() == expected().keys()
 
 
 @pytest.mark.parametrize("section", sorted(expected()))
 def test_every_field_stands_in_the_table(section: str):
-    assert set(written().get(section, {})) == expected()[section]
+    assert set(gateway_api_fields()[section]) == expected()[section]
 
 
-def test_each_field_is_supported_partly_supported_or_not():
-    assert {word for rows in written().values() for word in rows.values()} <= SUPPORT
+@pytest.mark.parametrize("section", sorted(expected()))
+def test_each_field_has_its_level_and_says_whether_it_is_served_and_since_when(section: str):
+    for path, row in gateway_api_fields()[section].items():
+        assert row.level in ("core", "extended", "implementation-specific"), path
+        assert (row.since == "–") == (row.served == "no"), path
+        assert row.note or row.served == "yes", f"{path}: what happens instead?"
+
+
+@pytest.mark.parametrize("page", [GATEWAY_API_PAGE, FIELDS_PAGE], ids=lambda page: page.name)
+def test_the_pages_say_what_is_published(page: Path):
+    there = page.read_text(encoding="utf-8")
+    made = gateway_api_page(there) if page == GATEWAY_API_PAGE else fields_page()
+    assert there == made, f"{page} is not what the models say: python -m tests.config.field_tables writes it"
+
+
+def test_every_property_of_our_kinds_has_a_row_with_words():
+    rows = [line for line in fields_page().splitlines() if line.startswith("| `")]
+    paths = [line.split("`")[1] for line in rows]
+    for kind in OURS:
+        assert {path.replace("[]", "") for path in fields(kind, "") if path.startswith("spec.")} <= {
+            path.replace("[]", "") for path in paths
+        }
+    assert not [line for line in rows if line.endswith("|  |")]

@@ -6,11 +6,20 @@ The model is larger than what is served. Whatever is asked for and stands here a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from egressproxy.spec.backend import Protocol
 
-__all__ = ["GRPC_PROTOCOLS", "ROUTED_ALLOW", "ROUTE_FEATURES", "SUBJECTS", "UPSTREAM_PROTOCOLS", "says_less"]
+__all__ = [
+    "GRPC_PROTOCOLS",
+    "ROUTED_ALLOW",
+    "ROUTE_FEATURES",
+    "SUBJECTS",
+    "UNSERVED",
+    "UPSTREAM_PROTOCOLS",
+    "says_less",
+]
 
 #: EgressPolicy `destinations.allow` on a route or Backend: a place where it is asked for stays closed.
 ROUTED_ALLOW: Final[bool] = False
@@ -24,6 +33,26 @@ UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Proto
 
 #: The same for an authorization server that is asked in gRPC.
 GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
+
+#: Fields of our own kinds that are read and not served, by model and field: what happens instead. The published schema
+#: (`kubectl explain`) and docs/fields.md say it, as status does where one is used. What is served is taken out here.
+UNSERVED: Final[Mapping[str, str]] = {
+    "BackendDestination.failover": "what refers to the Backend answers 500",
+    "EgressPolicySpec.subjects": "what the policy denies or limits holds for everybody, the rest for nobody",
+    "EgressPolicySpec.intercept": "the names that it lists are denied",
+    "EgressPolicySpec.identity": "every client is unknown; certificate.crlRefs alone are read",
+    "Identity.token": "where it is written everything is refused",
+    "Identity.basic": "where it is written everything is refused",
+    "Dns.reverseCheck": "Report does nothing, with Enforce everything is refused",
+    "Limits.tokens": "it does nothing",
+    "Limits.bytes": "it does nothing",
+    "Limits.store": "the processes of one gateway count for themselves",
+    "Traffic.circuitBreaker": "it does nothing",
+    "Traffic.outlierDetection": "it does nothing",
+    "Traffic.loadBalancing": "it does nothing",
+    "Traffic.healthCheck": "it does nothing",
+    "PayloadProcessingPipeline.spec": "no pipeline is accepted, and a rule that names one answers 500",
+}
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.
 ROUTE_FEATURES: Final[tuple[str, ...]] = (

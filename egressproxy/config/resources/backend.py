@@ -85,9 +85,13 @@ class BackendParent(Model):
     """The Backend through which this one is reached, by CONNECT."""
 
     group: Group = OUR_GROUP
+    """API group of the parent's kind."""
     kind: Kind = "Backend"
+    """Backend, of whichever group."""
     name: Name
+    """Name of the Backend that is the proxy."""
     namespace: Label | None = None
+    """Namespace of the parent. Default: that of the Backend; another one needs a ReferenceGrant."""
 
 
 class WorkingGroupExtension(Extension):
@@ -97,7 +101,9 @@ class WorkingGroupExtension(Extension):
     """
 
     name: Name = ""
+    """Name of the filter. Default: the kind of its type."""
     raw_config: dict[str, Any] | None = None
+    """The configuration under the proposal's other name. One of config and rawConfig."""
 
     @model_validator(mode="after")
     def _one_config(self) -> Self:
@@ -119,7 +125,9 @@ class DestinationSpec(Model):
     """What every Backend with a destination has: `tls` holds for those ports that do not say their own."""
 
     destination: BackendDestination
+    """Where requests go."""
     tls: BackendTls | None = None
+    """How TLS is spoken at the ports that do not say it themselves."""
 
     @model_validator(mode="after")
     def _one_tls_for_all_ports(self) -> Self:
@@ -129,9 +137,13 @@ class DestinationSpec(Model):
 
 class BackendSpec(DestinationSpec):
     region: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Where the backend stands, for `regions` of policies."""
     resolver: Dns | None = None
+    """How the backend's name is resolved, as `dns` of a policy."""
     parent: BackendParent | None = None
+    """The proxy that this backend is reached through."""
     extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
+    """Filters that run for what goes to this backend and comes back."""
 
 
 class Backend(Resource):
@@ -142,6 +154,7 @@ class Backend(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: BackendSpec
+    """Where requests go, how it is reached, and which filters run for it."""
 
 
 # --- the working group's Backend -------------------------------------------------------------------------------------
@@ -173,6 +186,7 @@ class WorkingGroupBackendSpec(DestinationSpec):
     """`filters` are of a draft, and refer to objects: a Backend with any is not served, since they cannot run."""
 
     extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
+    """Filters that run for what goes to this backend and comes back."""
     filters: Annotated[
         tuple[dict[str, Any], ...], Field(max_length=64, description="Not served: write extensions instead.")
     ] = ()
@@ -190,6 +204,7 @@ class WorkingGroupBackend(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: EitherShapeSpec
+    """Where requests go, and which filters run for it."""
 
 
 class XBackendDestination(Resource):
@@ -200,6 +215,7 @@ class XBackendDestination(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v0alpha0",)
 
     spec: WorkingGroupBackendSpec
+    """Where requests go, and which filters run for it."""
 
 
 class PrototypeBackend(XBackendDestination):
@@ -220,8 +236,11 @@ class GatewayXBackendDestination(XBackendDestination):
 
 class SubjectAltName(Model):
     type: Literal["Hostname", "URI"]
+    """Hostname or URI."""
     hostname: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """For type Hostname: the name that the certificate carries."""
     uri: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^:/?#]+://[^/?#]*[^?#]*")] | None = None
+    """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:

@@ -105,19 +105,23 @@ class NamedProtocol(Model):
 
     type: ProtocolName
     options: dict[str, str] = Field(default_factory=dict, max_length=64)
+    """Options of the protocol."""
 
 
 class CertificateEntry(Model):
     """A Secret and the key in it that holds certificates (draft of the Backend GEP)."""
 
     secret_ref: SecretObjectReference
+    """The Secret."""
     key: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """The key in it. Default: ca.crt for certificates to trust, tls.crt and tls.key for a certificate to show."""
 
 
 class CaBundleReference(ObjectReference):
     """A reference to CA certificates (`ca.crt`): a ConfigMap, where no kind is written."""
 
     kind: Annotated[str, Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", max_length=63)] = "ConfigMap"
+    """ConfigMap or Secret."""
 
 
 def _one_or_more(value: object) -> object:
@@ -157,15 +161,22 @@ class BackendTls(Model):
     mode: ModeName
     server_name: Annotated[ExternalHostname | None, Field(description="The same as sni.")] = None
     sni: ExternalHostname | None = None
+    """The server name that is sent, and that the certificate has to be for. Default: the hostname."""
     ca_bundle_ref: CaBundleReferences = ()
     client_certificate_ref: SecretObjectReference | None = None
+    """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode Mutual."""
     subject_alt_names: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=64)
     ] = ()
+    """Names of which the certificate has to carry one, instead of `sni`."""
     pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
+    """Public keys of which the server's chain has to have one: sha256/ and the base64 of the SPKI's hash."""
     crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
+    """ConfigMaps (key crl.pem) with lists of revoked certificates."""
     min_version: Literal["1.2", "1.3"] = "1.2"
+    """The oldest TLS version that is spoken."""
     insecure_skip_verify: Bool = False
+    """Take any certificate. The Backend says that it is insecure."""
 
     @model_validator(mode="after")
     def _fits_its_mode(self, info: ValidationInfo) -> Self:
@@ -191,48 +202,65 @@ class FqdnTls(BackendTls):
 
     mode: ModeName | None = None  # type: ignore[assignment]
     ca_certificates: Annotated[tuple[CertificateEntry, ...], Field(max_length=16)] = ()
+    """Secrets with the CAs that may have signed the certificate. Default: those of the system."""
     client_certificate: CertificateEntry | None = None
+    """The Secret with the certificate that the gateway shows."""
 
 
 class FqdnBackend(Model):
     """A host outside of the cluster. Published forms say port, tls and protocol here; ours says them in `ports`."""
 
     hostname: ExternalHostname
+    """The name that is resolved and dialled, and the Host that is sent unless a route rewrites it. No IP address and no
+    name of the cluster.
+    """
     port: Annotated[Port | None, Field(description="The port, where the destination has no ports.")] = None
     tls: FqdnTls | None = None
+    """How TLS is spoken, where the destination has no ports."""
     protocol: NamedProtocol | None = None
+    """What is spoken, where the destination has no ports."""
 
 
 class IpBackend(Model):
     address: Address
+    """The IPv4 or IPv6 address that is dialled, as it is written."""
 
 
 class ServiceBackend(Model):
     name: Name
+    """Name of the Service, whose EndpointSlices give the addresses."""
     namespace: Label | None = None
+    """Namespace of the Service. Default: that of the Backend; another one needs a ReferenceGrant."""
 
 
 class FailoverEndpoint(Model):
     """The lowest priority number with a healthy endpoint serves; the rest wait."""
 
     backend_ref: BackendObjectReference
+    """The Backend or Service that serves."""
     priority: Annotated[int, Field(strict=True, ge=0)] = 0
+    """Lower goes first."""
     weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
+    """Its share among the endpoints of the same priority."""
 
 
 class Failover(Model):
     endpoints: Annotated[tuple[FailoverEndpoint, ...], Field(min_length=1, max_length=64)]
+    """Where requests go, by priority."""
 
 
 class McpOptions(Model):
     """Compared with the known revisions of MCP. Requests keep the version and the path that the client sends."""
 
     version: Annotated[str, Field(max_length=256)] = ""
+    """Revision of the Model Context Protocol that the server speaks, such as 2025-06-18."""
     path: str = "/mcp"
+    """Path of the server's MCP endpoint."""
 
 
 class ProtocolOptions(Model):
     mcp: McpOptions | None = None
+    """For protocol MCP."""
 
 
 class BackendPort(Model):
@@ -241,9 +269,12 @@ class BackendPort(Model):
     name: Annotated[Label | None, Field(description="A name for people: references name the number.")] = None
     port: Annotated[Port | None, Field(description="The same as number.")] = None
     number: Port | None = Field(default=None, validate_default=True)
+    """The port that is dialled."""
     protocol: ProtocolName = "HTTP"
     tls: BackendTls | None = None
+    """How TLS is spoken at this port. Default: as `tls` of the destination or of the spec says."""
     protocol_options: ProtocolOptions | None = None
+    """Settings of one protocol."""
 
     @field_validator("number")
     @classmethod
@@ -283,12 +314,18 @@ class BackendDestination(Model):
         ),
     ]  # fmt: skip
     fqdn: FqdnBackend | None = None
+    """For type Fqdn: the name."""
     ip: IpBackend | None = None
+    """For type Ip: the address."""
     service: ServiceBackend | None = None
+    """For type Service: the Service."""
     kubernetes_service: Annotated[ServiceBackend | None, Field(description="The same as service.")] = None
     failover: Failover | None = None
+    """For type Failover: the endpoints."""
     tls: BackendTls | None = None
+    """How TLS is spoken at the ports that do not say it themselves."""
     ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
+    """Ports that a reference may name, each once. A Dynamic destination is bound to the port that stands here."""
 
     @property
     def named_service(self) -> ServiceBackend | None:

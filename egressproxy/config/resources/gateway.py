@@ -54,9 +54,13 @@ __all__ = [
 
 class ParametersReference(Model):
     group: Group
+    """API group of the parameters."""
     kind: Kind
+    """Kind of the parameters."""
     name: Name
+    """Name of the parameters."""
     namespace: Label | None = None
+    """Namespace of the parameters, where they have one."""
 
 
 class GatewayClassSpec(Model):

@@ -1,0 +1,59 @@
+"""What fields mean, in their own words: the docstrings that stand below them in the models.
+
+They are read from the source, since Python keeps no docstrings of attributes, and only where a schema is made: whoever
+reads manifests pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+
+from egressproxy.config.resources.meta import Model
+
+__all__ = ["field_descriptions", "models_by_name"]
+
+
+def models_by_name() -> dict[str, type[Model]]:
+    """Every model that is loaded, by the name of its class, which is also its name in a JSON Schema."""
+    found: dict[str, type[Model]] = {}
+    left = [Model]
+    while left:
+        for model in left.pop().__subclasses__():
+            found.setdefault(model.__name__, model)
+            left.append(model)
+    return found
+
+
+def field_descriptions(model: type[Model]) -> dict[str, str]:
+    """The description of each field that has one, by the field's name in a manifest; its own goes before a base's."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        for attribute, text in _of_module(each.__module__).get(each.__qualname__, {}).items():
+            info = model.model_fields.get(attribute)
+            if info is not None:
+                found[info.alias or attribute] = text
+    return found
+
+
+@cache
+def _of_module(name: str) -> Mapping[str, Mapping[str, str]]:
+    """Class -> attribute -> docstring, of a module; empty where its source is not there."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[name]))
+    except (OSError, TypeError):
+        return {}
+    return {node.name: _of_class(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _of_class(node: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            found[field.target.id] = " ".join(below.value.value.split())
+    return found
