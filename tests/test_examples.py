@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
 
 
-def check(path: Path) -> str:
+def check(*paths: Path) -> str:
     """The output of `egressproxy check --strict`; fails the test where it is not good."""
-    done = CliRunner().invoke(main, ["check", "--strict", str(path)])
+    done = CliRunner().invoke(main, ["check", "--strict", *map(str, paths)])
     assert done.exit_code == 0, done.output or repr(done.exception)
     return done.output
 
@@ -40,7 +44,7 @@ def test_all_four_examples_are_there():
 def yaml_blocks() -> list[tuple[str, str]]:
     """Every block of YAML in the documentation that is a whole manifest."""
     found = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         found += [(f"{page.name}-{number}", block) for number, block in enumerate(blocks) if "kind: Gateway\n" in block]
     return found
@@ -51,6 +55,64 @@ def test_every_whole_configuration_in_the_documentation_is_good(name: str, text:
     path = tmp_path / f"{name}.yaml"
     path.write_text(text, encoding="utf-8")
     check(path)
+
+
+def test_the_example_of_a_filter_is_good_beside_the_gateway_of_the_readme(tmp_path: Path):
+    path = tmp_path / "readme.yaml"
+    path.write_text(next(text for name, text in yaml_blocks() if name.startswith("README.md")), encoding="utf-8")
+    check(path, ROOT / "config" / "filters")
+
+
+def fragments() -> list[tuple[str, str]]:
+    """Every block of YAML in the documentation that has whole objects, and no Gateway that they belong to."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        whole = [block for block in blocks if block.startswith("apiVersion: ") and "kind: Gateway\n" not in block]
+        found += [(f"{page.name}-{number}", block) for number, block in enumerate(whole)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), fragments(), ids=[name for name, _ in fragments()])
+def test_every_object_in_the_documentation_can_be_taken(name: str, text: str, tmp_path: Path):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    done = CliRunner().invoke(main, ["check", "--allow-unserved", str(path)])
+    assert done.exit_code == 0, done.output or repr(done.exception)
+
+
+def scripts() -> dict[str, str]:
+    """What docs/cli.md has pipelines run."""
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(each) for each in re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    github = next(each[0]["run"] for each in blocks if isinstance(each, list) and "run" in each[0])
+    gitlab = next(each["egress-policies"] for each in blocks if "egress-policies" in each)
+    return {"github": github, "gitlab": "\n".join(gitlab["after_script"] + gitlab["script"])}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.parametrize("name", ["github", "gitlab"])
+def test_what_pipelines_run_passes_what_is_good_and_names_the_lines_of_what_is_not(name: str, tmp_path: Path):
+    def run() -> subprocess.CompletedProcess[str]:
+        command = f'egressproxy() {{ "{sys.executable}" -m egressproxy "$@"; }}\n{scripts()[name]}'
+        return subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
+
+    path = tmp_path / "policies" / "a.yaml"
+    path.parent.mkdir()
+    path.write_text((ROOT / "config" / "minimal.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    assert run().returncode == 0
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("name: egress\n  dest", "name: x\n  dest"), encoding="utf-8"
+    )
+    done = run()
+    assert done.returncode == 1
+    if name == "github":
+        assert done.stdout.startswith("::error file=policies/a.yaml,line="), done
+        assert ",title=TargetNotFound::EgressPolicy default/default: " in done.stdout
+    else:
+        (found,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+        assert (found["check_name"], found["severity"]) == ("TargetNotFound", "major")
+        assert (found["location"]["path"], found["location"]["lines"]["begin"] > 1) == ("policies/a.yaml", True)
 
 
 @pytest.mark.parametrize("reason", [reason.value for reason in Reason if reason is not Reason.OK])

@@ -1,4 +1,4 @@
-"""`egressproxy check`: everything that `run` would say about a configuration, without opening a socket."""
+"""`egressproxy check`: what `run` would say about a configuration, without opening a socket; a gate for pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from egressproxy.cli.addresses import address_or_network
-from egressproxy.cli.problems import show_problems, show_warnings
+from egressproxy.cli.problems import show_findings, show_problems
 
 if TYPE_CHECKING:
     from egressproxy.config.compile.contract import Compiled
@@ -34,27 +34,35 @@ __all__ = ["command"]
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
+@click.option("--allow-unserved", is_flag=True, help="What would not be served as it is written does not fail.")
 def command(
-    paths: tuple[Path, ...], config: tuple[Path, ...], bind: tuple[str, ...], output: str, strict: bool
+    paths: tuple[Path, ...],
+    config: tuple[Path, ...],
+    bind: tuple[str, ...],
+    output: str,
+    strict: bool,
+    allow_unserved: bool,
 ) -> None:
     """Read files and folders as `run` would, and print every problem at once with its place.
 
     What a manifest may not say is a problem, and so is a filter that cannot be built (the file of a Python filter is
-    run for that). What it may say and what cannot be served (a Secret that is not there,
-    a route without a listener) is a warning: that part would not be served, the rest would.
+    run for that): `run` would refuse all of it. What a manifest may say and what cannot be served as it is written (a
+    Secret that is not there, a rule that is dropped, a policy without a target) is `unserved`: the rest would be
+    served. A `warning` is about what is served as written and might not be meant; a `note` asks for nothing.
 
     \b
     Examples:
       egressproxy check policies/
       egressproxy check gateway.yaml secrets/ --strict
-      egressproxy check policies/ -o json | jq '.problems[].message'
+      egressproxy check policies/ -o json | jq '(.problems + .unserved)[].message'
 
-    Exit status: 0 good, 1 problems (with --strict: or warnings), 2 wrong usage.
+    Exit status: 0 all of it would be served as it is written, 1 not (with --allow-unserved: it would be refused; with
+    --strict: or there are warnings), 2 wrong usage.
     """
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
-    from egressproxy.config.compile.shortcomings import shortcomings
-    from egressproxy.config.problems import ConfigError
+    from egressproxy.config.compile.shortcomings import all_findings
+    from egressproxy.config.problems import ConfigError, Severity
     from egressproxy.loading.compilation import loaded
 
     try:
@@ -63,27 +71,34 @@ def command(
     except ConfigError as error:
         if output == "json":
             problems = [problem.as_dict() for problem in error.problems]
-            _print_json({"ok": False, "problems": problems, "warnings": []})
+            _print_json({"ok": False, "problems": problems, "unserved": [], "warnings": [], "notes": []})
         else:
             show_problems(error.problems, sys.stdout)
             click.echo(f"{_counted(len(error.problems), 'problem')}: this configuration would be refused as a whole.")
         sys.exit(1)
-    warnings = [*compiled.warnings, *shortcomings(resources, compiled)]
-    is_good = not (strict and warnings)
+    findings = all_findings(resources, compiled)
+    unserved, warnings, notes = (
+        [each for each in findings if each.severity is severity]
+        for severity in (Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
+    )
+    is_good = (allow_unserved or not unserved) and not (strict and warnings)
     if output == "json":
         report = {
             "ok": is_good,
             "problems": [],
-            "warnings": [warning.as_dict() for warning in warnings],
+            "unserved": [each.as_dict() for each in unserved],
+            "warnings": [each.as_dict() for each in warnings],
+            "notes": [each.as_dict() for each in notes],
             "objects": len(resources),
         }
         _print_json({**report, "listeners": [dict(listener) for listener in _listeners(compiled)]})
     else:
-        show_warnings(warnings, sys.stdout)
+        show_findings(findings, sys.stdout)
         for listener in _listeners(compiled):
             places = ", ".join(listener["addresses"])
             click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {places}")
-        click.echo(f"{_counted(len(resources), 'object')}, {_counted(len(warnings), 'warning')}.")
+        less = f" {len(unserved)} not served as written," if unserved else ""
+        click.echo(f"{_counted(len(resources), 'object')},{less} {_counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
 
 

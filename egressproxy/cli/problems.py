@@ -1,16 +1,18 @@
-"""How problems and warnings are shown: one line each, coloured on a terminal, plain everywhere else."""
+"""How problems, and what else is found, are shown: one line each, coloured on a terminal, plain everywhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from egressproxy.config.problems import Problem
 
-__all__ = ["show_problems", "show_warnings"]
+__all__ = ["show_findings", "show_problems"]
+
+_COLOURS: Final = {"unserved": "red bold", "warning": "yellow bold", "note": "bold"}
 
 
 def show_problems(problems: Sequence[Problem], file: IO[str]) -> None:
@@ -26,18 +28,19 @@ def show_problems(problems: Sequence[Problem], file: IO[str]) -> None:
         console.print(_coloured(problem, "red"), soft_wrap=True)
 
 
-def show_warnings(warnings: Sequence[Problem], file: IO[str]) -> None:
-    """As problems, with the word `warning` in front."""
+def show_findings(findings: Sequence[Problem], file: IO[str]) -> None:
+    """As problems, with their severity in front: `unserved`, `warning` or `note`."""
     if not file.isatty():
-        for warning in warnings:
-            print(f"warning: {warning}", file=file)
+        for finding in findings:
+            print(f"{finding.severity.value}: {finding}", file=file)
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(file=file, highlight=False)
-    for warning in warnings:
-        console.print(Text.assemble(("warning: ", "yellow bold"), _coloured(warning, "")), soft_wrap=True)
+    for finding in findings:
+        word = (f"{finding.severity.value}: ", _COLOURS[finding.severity.value])
+        console.print(Text.assemble(word, _coloured(finding, "")), soft_wrap=True)
 
 
 def _coloured(problem: Problem, style: str) -> Text:

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text, unknown_kind
 from egressproxy.config.manifests import manifest_files
-from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.config.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import class_for, kind_class
 from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, Spot, without_nulls
-from egressproxy.config.resources.others import why_left_out
+from egressproxy.config.resources.others import is_for_gateways, why_left_out
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
 from egressproxy.model import state_folder
 
@@ -249,7 +249,12 @@ class _Reader:
             if left_out:
                 place = document.place_of(("kind",))
                 named = _object_name(value)
-                self.warnings.append(Problem(file, place.line, place.column, named, "", "it is left out", left_out))
+                severity = Severity.UNSERVED if is_for_gateways(value["apiVersion"]) else Severity.NOTE
+                self.warnings.append(
+                    Problem(
+                        file, place.line, place.column, named, "", "it is left out", left_out, severity, "KindLeftOut"
+                    )
+                )
                 return None
             field, message, remedy = unknown_kind(value["apiVersion"], value["kind"])
             self._add(document, file, (field,), document.place_of((field,)), message, remedy)

@@ -1,11 +1,25 @@
-"""Problem: one thing that is wrong with the configuration, and where; also a warning. ConfigError: all of them."""
+"""Problem: what is to be said of the configuration, how grave it is, and where. ConfigError: why it is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
-__all__ = ["ConfigError", "Problem"]
+__all__ = ["ConfigError", "Problem", "Severity"]
+
+
+class Severity(StrEnum):
+    """What follows from a problem. The values are those of machine-readable output."""
+
+    #: The configuration is refused as a whole.
+    ERROR = "error"
+    #: It is put into service, and this part of it is not served as it is written.
+    UNSERVED = "unserved"
+    #: It is served as it is written; somebody should look whether that is meant.
+    WARNING = "warning"
+    #: For information: nothing has to be mended.
+    NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +27,8 @@ class Problem:
     """`line` and `column` count from 1, 0 where the place is the file as a whole; `file` is "" where it is no file's.
 
     `object` is "Kind namespace/name" as far as it could be read; `field_path` is written as in `spec.rules[0].matches`.
-    Neither `message` nor `remedy` ever holds a secret's value.
+    `code` is one CamelCase word for what it is about, that of a status condition where one says it. Neither `message`
+    nor `remedy` ever holds a secret's value.
     """
 
     file: str
@@ -23,6 +38,8 @@ class Problem:
     field_path: str
     message: str
     remedy: str = ""
+    severity: Severity = Severity.ERROR
+    code: str = "Invalid"
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -35,6 +52,8 @@ class Problem:
     def as_dict(self) -> dict[str, str | int]:
         """For machine-readable output."""
         return {
+            "severity": self.severity.value,
+            "code": self.code,
             "file": self.file,
             "line": self.line,
             "column": self.column,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from egressproxy.config.compile import Compiled
 from egressproxy.config.compile.broken import broken_references
-from egressproxy.config.compile.shortcomings import shortcomings
+from egressproxy.config.compile.shortcomings import all_findings
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.problems import ConfigError
 from egressproxy.loading.compilation import loaded
@@ -49,7 +49,7 @@ def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled 
             (each.key, each.to_manifest(), generations.get(each.key, 1), statuses.get(each.key))
             for each in resources.objects
         ),
-        warnings=tuple(sorted({str(each) for each in (*compiled.warnings, *shortcomings(resources, compiled))})),
+        warnings=tuple(sorted({str(each) for each in all_findings(resources, compiled)})),
         memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written)),
         broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
         validities=compiled.validities,

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from egressproxy.config.builtin import BUILTIN, BUILTIN_WARNING
-from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.config.problems import ConfigError, Problem, Severity
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.packing import pack
@@ -149,7 +149,7 @@ def read_answer(data: bytes) -> Loaded:
         outcome, value = read_plain_answer(data)
         if outcome == "loaded":
             return loaded_of(value)
-        problems = [Problem(*each) for each in value]
+        problems = [_problem(each) for each in value]
     except Exception:  # pickle raises nearly everything
         raise ValueError("no answer of a process that loads") from None
     raise ConfigError(problems)
@@ -215,7 +215,13 @@ def read_plain_value(file: io.BufferedIOBase) -> Any:
 def _fields(problem: Problem) -> Sequence[str | int]:
     return (
         problem.file, problem.line, problem.column, problem.object, problem.field_path, problem.message, problem.remedy,
+        problem.severity.value, problem.code,
     )  # fmt: skip
+
+
+def _problem(values: Sequence[Any]) -> Problem:
+    file, line, column, name, field_path, message, remedy, severity, code = values
+    return Problem(file, line, column, name, field_path, message, remedy, Severity(severity), code)
 
 
 def _json(value: object) -> bytes:

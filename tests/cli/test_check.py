@@ -74,24 +74,54 @@ def test_a_good_configuration_is_0_and_shows_what_would_listen(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("compiles")
-def test_what_cannot_be_served_is_a_warning_with_its_place(tmp_path: Path):
+def test_what_cannot_be_served_fails_with_its_place(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + ROUTE)
     result = invoke(tmp_path)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert result.output.splitlines()[0] == (
-        f"warning: {tmp_path}/a.yaml:9:1: HTTPRoute default/lost: parent gw: "
+        f"unserved: {tmp_path}/a.yaml:9:1: HTTPRoute default/lost: parent gw: "
         "ResolvedRefs is False (BackendNotFound): no b"
     )
+    assert result.output.endswith("2 objects, 1 not served as written, 0 warnings.\n")
+
+
+PLAIN = """apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: plain}
+spec:
+  destination: {type: Fqdn, fqdn: {hostname: a.example}, ports: [{number: 80, tls: {mode: None}}]}
+"""
+
+
+def test_strict_makes_warnings_fail(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + PLAIN)
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    assert "warning: " in result.output
     assert result.output.endswith("2 objects, 1 warning.\n")
+    assert invoke(tmp_path, "--strict").exit_code == 1
+    assert invoke(tmp_path, "--strict", "--allow-unserved").exit_code == 1
+    (tmp_path / "a.yaml").write_text(GATEWAY)
+    assert invoke(tmp_path, "--strict").exit_code == 0
 
 
 @pytest.mark.usefixtures("compiles")
-def test_strict_makes_warnings_fail(tmp_path: Path):
-    (tmp_path / "a.yaml").write_text(ROUTE)
-    assert invoke(tmp_path).exit_code == 0
-    assert invoke(tmp_path, "--strict").exit_code == 1
-    (tmp_path / "a.yaml").write_text(GATEWAY)
-    assert invoke(tmp_path, "--strict").exit_code == 0
+def test_what_is_not_served_can_be_allowed_and_is_said_all_the_same(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + ROUTE)
+    for more in ([], ["--strict"]):
+        assert invoke(tmp_path, *more).exit_code == 1
+        allowed = invoke(tmp_path, "--allow-unserved", *more)
+        assert allowed.exit_code == 0
+        assert "unserved: " in allowed.output
+
+
+def test_what_asks_for_nothing_fails_nothing(tmp_path: Path):
+    """The manifests of an application stand beside ours: nobody has to mend that."""
+    more = "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: app}\nspec: {}\n"
+    (tmp_path / "a.yaml").write_text(GATEWAY + more)
+    result = invoke(tmp_path, "--strict")
+    assert result.exit_code == 0
+    assert result.output.startswith(f"note: {tmp_path}/a.yaml:10:7: Deployment default/app: it is left out")
 
 
 def test_every_problem_of_every_file_is_shown_and_the_status_is_1(tmp_path: Path):
@@ -115,16 +145,19 @@ def test_problems_can_be_read_by_programs(tmp_path: Path):
     assert report["ok"] is False
     (problem,) = report["problems"]
     assert (problem["line"], problem["fieldPath"]) == (7, "spec.listeners[0].port")
+    assert (problem["severity"], problem["code"]) == ("error", "Invalid")
 
 
 @pytest.mark.usefixtures("compiles")
 def test_a_good_report_can_be_read_by_programs(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + ROUTE)
     report = json.loads(invoke("--config", tmp_path, "--output", "json").output)
-    assert (report["ok"], report["problems"], report["objects"], len(report["warnings"])) == (True, [], 2, 1)
-    (warning,) = report["warnings"]
-    assert (warning["file"], warning["line"], warning["object"]) == (f"{tmp_path}/a.yaml", 9, "HTTPRoute default/lost")
-    assert warning["message"] == "parent gw: ResolvedRefs is False (BackendNotFound): no b"
+    assert (report["ok"], report["problems"], report["objects"], report["warnings"]) == (False, [], 2, [])
+    (unserved,) = report["unserved"]
+    assert (unserved["severity"], unserved["code"]) == ("unserved", "BackendNotFound")
+    place = (unserved["file"], unserved["line"], unserved["column"], unserved["fieldPath"])
+    assert (*place, unserved["object"]) == (f"{tmp_path}/a.yaml", 9, 1, "", "HTTPRoute default/lost")
+    assert unserved["message"] == "parent gw: ResolvedRefs is False (BackendNotFound): no b"
     assert report["listeners"] == [
         {
             "gateway": "default/gw",
@@ -147,25 +180,25 @@ def test_the_real_compiler_finds_what_cannot_be_served_and_nothing_is_opened(
     assert invoke(tmp_path, "--strict").exit_code == 0
     (tmp_path / "b.yaml").write_text(route)
     result = invoke(tmp_path)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert (
-        f"{tmp_path}/b.yaml:5:16: HTTPRoute default/lost: spec.parentRefs[0]: parent gw: "
+        f"unserved: {tmp_path}/b.yaml:5:16: HTTPRoute default/lost: spec.parentRefs[0]: parent gw: "
         "ResolvedRefs is False (BackendNotFound)" in result.output
     )
     assert "listener default/gw forward: egressproxy.io/forward-proxy on 127.0.0.1:3128\n" in result.output
 
 
-def test_what_serves_nothing_is_a_warning(tmp_path: Path):
+def test_what_serves_nothing_fails(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(GATEWAY.replace("gatewayClassName: egressproxy", "gatewayClassName: istio"))
     result = invoke(tmp_path, "--strict")
     assert result.exit_code == 1
     first, second, last = result.output.splitlines()
     assert first == (
-        f"warning: {tmp_path}/a.yaml:5:21: Gateway default/gw: spec.gatewayClassName: there is no GatewayClass istio: "
+        f"unserved: {tmp_path}/a.yaml:5:21: Gateway default/gw: spec.gatewayClassName: there is no GatewayClass istio: "
         "the Gateway is not served (write egressproxy)"
     )
-    assert second.startswith("warning: no listener is served")
-    assert last == "1 object, 2 warnings."
+    assert second.startswith("unserved: no listener is served")
+    assert last == "1 object, 2 not served as written, 0 warnings."
 
 
 POLICY = """apiVersion: egressproxy.io/v1alpha1
@@ -220,3 +253,102 @@ def test_an_empty_folder_is_a_problem(tmp_path: Path):
 @pytest.mark.parametrize("arguments", [[], ["/does/not/exist"], ["--output", "xml", "."], ["--bind", "x", "."]])
 def test_wrong_usage_is_2(arguments: list[str]):
     assert invoke(*arguments).exit_code == 2
+
+
+INJECTING = """apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: injecting}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}]
+  extensions:
+  - name: key
+    type: egressproxy.io/CredentialInjector:v1
+    phase: backend-request
+    config: {secretRef: {name: absent, key: token}, header: Authorization, template: "Bearer {}"}
+"""
+HTTPS = "  - name: tls\n    port: 8443\n    protocol: HTTPS\n    tls: {certificateRefs: [{name: absent}]}\n"
+RULES = (
+    "  rules: [{matches: [{path: {type: RegularExpression, value: '(?=a)b'}}], "
+    "backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]}]\n"
+)
+TWO = "  - {name: a, port: 80, protocol: HTTP}\n  - {name: b, port: 80, protocol: TCP}\n"
+UDP = "apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: UDPRoute\nmetadata: {name: dns}\nspec: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("manifests", "code"),
+    [
+        ([GATEWAY.replace("gatewayClassName: egressproxy", "gatewayClassName: nobodys")], "GatewayClassNotFound"),
+        ([GATEWAY.replace("egressproxy.io/forward-proxy", "QUIC")], "UnsupportedProtocol"),
+        ([GATEWAY + HTTPS], "InvalidCertificateRef"),
+        ([GATEWAY + TWO], "ProtocolConflict"),
+        ([GATEWAY, ROUTE.replace("[{name: gw}]", "[{name: gone}]")], "ParentNotFound"),
+        ([GATEWAY, ROUTE.replace("{parentRefs: [{name: gw}]}", "{}")], "NoParent"),
+        ([GATEWAY, PLAIN, ROUTE.replace("{parentRefs: [{name: gw}]}", "\n  parentRefs: [{name: gw}]\n" + RULES)],
+         "UnsupportedValue"),
+        ([GATEWAY, POLICY.replace("name: gw", "name: gone")], "TargetNotFound"),
+        ([GATEWAY, POLICY.partition("  extensions")[0] + "  subjects: [{namespace: a}]\n"], "UnsupportedValue"),
+        ([GATEWAY, POLICY.partition("  extensions")[0] + "  traffic: {healthCheck: {}}\n"], "PartlyServed"),
+        ([GATEWAY, INJECTING], "SecretNotFound"),
+        ([GATEWAY, UDP], "KindLeftOut"),
+    ],
+)  # fmt: skip
+def test_whatever_is_not_served_as_written_fails(tmp_path: Path, manifests: list[str], code: str):
+    (tmp_path / "a.yaml").write_text("---\n".join(manifests))
+    result = invoke(tmp_path, "--output", "json")
+    report = json.loads(result.output)
+    assert (result.exit_code, report["ok"], report["problems"]) == (1, False, [])
+    assert code in {each["code"] for each in report["unserved"]}
+    assert {each["severity"] for each in report["unserved"]} == {"unserved"}
+    assert invoke(tmp_path, "--allow-unserved").exit_code == 0
+
+
+PROXY = """apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: corporate}
+spec:
+  destination: {type: Fqdn, fqdn: {hostname: proxy.corp.example}, ports: [{number: 3128, tls: {mode: None}}]}
+"""
+BEHIND = """apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: behind}
+spec:
+  parent: {name: corporate}
+  destination: {type: Fqdn, fqdn: {hostname: a.example}, ports: [{number: 443, tls: {mode: Simple}}]}
+"""
+PASSTHROUGH = """apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: streams}
+spec:
+  gatewayClassName: egressproxy
+  listeners:
+  - {name: tls, port: 443, protocol: TLS, tls: {mode: Passthrough}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: through}
+spec:
+  parentRefs: [{name: streams}]
+  hostnames: [proxy.corp.example]
+  rules: [{backendRefs: [{group: egressproxy.io, kind: Backend, name: corporate}]}]
+"""
+REQUESTS = """apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: plainly}
+spec:
+  parentRefs: [{name: gw}]
+  hostnames: [a.example]
+  rules: [{backendRefs: [{group: egressproxy.io, kind: Backend, name: corporate}]}]
+"""
+
+
+@pytest.mark.parametrize("manifests", [[GATEWAY, PROXY, BEHIND], [GATEWAY, PROXY, PASSTHROUGH]])
+def test_a_parent_and_a_backend_of_streams_are_not_in_plain_text(tmp_path: Path, manifests: list[str]):
+    """The TLS inside is that of the backend behind the parent, or the client's."""
+    (tmp_path / "a.yaml").write_text("---\n".join(manifests))
+    result = invoke(tmp_path, "--strict")
+    assert result.exit_code == 0, result.output
+    (tmp_path / "b.yaml").write_text(REQUESTS)  # it has requests, too
+    result = invoke(tmp_path, "--strict")
+    assert result.exit_code == 1
+    assert "Backend default/corporate: Insecure is True (NotVerified): requests go in plain text" in result.output

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
-from egressproxy.cli.problems import show_problems, show_warnings
-from egressproxy.config.problems import Problem
+from egressproxy.cli.problems import show_findings, show_problems
+from egressproxy.config.problems import Problem, Severity
 
 PROBLEM = Problem(
     "a[b].yaml", 3, 5, "Gateway default/gw", "spec.listeners[0].port", "99999 is more than 65535", "write less"
 )
 
 
-WARNING = Problem("a.yaml", 0, 0, "", "", "look [here]", "or there")
+WARNING = Problem("a.yaml", 0, 0, "", "", "look [here]", "or there", Severity.WARNING)
+FINDINGS = [WARNING, replace(WARNING, severity=Severity.UNSERVED), replace(WARNING, severity=Severity.NOTE)]
 
 
 class Terminal(io.StringIO):
@@ -21,14 +23,23 @@ class Terminal(io.StringIO):
 def test_off_a_terminal_it_is_plain_text():
     out = io.StringIO()
     show_problems([PROBLEM], out)
-    show_warnings([WARNING], out)
-    assert out.getvalue() == f"{PROBLEM}\nwarning: a.yaml: look [here] (or there)\n"
+    show_findings(FINDINGS, out)
+    assert out.getvalue() == "".join(
+        (f"{PROBLEM}\n", *(f"{word}: a.yaml: look [here] (or there)\n" for word in ("warning", "unserved", "note")))
+    )
 
 
 def test_on_a_terminal_the_same_words_are_coloured_and_brackets_stay():
     out = Terminal()
     show_problems([PROBLEM], out)
-    show_warnings([WARNING], out)
+    show_findings(FINDINGS, out)
     text = out.getvalue()
-    for part in ("a[b].yaml:3:5", "spec.listeners[0].port", "99999 is more than 65535", "(write less)", "look [here]"):
+    for part in (
+        "a[b].yaml:3:5",
+        "spec.listeners[0].port",
+        "99999 is more than 65535",
+        "(write less)",
+        "look [here]",
+        "unserved: ",
+    ):
         assert part in text

@@ -7,12 +7,13 @@ Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.backend_tls import validated_tls
+from egressproxy.config.compile.backend_uses import backend_refs, stream_carriers
 from egressproxy.config.compile.contract import Key, Status
 from egressproxy.config.compile.extension_faults import must_run
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
@@ -143,6 +144,9 @@ class Backends:
         other = (ref.group, alias, namespace, ref.name)
         return other if self._resources.get(*other) is not None else key
 
+    def _meant(self, source: Resource, ref: Reference) -> Key:
+        return self._key(ref, self._references.namespace_of(source, ref))
+
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
         """Why streams whose TLS ends here must not go on to these backends, "" if they may: one of them speaks TLS."""
         for ref in refs:
@@ -154,7 +158,7 @@ class Backends:
     def services(self, route: Resource) -> set[tuple[str, str]]:
         """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
         found: set[tuple[str, str]] = set()
-        for ref in _backend_refs(route):
+        for ref in backend_refs(route):
             try:
                 self._references.check_permitted(route, ref)
             except Unresolved:
@@ -173,11 +177,13 @@ class Backends:
     def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
         """The status of every Backend object, used or not."""
         statuses: dict[Key, Status] = {}
+        carriers = stream_carriers(self._resources, self._meant)
         for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
-            statuses[backend.key] = {"conditions": self._judge(backend, Conditions(generation(backend.key)))}
+            conditions = Conditions(generation(backend.key))
+            statuses[backend.key] = {"conditions": self._judge(backend, conditions, backend.key not in carriers)}
         return statuses
 
-    def _judge(self, backend: AnyBackend, conditions: Conditions) -> list[dict[str, object]]:
+    def _judge(self, backend: AnyBackend, conditions: Conditions, has_requests: bool) -> list[dict[str, object]]:
         became = "" if isinstance(backend, XBackend) else described(backend.spec)
         conditions.set("Accepted", True, "Accepted", f"the backend can be used{': ' if became else ''}{became}")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
@@ -202,7 +208,7 @@ class Backends:
         wrong = "; ".join(unknown_options(backend.spec)) if not isinstance(backend, XBackend) else ""
         if wrong:
             _degrade(conditions, "UnsupportedValue", wrong)
-        insecure = _insecurity(backend)
+        insecure = _insecurity(backend, has_requests)
         if insecure:
             conditions.set("Insecure", True, "NotVerified", insecure)
         for note in _notes(backend):
@@ -394,17 +400,6 @@ class _OwnReference:
     port: int | None = None
 
 
-def _backend_refs(route: Resource) -> Iterator[Reference]:
-    """Every reference of a route to a backend: of its rules, and of filters that send requests somewhere."""
-    for rule in route.spec.rules:  # type: ignore[attr-defined]
-        yield from rule.backend_refs
-        holders = (rule, *rule.backend_refs)
-        for entry in chain.from_iterable(getattr(holder, "filters", ()) for holder in holders):
-            for part in (entry.request_mirror, getattr(entry, "external_auth", None)):
-                if part is not None:
-                    yield part.backend_ref
-
-
 _KNOWN = frozenset({("", "Service"), *((kind.GROUP, kind.KIND) for kind in BACKEND_KINDS)})
 
 #: Reasons that are about the Backend itself; the others are about what it refers to.
@@ -444,15 +439,21 @@ def _is_plain(backend: Resource, form: PortForm) -> bool:
     return backend.group != Backend.GROUP and bool(destination.ports) and form.number != HTTPS_PORT
 
 
-def _insecurity(backend: AnyBackend) -> str:
-    """Why an external backend is not protected, or another one less than it seems; "" if all is well."""
+def _insecurity(backend: AnyBackend, has_requests: bool) -> str:
+    """Why an external backend is not protected, or another one less than it seems; "" if all is well.
+
+    `has_requests`: requests of ours go there, and not streams of others alone.
+    """
     if isinstance(backend, XBackend):
-        return "requests go in plain text" if backend.spec.tls is not None and backend.spec.tls.mode == "None" else ""
+        is_plain = backend.spec.tls is not None and backend.spec.tls.mode == "None" and backend.spec.protocol != "TCP"
+        return "requests go in plain text" if is_plain and has_requests else ""
     forms = port_forms(backend.spec)
     said = []
-    if backend.spec.destination.type == "Fqdn" and any(
-        _is_plain(backend, form) if form.tls is None else form.tls.mode == "None" for form in forms
-    ):
+    is_plain = any(
+        (_is_plain(backend, form) if form.tls is None else form.tls.mode == "None") and form.protocol != "TCP"
+        for form in forms
+    )
+    if backend.spec.destination.type == "Fqdn" and is_plain and has_requests:
         said.append("requests go in plain text")
     if any(form.tls is not None and form.tls.is_unverified for form in forms):
         said.append("the server's certificate is not verified (insecureSkipVerify)")

@@ -34,7 +34,7 @@ from egressproxy.config.compile.routes import RouteCompiler, is_dynamic
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
 from egressproxy.config.load import ResourceSet
-from egressproxy.config.problems import Problem
+from egressproxy.config.problems import Problem, Severity
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
@@ -73,7 +73,9 @@ def compile_config(
     listeners = run.compile()
     statuses = run.statuses()
     if not listeners:
-        run.warnings.append(Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING))
+        run.warnings.append(
+            Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING, Severity.UNSERVED, "NothingServed")
+        )
     run.judge_certificates(time.time())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     keep_times(statuses, previous.statuses if previous is not None else {}, now)
@@ -175,9 +177,17 @@ class _Run:
     def judge_certificates(self, now_s: float) -> None:
         """Warn of those that nothing can be done with at this time; a listener's status says it of its own."""
         for validity, source in self._references.validities.values():
-            is_useless = validity.state(now_s) in (CertificateState.EXPIRED, CertificateState.NOT_YET_VALID)
+            state = validity.state(now_s)
+            is_useless = state in (CertificateState.EXPIRED, CertificateState.NOT_YET_VALID)
             if is_useless and validity.use is not CertificateUse.LISTENER:
-                self.warnings.append(problem_at(source, "", validity.sentence(now_s)))
+                code = "CertificateExpired" if state is CertificateState.EXPIRED else "CertificateNotYetValid"
+                sentence = validity.sentence(now_s)
+                self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
+
+    def _say_unserved(self, resource: Resource, field_path: str, message: str, remedy: str, code: str) -> None:
+        """For what has no status to say it in."""
+        said = problem_at(resource, field_path, message, remedy, severity=Severity.UNSERVED, code=code)
+        self.warnings.append(said)
 
     def _generation(self, key: Key) -> int:
         return self._generations.get(key, 1)
@@ -216,10 +226,8 @@ class _Run:
         findings: Findings | None = None
         found: dict[ListenerPlan, tuple[Attachment, Conditions]] = {}
         if not route.spec.parent_refs:
-            said = problem_at(
-                route, "spec.parentRefs", "the route names no parentRefs and is not served", _NAME_A_PARENT
-            )
-            self.warnings.append(said)
+            message = "the route names no parentRefs and is not served"
+            self._say_unserved(route, "spec.parentRefs", message, _NAME_A_PARENT, "NoParent")
         for index, ref in enumerate(route.spec.parent_refs):
             outcome = parents.attach(route, hostnames, ref)
             if outcome is None:
@@ -228,7 +236,8 @@ class _Run:
                     message = f"{ref.kind} {namespace}/{ref.name} does not exist"
                     remedy = self._names.remedy(ref.group, ref.kind, namespace, ref.name, "name it in parentRefs")
                     where = f"spec.parentRefs[{index}]"
-                    self.warnings.append(problem_at(route, where, f"{message}: the route is not served there", remedy))
+                    message += ": the route is not served there"
+                    self._say_unserved(route, where, message, remedy, "ParentNotFound")
                 continue
             findings = findings or self._routes.examine(route)
             conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))

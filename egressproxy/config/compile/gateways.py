@@ -21,7 +21,7 @@ from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.compile.references import Names, Namespaces, References
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
-from egressproxy.config.problems import Problem
+from egressproxy.config.problems import Problem, Severity
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
 
 __all__ = ["BUILTIN_CLASS", "GatewayPlan", "SetPlan", "class_statuses", "plan_gateways", "set_statuses"]
@@ -200,7 +200,9 @@ def _is_ours(gateway: Gateway, classes: dict[str, GatewayClass], warnings: list[
     ours = [c.name for c in classes.values() if c.spec.controller_name == CONTROLLER]
     remedy = f"write {' or '.join(sorted(ours))}" if ours else _CLASS_REMEDY if classes else f"write {BUILTIN_CLASS}"
     message = f"there is no GatewayClass {name}: the Gateway is not served"
-    warnings.append(problem_at(gateway, "spec.gatewayClassName", message, remedy))
+    code = "GatewayClassNotFound"
+    where = "spec.gatewayClassName"
+    warnings.append(problem_at(gateway, where, message, remedy, severity=Severity.UNSERVED, code=code))
     return False
 
 
@@ -263,7 +265,9 @@ def _sets_by_gateway(resources: ResourceSet, names: Names, warnings: list[Proble
         if resources.get(*key) is None:
             message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the ListenerSet is not served"
             remedy = names.remedy(*key, "name it in parentRef")
-            warnings.append(problem_at(listener_set, "spec.parentRef", message, remedy))
+            code = "ParentNotFound"
+            where = "spec.parentRef"
+            warnings.append(problem_at(listener_set, where, message, remedy, severity=Severity.UNSERVED, code=code))
     return found
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.config.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
 __all__ = ["Problems", "problem_at"]
 
 
-def problem_at(resource: Resource, field_path: str, message: str, remedy: str = "", *, on_key: bool = False) -> Problem:
-    """What is wrong with one field of an object that was read (or with its key), with the place if it is known."""
+def problem_at(
+    resource: Resource,
+    field_path: str,
+    message: str,
+    remedy: str = "",
+    *,
+    on_key: bool = False,
+    severity: Severity = Severity.ERROR,
+    code: str = "Invalid",
+) -> Problem:
+    """What is to be said of one field of an object that was read (or of its key), with the place if it is known."""
     line, column = resource.origin.place_of(field_path, key=on_key)
-    return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy)
+    return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy, severity, code)
 
 
 class Problems:

@@ -1,24 +1,36 @@
-"""Shortcomings: every status condition that is not as one would wish, for `check` and the log of `run`."""
+"""Shortcomings: what of a configuration is not served as written, or should be looked at, for `check` and the log.
+
+All of it is taken from status conditions and from what the compiler says of objects without a status; how grave each is
+is decided here, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.contract import Compiled
 from egressproxy.config.compile.problems import problem_at
 from egressproxy.config.load import ResourceSet
-from egressproxy.config.problems import Problem
+from egressproxy.config.problems import Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
-__all__ = ["shortcomings"]
+__all__ = ["all_findings", "shortcomings"]
 
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
 _GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
 #: Says nothing that anybody has to mend: requests on the wrong connection are answered with 421.
 _INFORMATION: Final = "OverlappingTLSConfig"
+#: Conditions about what is served as written; all others are about what is not.
+_SERVED: Final = {
+    "Insecure": Severity.WARNING,
+    "InsecureFrontendValidationMode": Severity.WARNING,
+    "egressproxy.io/InvalidCertificate": Severity.WARNING,
+    "Overridden": Severity.NOTE,  # a setting for all, and another for some, is how policies are meant to be written
+}
 #: What a Gateway says of its listeners, each of which says it itself.
 _OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
 #: A field that a message names as the place of what it says, as those do about rules that are dropped.
@@ -33,8 +45,22 @@ class _Part(NamedTuple):
     conditions: list[Mapping[str, Any]]
 
 
+def all_findings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
+    """Everything that `check` and the log say of a configuration that can be put into service, each thing once.
+
+    What the compiler warns of without saying how grave it is counts as not served.
+    """
+    said = [
+        replace(each, severity=Severity.UNSERVED, code="NotServed" if each.code == "Invalid" else each.code)
+        if each.severity is Severity.ERROR
+        else each
+        for each in compiled.warnings
+    ]
+    return list(dict.fromkeys([*said, *shortcomings(resources, compiled)]))
+
+
 def shortcomings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
-    """One warning for everything that is not as one would wish, in the order of the files.
+    """Everything that status says is not as it should be, in the order of the files.
 
     What several conditions say in the same words is said once.
     """
@@ -62,15 +88,30 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
             words = f"{part.words}: " if part.words else ""
             named = _NAMED.search(message)
             yield problem_at(
-                resource, named[1] if named else part.field_path, f"{words}{text}{': ' if message else ''}{message}"
+                resource,
+                named[1] if named else part.field_path,
+                f"{words}{text}{': ' if message else ''}{message}",
+                severity=_SERVED.get(condition["type"], Severity.UNSERVED),
+                code=_code(condition, part.conditions),
             )
 
 
 def _is_well(condition: Mapping[str, Any]) -> bool:
     if condition["type"] == _INFORMATION:
         return True
-    is_good = (condition["status"] == "True") == (condition["type"] in _GOOD)
-    return bool(is_good and not support.says_less(condition.get("message", "")))
+    return _is_as_wished(condition) and not support.says_less(condition.get("message", ""))
+
+
+def _is_as_wished(condition: Mapping[str, Any]) -> bool:
+    return bool((condition["status"] == "True") == (condition["type"] in _GOOD))
+
+
+def _code(condition: Mapping[str, Any], siblings: list[Mapping[str, Any]]) -> str:
+    """The reason, or the one of a sibling that says the same and names it better: `Invalid` says nothing."""
+    if _is_as_wished(condition):
+        return "PartlyServed"  # accepted, and the message says that something written is not done
+    same = (each for each in siblings if each.get("message") == condition.get("message"))
+    return str(next((each["reason"] for each in same if each["reason"] != "Invalid"), condition["reason"]))
 
 
 def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_Part]:

@@ -1,13 +1,13 @@
 """Kinds of Kubernetes and of Gateway API that stand beside ours in many manifests, and that say nothing to us.
 
-A file that holds one is read, and the object is left out with a warning: the manifests of an application should work as
-they are. The list is closed. A kind that is not in it may be a misspelt one of ours, and stays an error; so does
-everything in the groups of our own kinds that nobody else writes.
+A file that holds one is read, and the object is left out, which is noted (where it asks something of a gateway, as not
+served): the manifests of an application should work as they are. The list is closed. A kind that is not in it may be a
+misspelt one of ours, and stays an error; so does everything in the groups of our own kinds that nobody else writes.
 """
 
 from __future__ import annotations
 
-__all__ = ["why_left_out"]
+__all__ = ["is_for_gateways", "why_left_out"]
 
 #: Group -> kinds, of whatever version.
 _KUBERNETES: dict[str, frozenset[str]] = {
@@ -53,3 +53,8 @@ def why_left_out(api_version: str, kind: str) -> str:
     if kind not in _KUBERNETES.get(group, ()) and kind not in _GATEWAY_API.get(group, ()):
         return ""
     return _INSTEAD.get(kind, "objects of this kind do nothing here" if group in _KUBERNETES else "not supported")
+
+
+def is_for_gateways(api_version: str) -> bool:
+    """Whether kinds of this group ask something of a gateway, so that an object left out is missed."""
+    return api_version.rpartition("/")[0] in _GATEWAY_API

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from egressproxy.config.compile import Defaults, compile_config
-from egressproxy.config.compile.shortcomings import shortcomings
+import pytest
+
+from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.shortcomings import all_findings, shortcomings
 from egressproxy.config.load import load_text
-from egressproxy.config.problems import Problem
+from egressproxy.config.problems import Problem, Severity
 from egressproxy.filters.catalog import Catalog
 from egressproxy.routing.patterns import compile_pattern
+from egressproxy.spec.gateway import ConfigSpec
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, policy
 
 
@@ -83,3 +86,52 @@ def test_an_expression_that_is_refused_is_placed_where_it_stands():
     assert warning.field_path == "spec.rules[0].matches[0].path.value"
     assert "(?=a)b" in text.splitlines()[warning.line - 1]
     assert "RE2 has no lookaround; make what is to be excepted a rule of its own" in warning.message
+
+
+def judged(kind: str, status: str, message: str = "") -> list[tuple[Severity, str]]:
+    """What is found of a Backend with this one condition."""
+    resources = load_text(PLAIN, "config.yaml")
+    (key,) = resources.by_key
+    condition = {"type": kind, "status": status, "reason": "Why", "message": message}
+    compiled = Compiled(ConfigSpec(()), {key: {"conditions": [condition]}})
+    return [(each.severity, each.code) for each in all_findings(resources, compiled)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["Degraded", "Conflicted", "PartiallyInvalid", "egressproxy.io/Denied", "NeverHeardOf"]
+)
+def test_a_condition_that_something_is_wrong_is_not_served_as_written_unless_it_is_known_to_be(kind: str):
+    assert judged(kind, "True") == [(Severity.UNSERVED, "Why")]
+    assert judged(kind, "False") == []
+
+
+@pytest.mark.parametrize("kind", ["Accepted", "Programmed", "ResolvedRefs"])
+def test_a_condition_that_does_not_hold_is_not_served_as_written(kind: str):
+    assert judged(kind, "False") == [(Severity.UNSERVED, "Why")]
+    assert judged(kind, "True", "it is accepted. x is not supported yet and does nothing.") == [
+        (Severity.UNSERVED, "PartlyServed")
+    ]
+    assert judged(kind, "True") == []
+
+
+@pytest.mark.parametrize("kind", ["Insecure", "InsecureFrontendValidationMode", "egressproxy.io/InvalidCertificate"])
+def test_what_is_served_and_should_be_looked_at_is_a_warning(kind: str):
+    assert judged(kind, "True") == [(Severity.WARNING, "Why")]
+
+
+def test_a_setting_for_all_and_another_for_some_is_how_policies_are_written():
+    assert judged("Overridden", "True") == [(Severity.NOTE, "Why")]
+
+
+def test_what_the_compiler_warns_of_is_not_served_unless_it_says_otherwise():
+    said = [Problem("a.yaml", 1, 1, "", "", "a"), Problem("a.yaml", 1, 1, "", "", "b", "", Severity.WARNING, "Told")]
+    found = all_findings(load_text(PLAIN), Compiled(ConfigSpec(()), warnings=(*said, said[0])))
+    assert [(each.message, each.severity, each.code) for each in found] == [
+        ("a", Severity.UNSERVED, "NotServed"),
+        ("b", Severity.WARNING, "Told"),
+    ]
+
+
+def test_a_reason_that_names_the_matter_is_its_code():
+    two = FORWARD + "  - {name: a, port: 80, protocol: HTTP}\n  - {name: b, port: 80, protocol: TCP}\n"
+    assert {each.code for each in found(two)} == {"ProtocolConflict"}

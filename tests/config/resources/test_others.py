@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.load import load_text
-from egressproxy.config.problems import ConfigError
+from egressproxy.config.problems import ConfigError, Severity
 from egressproxy.config.resources.kinds import BY_API_VERSION
 from egressproxy.config.resources.others import why_left_out
 
@@ -21,7 +21,7 @@ SERVICE = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n"
         ("gateway.networking.x-k8s.io/v1alpha1", "XListenerSet"),
     ],
 )
-def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_with_a_warning(api_version: str, kind: str):
+def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_and_told(api_version: str, kind: str):
     text = f"apiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\nspec: {{anything: [1, null]}}\n"
     loaded = load_text(f"{SERVICE}---\n{text}", "a.yaml")
     assert len(loaded) == 1
@@ -29,6 +29,8 @@ def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_with_a_warning
     assert (warning.file, warning.line, warning.column) == ("a.yaml", 6, 7)
     assert (warning.object, warning.message) == (f"{kind} default/x", "it is left out")
     assert warning.remedy
+    is_ours_to_serve = "gateway" in api_version
+    assert warning.severity is (Severity.UNSERVED if is_ours_to_serve else Severity.NOTE)
 
 
 @pytest.mark.parametrize(

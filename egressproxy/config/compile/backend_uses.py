@@ -1,0 +1,49 @@
+"""What Backends carry: requests of ours, or streams whose TLS is somebody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+from egressproxy.config.compile.contract import Key
+from egressproxy.config.compile.references import Reference
+from egressproxy.config.load import ResourceSet
+from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+
+__all__ = ["backend_refs", "stream_carriers"]
+
+
+def backend_refs(route: Resource) -> Iterator[Reference]:
+    """Every reference of a route to a backend: of its rules, and of filters that send requests somewhere."""
+    for rule in route.spec.rules:  # type: ignore[attr-defined]
+        yield from rule.backend_refs
+        holders = (rule, *rule.backend_refs)
+        for entry in chain.from_iterable(getattr(holder, "filters", ()) for holder in holders):
+            for part in (entry.request_mirror, getattr(entry, "external_auth", None)):
+                if part is not None:
+                    yield part.backend_ref
+
+
+def stream_carriers(resources: ResourceSet, key_of: Callable[[Resource, Reference], Key]) -> set[Key]:
+    """What streams of others go through, and no request: parents, and backends of TLSRoutes and TCPRoutes alone.
+
+    The TLS inside is the client's, or that of the backend behind the parent. `key_of`: what a reference means.
+    """
+
+    def targets(source: Resource, refs: Iterable[Reference]) -> set[Key]:
+        return {key_of(source, ref) for ref in refs}
+
+    carriers: set[Key] = set()
+    for stream in (*resources.of(TlsRoute), *resources.of(TcpRoute)):
+        carriers |= targets(stream, backend_refs(stream))
+    sources: tuple[Backend | EgressPolicy, ...] = (*resources.of(Backend), *resources.of(EgressPolicy))
+    for source in sources:
+        parent: Reference | None = getattr(source.spec, "parent", None)
+        if parent is not None:
+            carriers |= targets(source, (parent,))
+    for route in (*resources.of(HttpRoute), *resources.of(GrpcRoute)):
+        carriers -= targets(route, backend_refs(route))
+    return carriers
