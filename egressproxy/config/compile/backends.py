@@ -14,7 +14,7 @@ from itertools import chain
 from egressproxy.config.compile import support
 from egressproxy.config.compile.backend_tls import validated_tls
 from egressproxy.config.compile.backend_uses import backend_refs, stream_carriers
-from egressproxy.config.compile.contract import Key, Status
+from egressproxy.config.compile.contract import Key, Status, scope_of
 from egressproxy.config.compile.extension_faults import must_run
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
 from egressproxy.config.compile.merging import dns_notes
@@ -325,7 +325,7 @@ class Backends:
     def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
         if backend.key not in self._placed:
             declared: Sequence[Extension] = backend.spec.extensions
-            place = Place(BACKEND_LEVEL, str(backend))
+            place = Place(BACKEND_LEVEL, scope_of(backend.key))
             self._placed[backend.key] = self._extensions.extensions(backend, declared, place)
         return self._placed[backend.key]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from egressproxy.config.problems import Problem
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.errors import Denied
 from egressproxy.model.certificate import Validity
 from egressproxy.spec.backend import BackendSpec
@@ -29,10 +29,14 @@ __all__ = [
     "SecretReference",
     "Status",
     "age_of",
+    "scope_of",
 ]
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
+
+#: Kinds that several groups have.
+_OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "XBackendDestination"})
 
 #: (group, kind, namespace, name) of an object; the namespace of a cluster-scoped object is "".
 Key = tuple[str, str, str, str]
@@ -132,6 +136,12 @@ class Compiled:
     warnings: tuple[Problem, ...] = ()
     written: Mapping[Key, bytes] = field(default_factory=dict, repr=False)
     validities: tuple[Validity, ...] = ()
+
+
+def scope_of(key: Key) -> str:
+    """Who shares what is counted for an object: `Kind namespace/name`, with the group where ours has the kind, too."""
+    group, kind, namespace, name = key
+    return f"{f'{kind}.{group}' if kind in _OF_SEVERAL_GROUPS and group != OUR_GROUP else kind} {namespace}/{name}"
 
 
 def age_of(resource: Resource) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from egressproxy.config.compile.contract import Key
+from egressproxy.config.compile.contract import Key, scope_of
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 
 __all__ = ["Layer", "Level"]
@@ -34,6 +34,11 @@ class Layer:
     section: str
     policies: tuple[EgressPolicy, ...]
     resolver: Dns | None = None
+
+    @property
+    def scope(self) -> str:
+        """Who shares what is counted there."""
+        return scope_of(self.target) + (f", section {self.section}" if self.section else "")
 
     @property
     def place(self) -> str:

@@ -66,7 +66,7 @@ class Placement:
         made: list[Placed] = []
         for layer in layers:
             for policy in layer.policies:
-                made += self._of_policy(policy, _LEVELS[layer.level], layer.place)
+                made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
                 made += self._limits(policy, layer, where, backend=False)
         return made
 
@@ -76,7 +76,7 @@ class Placement:
         for layer in layers:
             for policy in layer.policies:
                 if layer.level is Level.BACKEND:
-                    made += self._of_policy(policy, _LEVELS[layer.level], layer.place)
+                    made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
                 made += self._limits(policy, layer, where, backend=True)
         return made
 
@@ -95,7 +95,7 @@ class Placement:
 
     def runs(self, policy: EgressPolicy, layer: Layer) -> bool:
         """Whether a policy of this layer has extensions that have to run; those of unknown types may fail open."""
-        placed = self._of_policy(policy, _LEVELS[layer.level], layer.place)
+        placed = self._of_policy(policy, _LEVELS[layer.level], layer.scope)
         return any(must_run(one.spec) for one in placed)
 
     def unknown_extension(self, layers: Iterable[Layer], own: Iterable[Placed] = ()) -> str:
@@ -105,7 +105,7 @@ class Placement:
             for layer in layers
             for policy in layer.policies
             if policy.spec.extensions
-            for one in self._of_policy(policy, _LEVELS[layer.level], layer.place)
+            for one in self._of_policy(policy, _LEVELS[layer.level], layer.scope)
         ]
         return closing(one.spec for one in (*own, *placed))
 
@@ -144,7 +144,7 @@ class Placement:
     def _body_limit(self, policy: EgressPolicy, layer: Layer) -> Iterator[Placed]:
         limits = policy.spec.limits
         if limits is not None and limits.max_body_bytes:
-            place = Place(_LEVELS[layer.level], layer.place)
+            place = Place(_LEVELS[layer.level], layer.scope)
             config = {"maxBytes": limits.max_body_bytes}
             yield self._compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, place)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from egressproxy.config.compile import support
 from egressproxy.config.compile.backends import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
+from egressproxy.config.compile.contract import scope_of
 from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.layers import Layer, Level
@@ -281,7 +282,7 @@ def _denials_alone(policy: EgressPolicy) -> EgressPolicy:
 
 
 def _at(resolved: ResolvedBackend, where: Where) -> Where:
-    return Where(where.gateway, where.route, f"{resolved.target[1]} {resolved.spec.name}")
+    return Where(where.gateway, where.route, scope_of(resolved.target))
 
 
 def _harden(tls: BackendTlsSpec, merged: Merged) -> BackendTlsSpec | str:

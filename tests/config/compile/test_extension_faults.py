@@ -351,6 +351,31 @@ def test_the_example_of_the_proposal_is_a_key_and_a_rate():
     assert [value.reveal() for _, value in key.secrets] == [b"sesame"]
     assert (rate.name, rate.type, rate.phase) == ("rate-qos", "egressproxy.io/QoSController:v1", "backend-request")
     assert (rate.priority, rate.fail_open) == (30, True)
-    assert rate.scope == "Backend default/plain"
+    assert rate.scope == "Backend.gateway.networking.k8s.io default/plain"
     assert of_object(made, "Backend", "default/plain", "ResolvedRefs")[0] == "True"
     assert of_object(made, "Backend", "default/plain", "Degraded")[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("group", "version", "kind"),
+    [
+        ("egressproxy.io", "v1alpha1", "Backend"),
+        ("gateway.networking.k8s.io", "v1alpha1", "Backend"),
+        ("gateway.networking.k8s.io", "v1alpha1", "XBackendDestination"),
+        ("ainetworking.prototype.x-k8s.io", "v0alpha0", "Backend"),
+        ("ainetworking.prototype.x-k8s.io", "v0alpha0", "XBackendDestination"),
+    ],
+)
+def test_every_kind_of_backend_has_extensions_and_tells_of_them(group: str, version: str, kind: str):
+    head = PLAIN.replace("egressproxy.io/v1alpha1", f"{group}/{version}").replace("kind: Backend", f"kind: {kind}")
+    to = ROUTE.replace("egressproxy.io", group).replace("kind: Backend", f"kind: {kind}")
+    made = compiled(REVERSE, to, head + f"  extensions: [{UNKNOWN}]\n")
+    assert rule(made).backends[0].unknown_extension == LABEL
+    assert of_object(made, kind, "default/plain", "Degraded")[1] == "UnsupportedExtensionType"
+    elsewhere = secret("token: sesame", "platform")
+    granted = GRANT % (group, kind)
+    made = compiled(REVERSE, to, head + f"  extensions: [{NAMESPACED}]\n", elsewhere, granted)
+    assert [value.reveal() for _, value in rule(made).backends[0].extensions[0].secrets] == [b"sesame"]
+    made = compiled(REVERSE, to, head + f"  extensions: [{NAMESPACED}]\n", elsewhere)
+    assert rule(made).backends[0].extensions[0].secrets == ()
+    assert of_object(made, kind, "default/plain", "ResolvedRefs")[1] == "RefNotPermitted"

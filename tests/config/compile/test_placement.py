@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from egressproxy.spec.policy import ExtensionSpec
-from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, ROUTE, compiled, listener, policy, rule
+from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, listener, policy, rule
 
 RATE = "egressproxy.io/RequestRateLimit:v1"
 
@@ -81,3 +81,14 @@ def test_a_backends_body_limit_holds_for_the_rules_that_have_it():
 
 def test_no_limit_is_no_filter():
     assert rule(compiled(FORWARD, PLAIN, ROUTE, limit("maxBodyBytes: 0"))).extensions == ()
+
+
+def test_backends_of_one_name_in_two_groups_are_counted_apart():
+    rate = "  extensions: [{name: rate, type: QoSController, config: {requestsPerMinute: 5}}]\n"
+    other = PLAIN.replace("egressproxy.io/", "gateway.networking.k8s.io/")
+    to_other = ROUTE.replace("name: route", "name: other").replace("egressproxy.io", "gateway.networking.k8s.io")
+    limits = "limits: {requests: [{per: Backend, limit: 5}], concurrency: [{per: Backend, limit: 5}]}"
+    made = compiled(REVERSE, ROUTE, to_other, PLAIN + rate, other + rate, policy(limits))
+    ours, theirs = (each.rules[0].backends[0].extensions for each in listener(made).http_routes)
+    assert len(ours) == len(theirs) == 3
+    assert not set(ours) & set(theirs)
