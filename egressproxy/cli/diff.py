@@ -31,6 +31,10 @@ MAX_DECISIONS = 100_000
 @click.command("diff")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[OLD] NEW")
 @click.option(
+    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
+    help="The same as OLD and NEW, for those who type it as in `run`.",
+)  # fmt: skip
+@click.option(
     "--admin", type=address_and_port, metavar="HOST:PORT", default=None,
     help="A running process: its recent decisions are made again; and, without OLD, its configuration is the old one."
     f" The default, without OLD: {ADMIN[0]}:{ADMIN[1]}.",
@@ -45,7 +49,12 @@ MAX_DECISIONS = 100_000
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 def command(
-    paths: tuple[Path, ...], admin: tuple[str, int] | None, access_log: Path | None, bind: tuple[str, ...], output: str
+    paths: tuple[Path, ...],
+    config: tuple[Path, ...],
+    admin: tuple[str, int] | None,
+    access_log: Path | None,
+    bind: tuple[str, ...],
+    output: str,
 ) -> None:
     """Compare two configurations (files or folders), or a running process with a new one, in what is served:
     listeners, routes, rules, backends and what policies say there, by name and field; and the recent decisions that
@@ -60,6 +69,7 @@ def command(
 
     Exit status: 0 the same, 1 something differs, 2 trouble.
     """
+    paths += config
     if not 1 <= len(paths) <= 2:
         raise click.UsageError("name one configuration, to compare with a running process, or two: OLD NEW")
     if len(paths) == 1 and admin is None:

@@ -13,13 +13,14 @@ from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.problems import show_problems
+from egressproxy.cli.usage import ConfigByOption
 
 __all__ = ["command"]
 
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
 
 
-@click.command("explain")
+@click.command("explain", cls=ConfigByOption)
 @click.argument("method")
 @click.argument("url")
 @click.option("--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account that asks.")

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.numbers import seconds, whole_number
 from egressproxy.cli.problems import show_problems
+from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret import Secret
 
 __all__ = ["command"]
@@ -45,7 +46,7 @@ def _key(path: Path) -> Secret:
     return Secret(written)
 
 
-@click.command("run")
+@click.command("run", cls=ConfigByOption)
 @click.option(
     "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
     help="A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.",

@@ -13,5 +13,10 @@ __all__ = ["command"]
 
 @click.command("version")
 def command() -> None:
-    """Print the version of egressproxy and of the Python that runs it."""
+    """Print the version of egressproxy and of the Python that runs it.
+
+    \b
+    Example:
+      egressproxy version
+    """
     click.echo(f"egressproxy {__version__} (Python {platform.python_version()})")

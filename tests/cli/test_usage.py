@@ -1,0 +1,47 @@
+"""A path without --config is told what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from egressproxy.cli import main
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["run", "{}"], "run --config {}"),
+        (["run", "--workers", "2", "{}"], "run --workers 2 --config {}"),
+        (["run", "--config", "/tmp", "{}"], "run --config /tmp --config {}"),
+        (["explain", "GET", "http://a.example/", "{}"], "explain GET http://a.example/ --config {}"),
+        (["explain", "{}", "GET", "http://a.example/"], "explain GET http://a.example/ --config {}"),
+    ],
+)
+def test_a_configuration_without_config_is_wrong_usage_that_says_what_was_meant(
+    given: list[str], meant: str, tmp_path: Path
+):
+    path = tmp_path / "my-config"
+    path.mkdir()
+    result = CliRunner().invoke(main, [each.format(path) for each in given])
+    assert result.exit_code == 2
+    assert f"{path} is given without --config: write egressproxy {meant.format(path)}" in result.output
+
+
+@pytest.mark.parametrize("given", [["run", "my-config"], ["explain", "GET", "http://a.example/", "my-config"]])
+def test_what_is_no_path_is_named_too(given: list[str]):
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code == 2
+    assert "my-config: no argument goes here, and there is no such file" in result.output
+    assert "--config PATH" in result.output
+
+
+def test_diff_takes_its_configurations_either_way(tmp_path: Path):
+    text = (Path(__file__).resolve().parents[2] / "config" / "minimal.yaml").read_text()
+    for name in ("old.yaml", "new.yaml"):
+        (tmp_path / name).write_text(text)
+    old, new = str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml")
+    for given in ([old, new], ["-c", old, "--config", new], [old, "--config", new]):
+        assert CliRunner().invoke(main, ["diff", *given]).exit_code == 0
