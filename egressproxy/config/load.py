@@ -129,18 +129,19 @@ class _Reader:
         self.objects: dict[Key, Resource] = {}
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
+        self.unread: list[Problem] = []  # folders with files, and no manifest among them
         self._is_from_api = False  # what is being read
 
     def require_objects(self, where: str) -> None:
         """None at all is what a file looks like that was cut off."""
         if not self.objects and not self.problems:
             remedy = "write at least one manifest, or check the path"
-            self.problems.append(Problem(where, 0, 0, "", "", "no objects found", remedy))
+            self.problems += self.unread or [Problem(where, 0, 0, "", "", "no objects found", remedy)]
 
     def finish(self) -> ResourceSet:
         if self.problems:
             raise ConfigError(self.problems)
-        return ResourceSet(self.objects.values(), self.warnings)
+        return ResourceSet(self.objects.values(), (*self.unread, *self.warnings))
 
     def files(self, path: Path) -> list[Path]:
         """The file itself, or the manifests of a folder."""
@@ -151,11 +152,27 @@ class _Reader:
         except OSError as error:
             self._add_unreadable(path, error)
             return []
+        if not found:
+            self._add_unread(path)
         for file in found:
             if file.exists() and not file.is_file():  # reading a named pipe would hold up every reload from here on
                 remedy = "remove it from the folder, or rename it"
                 self.problems.append(Problem(str(file), 0, 0, "", "", "this is a pipe, a socket or a device", remedy))
         return [file for file in found if file.is_file() or not file.exists()]
+
+    def _add_unread(self, folder: Path) -> None:
+        """A folder with files of other names: a ConfigMap whose keys have no suffix, for one."""
+        try:
+            names = sorted(each.name for each in folder.iterdir() if each.name[0] != "." and each.is_file())
+        except OSError:
+            return
+        if names:
+            shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+            message = f"nothing of this folder is read: no file ends in .yaml, .yml or .json (there is {shown})"
+            remedy = (
+                "rename them; the keys of a ConfigMap are the names of its files: write config.yaml, or name the file"
+            )
+            self.unread.append(Problem(str(folder), 0, 0, "", "", message, remedy))
 
     def read_file(self, path: Path, *, is_from_api: bool = False) -> None:
         """A file that is given by hand and lies in a state folder is from the API all the same."""
@@ -283,14 +300,33 @@ def _places(document: Document) -> dict[str, Spot]:
         path_text(path): (place.line, place.column, of_key.line, of_key.column)
         for field in (*((name,) for name in PLACED), *_matches_with_expressions(document.value))
         for path, place, of_key in document.places(("spec", *field))
-    }
+    } | {path_text(path): _spot(document, path) for path in _references_of_rules(document.value)}
+
+
+def _spot(document: Document, path: tuple[str | int, ...]) -> Spot:
+    place = document.place_of(path)
+    return place.line, place.column, place.line, place.column
+
+
+def _references_of_rules(value: Any) -> Iterator[tuple[str | int, ...]]:
+    """Where in a route rules refer to backends, or have filters, which may."""
+    for index, rule in enumerate(_rules(value)):
+        if isinstance(rule, dict):
+            for field in ("backendRefs", "filters"):
+                entries = rule.get(field)
+                for number in range(len(entries) if isinstance(entries, list) else 0):
+                    yield "spec", "rules", index, field, number
+
+
+def _rules(value: Any) -> list[Any]:
+    spec = value.get("spec") if isinstance(value, dict) else None
+    rules = spec.get("rules") if isinstance(spec, dict) else None
+    return rules if isinstance(rules, list) else []
 
 
 def _matches_with_expressions(value: Any) -> Iterator[tuple[str | int, ...]]:
     """Where in `spec` of a route matches stand that have a regular expression."""
-    spec = value.get("spec") if isinstance(value, dict) else None
-    rules = spec.get("rules") if isinstance(spec, dict) else None
-    for index, rule in enumerate(rules if isinstance(rules, list) else ()):
+    for index, rule in enumerate(_rules(value)):
         matches = rule.get("matches") if isinstance(rule, dict) else None
         for number, match in enumerate(matches if isinstance(matches, list) else ()):
             if _has_expression(match):

@@ -182,7 +182,7 @@ def test_the_real_compiler_finds_what_cannot_be_served_and_nothing_is_opened(
     result = invoke(tmp_path)
     assert result.exit_code == 1
     assert (
-        f"unserved: {tmp_path}/b.yaml:5:16: HTTPRoute default/lost: spec.parentRefs[0]: parent gw: "
+        f"unserved: {tmp_path}/b.yaml:7:20: HTTPRoute default/lost: spec.rules[0].backendRefs[0]: parent gw: "
         "ResolvedRefs is False (BackendNotFound)" in result.output
     )
     assert "listener default/gw forward: egressproxy.io/forward-proxy on 127.0.0.1:3128\n" in result.output

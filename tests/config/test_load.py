@@ -539,3 +539,17 @@ def test_a_null_in_the_config_of_a_filter_is_left_to_the_filter() -> None:
 def test_a_null_in_a_list_is_no_field_and_refused() -> None:
     with pytest.raises(ConfigError, match="hostnames"):
         load_text(ROUTE + "  hostnames: [~]\n")
+
+
+def test_a_folder_whose_files_have_other_names_is_said_to_be_unread(tmp_path: Path):
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    (folder / "config").write_text("kind: Gateway")
+    with pytest.raises(ConfigError, match=r"nothing of this folder is read: .*there is config.*write config.yaml"):
+        load([folder])
+    beside = tmp_path / "a.yaml"
+    beside.write_text("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n")
+    (warning,) = load([folder, beside]).warnings
+    assert (warning.file, "nothing of this folder is read" in warning.message) == (str(folder), True)
+    (folder / "config").unlink()
+    assert load([folder, beside]).warnings == ()

@@ -7,6 +7,7 @@ Source: Gateway API v1 ParentReference, AllowedRoutes, Listener.hostname.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,10 @@ class Parents:
             wanted = " ".join(
                 [f"named {ref.section_name}"] * bool(ref.section_name) + [f"on port {ref.port}"] * bool(ref.port)
             )
-            return Rejection("NoMatchingParent", f"{ref.kind} {key[2]}/{ref.name} has no listener {wanted}".rstrip())
+            return Rejection(
+                "NoMatchingParent",
+                f"{ref.kind} {key[2]}/{ref.name} has no listener {wanted}".rstrip() + _hint(ref, listeners),
+            )
         admitting, refusals = [], []
         for plan in named:
             refusal = self._refusal(plan, route)
@@ -107,6 +111,16 @@ class Parents:
                 f"allowedRoutes.namespaces.from is {allowed.from_}"
             )
         return ""
+
+
+def _hint(ref: ParentReference, listeners: Iterable[ListenerPlan]) -> str:
+    """Which listeners there are, the nearest name first."""
+    names = [plan.listener.name for plan in listeners]
+    near = difflib.get_close_matches(ref.section_name or "", names, 1, 0.6)
+    if near and near[0] != ref.section_name:
+        return f" (did you mean {near[0]}?)"
+    shown = [f"{plan.listener.name} on port {plan.listener.port}" for plan in listeners]
+    return f" (it has {', '.join(shown[:5])}{' and more' if len(shown) > 5 else ''})"
 
 
 def common_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:

@@ -93,16 +93,16 @@ class BackendTlsPolicies:
         found = [self._problem(policy, ref) for ref in targets]
         lost = [problem for problem in found if problem is not None]
         if len(lost) == len(found):
-            conditions.set("Accepted", False, lost[0].reason, "; ".join(problem.message for problem in lost))
+            conditions.set("Accepted", False, lost[0].reason, "; ".join(problem.said for problem in lost))
         else:
             conditions.set("Accepted", True, "Accepted", "the policy is in force.")
             for problem in lost:
-                conditions.add_note("Accepted", f"Not everywhere: {problem.message}.")
+                conditions.add_note("Accepted", f"Not everywhere: {problem.said}.")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         pem, problems = self._trusted(policy)
         if problems:
             reason = "InvalidKind" if problems[0].reason == "InvalidKind" else "InvalidCACertificateRef"
-            message = "; ".join(problem.message for problem in problems)
+            message = "; ".join(problem.said for problem in problems)
             conditions.set("ResolvedRefs", False, reason, message)
             if not pem and conditions.holds("Accepted"):
                 conditions.set("Accepted", False, "NoValidCACertificate", message)
@@ -115,7 +115,8 @@ class BackendTlsPolicies:
             return Unresolved("TargetNotFound", message)
         service = self._resources.get(*_SERVICE, policy.namespace, ref.name)
         if not isinstance(service, Service):
-            return Unresolved("TargetNotFound", f"Service {ref.name} does not exist")
+            remedy = self._references.meant.remedy(*_SERVICE, policy.namespace, ref.name, "a policy stands beside it")
+            return Unresolved("TargetNotFound", f"Service {ref.name} does not exist", remedy)
         if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
             named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"
             return Unresolved("TargetNotFound", f"{service} has no port named {ref.section_name} (its ports: {named})")

@@ -127,7 +127,7 @@ class Backends:
                 found = unresolved
             self._found[place] = found
         if isinstance(found, Unresolved):
-            raise Unresolved(found.reason, found.message)
+            raise Unresolved(found.reason, found.message, found.hint)
         spec = found.spec
         if spec.protocol not in protocols:
             raise Unresolved(
@@ -197,9 +197,9 @@ class Backends:
             except Unresolved as unresolved:
                 failed += 1
                 if unresolved.reason in _NOT_ACCEPTED:
-                    conditions.set("Accepted", False, unresolved.reason, unresolved.message)
+                    conditions.set("Accepted", False, unresolved.reason, unresolved.said)
                 if unresolved.reason not in _OF_BACKENDS:
-                    conditions.set("ResolvedRefs", False, unresolved.reason, unresolved.message)
+                    conditions.set("ResolvedRefs", False, unresolved.reason, unresolved.said)
         if not isinstance(backend, XBackend):
             self._own_extensions(backend)  # their load errors show even where the rest cannot be used
         self._extensions.faults[backend.key].state(conditions)
@@ -218,6 +218,8 @@ class Backends:
     def _read(self, key: Key, port: int | None, is_opaque: bool) -> ResolvedBackend:
         group, kind, namespace, name = key
         if (group, kind) == ("", "Service"):
+            if self._resources.get(*key) is None:
+                raise self._references.absent("BackendNotFound", *key, kinds=_KNOWN)
             if port is None:
                 raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
             service = self._services.backend(namespace, name, port, is_opaque=is_opaque)
@@ -230,7 +232,7 @@ class Backends:
         if (group, kind) not in _KNOWN:
             known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(_KNOWN))
             raise Unresolved("InvalidKind", f"{kind} ({group or 'core'}) is no kind of backend; known are {known}")
-        raise Unresolved("BackendNotFound", f"{kind} {namespace}/{name} does not exist")
+        raise self._references.absent("BackendNotFound", *key, kinds=_KNOWN)
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
         spec = backend.spec
@@ -332,6 +334,8 @@ class Backends:
     def _service(self, backend: Resource, name: str, namespace: str | None, port: int) -> BackendSpec:
         ref = _OwnReference("", "Service", namespace or backend.namespace, name, port)
         self._references.check_permitted(backend, ref)
+        if self._resources.get("", "Service", ref.namespace, name) is None:
+            raise self._references.absent("BackendNotFound", "", "Service", ref.namespace, name)
         return self._services.backend(ref.namespace, name, port)
 
     def _tls(self, backend: Resource, form: TlsForm | None) -> BackendTlsSpec | None:
@@ -376,7 +380,8 @@ class Backends:
         try:
             parent = self.resolve(backend, ref)
         except Unresolved as unresolved:
-            raise Unresolved("InvalidParent", f"the parent of {backend} cannot be used: {unresolved.message}") from None
+            message = f"the parent of {backend} cannot be used: {unresolved.message}"
+            raise Unresolved("InvalidParent", message, unresolved.hint) from None
         finally:
             self._busy.pop()
         if parent.spec.destination is Destination.DYNAMIC:

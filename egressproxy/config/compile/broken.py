@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ from egressproxy.config.compile.contract import Compiled, Key
 
 __all__ = ["broken_references"]
 
+#: What else there is, at the end of a clause: it changes with other objects.
+_HINT: Final = re.compile(r" \([^()]*\)$")
 #: Reasons of Accepted that say that what an object refers to is gone.
 _GONE: Final = frozenset({"NoMatchingParent", "TargetNotFound", "InvalidParameters"})
 #: The parts of a status that have conditions of their own, and what tells them apart.
@@ -53,8 +56,8 @@ def _in_conditions(part: Mapping[str, Any], before: Mapping[str, Any]) -> Iterat
             if is_gone or condition["type"] == "ResolvedRefs":
                 yield f"{condition['reason']}: {message}"
         elif condition["type"] == "ResolvedRefs":
-            told = was["message"].split("; ")
-            fresh = [clause for clause in message.split("; ") if clause not in told]
+            told = {_HINT.sub("", clause) for clause in was["message"].split("; ")}
+            fresh = [clause for clause in message.split("; ") if _HINT.sub("", clause) not in told]
             if fresh:
                 yield f"{condition['reason']}: {'; '.join(fresh)}"
 

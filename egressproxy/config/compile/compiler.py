@@ -29,7 +29,7 @@ from egressproxy.config.compile.listeners import ListenerPlan
 from egressproxy.config.compile.placement import Placement
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.problems import Problems, problem_at
-from egressproxy.config.compile.references import Names, Namespaces, References
+from egressproxy.config.compile.references import Namespaces, References
 from egressproxy.config.compile.routes import RouteCompiler, is_dynamic
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
@@ -116,7 +116,7 @@ class _Run:
         self._tls_policies = BackendTlsPolicies(resources, self._references)
         self._services = Services(resources, self._tls_policies)
         self._extensions = ExtensionCompiler(catalog, self._references, self._problems)
-        self._names = Names(resources)
+        self._names = self._references.meant
         self._policies = Policies(resources, self._references, self._names)
         self._placement = Placement(self._extensions)
         self._backends = Backends(resources, self._references, self._services, self._extensions)

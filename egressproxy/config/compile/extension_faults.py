@@ -35,7 +35,7 @@ class ExtensionFaults:
 
     def note_secret(self, unresolved: Unresolved) -> None:
         """A Secret that gives no value."""
-        self.unresolved[unresolved.reason, unresolved.message] = None
+        self.unresolved[unresolved.reason, unresolved.said] = None
 
     def state(self, conditions: Conditions) -> None:
         """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""

@@ -184,7 +184,10 @@ class ExtensionCompiler:
             elif entry.request_mirror is not None:
                 continue  # it changes nothing of the request: `mirrors` reads it
             else:
-                raise FilterNotSupported(f"filter {entry.type} is not supported yet")
+                ref = entry.extension_ref
+                named = f" ({ref.kind} {ref.name})" if ref is not None else ""
+                remedy = ": name the route in targetRefs of that policy" if ref and ref.kind == "EgressPolicy" else ""
+                raise FilterNotSupported(f"filter {entry.type}{named} is not supported yet{remedy}")
             made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))
         return tuple(made)
 

@@ -16,6 +16,7 @@ class Findings:
 
     `unresolved` are (reason, message) of references; `closed` the rules that answer 500 by their index, `dropped` those
     that are left out, `unasked` those whose authorization server does not resolve; `notes` name fields that do nothing;
+    `errors` are what clients may be told of the references.
     `patterns` are its regular expressions.
     """
 
@@ -25,6 +26,7 @@ class Findings:
     dropped: dict[int, str] = field(default_factory=dict)
     unasked: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    errors: set[str] = field(default_factory=set)
     patterns: set[str] = field(default_factory=set)
 
     @property
@@ -37,7 +39,7 @@ class Findings:
 
     def unsaid(self, backends: Iterable[WeightedBackend]) -> list[str]:
         """Why backends cannot be used at a listener, as far as nothing here says it: policies close them."""
-        known = {*(message for _, message in self.unresolved), *self.closed.values()}
+        known = {*self.errors, *self.closed.values()}
         errors = dict.fromkeys(b.error for b in backends if b.backend is None)
         return [error for error in errors if error not in known]
 

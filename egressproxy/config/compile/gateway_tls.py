@@ -111,7 +111,7 @@ class ClientCertificates:
         found = self._by_gateway.get(str(gateway))
         if isinstance(found, Unresolved):
             reason = found.reason if found.reason == "RefNotPermitted" else "InvalidClientCertificateRef"
-            message = f"{found.message}; backends with TLS are answered with 500 until it is there"
+            message = f"{found.said}; backends with TLS are answered with 500 until it is there"
             conditions.set("ResolvedRefs", False, reason, message)
         elif found is not None:
             conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")

@@ -176,10 +176,10 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
             problems.append(unresolved)
     if problems:
         reason = "RefNotPermitted" if problems[0].reason == "RefNotPermitted" else "InvalidCertificateRef"
-        message = "; ".join(problem.message for problem in problems)
+        message = "; ".join(problem.said for problem in problems)
         plan.conditions.set("ResolvedRefs", False, reason, message)
     if not certificates:
-        message = problems[0].message if problems else "tls.certificateRefs names no certificate"
+        message = problems[0].said if problems else "tls.certificateRefs names no certificate"
         plan.refuse(
             "ResolvedRefs",
             "RefNotPermitted" if problems and reason == "RefNotPermitted" else "InvalidCertificateRef",
@@ -228,7 +228,7 @@ def _find_clients(plan: ListenerPlan, references: References) -> ClientCertifica
     if validation is None:
         return None
     pem, problems = references.ca_bundles(plan.gateway, validation.ca_certificate_refs)
-    message = "; ".join(problem.message for problem in problems)
+    message = "; ".join(problem.said for problem in problems)
     if problems:
         reason = _CA_REASONS.get(problems[0].reason, "InvalidCACertificateRef")
         plan.conditions.set("ResolvedRefs", False, reason, f"client certificates: {message}")

@@ -10,7 +10,7 @@ import base64
 import binascii
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 from typing import Final, Protocol
 
@@ -38,12 +38,21 @@ _SPACE: Final = b" \t\r\n"
 
 
 class Unresolved(Exception):
-    """A reference that leads nowhere, or must not be followed. `reason` is a condition's reason."""
+    """A reference that leads nowhere, or must not be followed. `reason` is a condition's reason.
 
-    def __init__(self, reason: str, message: str) -> None:
+    `message` may be told to clients. `hint` says what else there is: names of objects and keys, for status alone.
+    """
+
+    def __init__(self, reason: str, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.hint = hint
+
+    @property
+    def said(self) -> str:
+        """For status: the message, and what may have been meant."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
 class Reference(Protocol):
@@ -81,7 +90,7 @@ class Namespaces:
 class Names:
     """What else an author may have meant by a name that leads nowhere."""
 
-    __slots__ = ("_comparisons", "_found")
+    __slots__ = ("_comparisons", "_found", "_places")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._comparisons = MAX_COMPARISONS
@@ -89,21 +98,36 @@ class Names:
         self._found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
         for group, kind, namespace, name in resources.by_key:
             self._found[group, kind].append((namespace, name))
+        self._places = {key: frozenset(places) for key, places in self._found.items()}
 
-    def remedy(self, group: str, kind: str, namespace: str, name: str, elsewhere: str) -> str:
-        """The same name in another namespace (`elsewhere` says what to do then), the nearest one, or the kind's group.
-
-        "" where nothing is near.
+    def remedy(
+        self,
+        group: str,
+        kind: str,
+        namespace: str,
+        name: str,
+        elsewhere: str,
+        kinds: Collection[tuple[str, str]] = (),
+    ) -> str:
+        """The same name in another group, or of one of these other `kinds` (group, kind); in another namespace
+        (`elsewhere` says what to do then); or the nearest name. "" where nothing is near.
         """
         found = self._found.get((group, kind), [])
-        here = [other for home, other in found if home == namespace]
-        homes = [home for home, other in found if other == name]
-        near = self._near(name, here) if not homes else ""
-        groups = [other for other, known in self._found if known == kind and other != group]
+        place = (namespace, name)
+        others = [each for each in sorted(kinds) if each != (group, kind)]
+        others += [(other, known) for other, known in self._found if known == kind and other != group]
+        there = [each for each in dict.fromkeys(others) if place in self._places.get(each, ())]
+        if there:
+            return ", or ".join(_as_written(group, kind, *each, namespace, name) for each in there)
+        homes = sorted(home for home, other in found if other == name)
         if homes:
-            return f"{homes[0]}/{name} is in another namespace: {elsewhere}"
+            shown = ", ".join(f"{home}/{name}" for home in homes[:3]) + (" and more" if len(homes) > 3 else "")
+            return f"{shown} {'are' if len(homes) > 1 else 'is'} in another namespace: {elsewhere}"
+        here = [other for home, other in found if home == namespace]
+        near = self._near(name, here)
         if near:
             return f"did you mean {near}?"
+        groups = [other for other, known in self._found if known == kind and other != group]
         if groups and not found:
             return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
         return f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
@@ -116,13 +140,23 @@ class Names:
         return next(iter(difflib.get_close_matches(name, names, 1, 0.6)), "")
 
 
+def _as_written(group: str, kind: str, other_group: str, other_kind: str, namespace: str, name: str) -> str:
+    """That an object of this name is there, and what to write for it."""
+    written = [f"kind: {other_kind}"] if other_kind != kind else []
+    written += [f"group: {other_group or chr(34) * 2}"] if other_group != group else []
+    of_group = f" of group {other_group}" if other_group else ""
+    return f"{other_kind} {namespace}/{name}{of_group} is there: write {', '.join(written)}"
+
+
 class References:
     """Looks objects up on behalf of other objects."""
 
-    __slots__ = ("_grants", "_resources", "validities")
+    __slots__ = ("_grants", "_resources", "meant", "validities")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._resources = resources
+        #: For hints on what is not there.
+        self.meant = Names(resources)
         #: Of every certificate that was read, by use, kind, namespace and name, with the object that asked first.
         self.validities: dict[tuple[CertificateUse, str, str, str], tuple[Validity, Resource]] = {}
         #: target namespace -> (from group, kind, namespace, to group, kind, name or "")
@@ -172,10 +206,18 @@ class References:
         elif isinstance(found, ConfigMap):
             content = _config_data(found, key)
         else:
-            raise Unresolved("NotFound", f"{name} does not exist")
+            raise self.absent("NotFound", ref.group, ref.kind, self.namespace_of(source, ref), ref.name)
         if content is None:
-            raise Unresolved("NotFound", f"{name} has no entry {key}")
+            raise Unresolved("NotFound", f"{name} has no entry {key}", _keys_of(found))
         return content
+
+    def absent(
+        self, reason: str, group: str, kind: str, namespace: str, name: str, kinds: Collection[tuple[str, str]] = ()
+    ) -> Unresolved:
+        """That an object is not there, and what may have been meant: `kinds` could be in its place."""
+        elsewhere = f"add namespace to the reference, and a ReferenceGrant for {kind} there"
+        hint = self.meant.remedy(group, kind, namespace, name, elsewhere, kinds)
+        return Unresolved(reason, f"{kind} {namespace}/{name} does not exist", hint)
 
     def secret_value(self, source: Resource, ref: SecretReference) -> SecretValue:
         """One entry of a Secret. Raises Unresolved: RefNotPermitted, SecretNotFound, SecretKeyAmbiguous.
@@ -195,7 +237,9 @@ class References:
             key = usual[0]
         value = found.value(key) if found is not None else None
         if value is None or not value.reveal().strip(_SPACE):
-            raise Unresolved("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value")
+            hint = self.absent("", "", "Secret", namespace, ref.name).hint if found is None else _keys_of(found)
+            hint = hint if value is None else "the value is empty"
+            raise Unresolved("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value", hint)
         return value
 
     def secret_object(self, namespace: str, name: str) -> Secret | None:
@@ -260,6 +304,13 @@ class References:
             return read_crls(pem)
         except CertificateProblem as problem:
             raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+
+
+def _keys_of(found: Secret | ConfigMap) -> str:
+    """The names of its entries, and nothing of what they hold."""
+    keys = found.keys if isinstance(found, Secret) else tuple(sorted({*found.data, *found.binary_data}))
+    shown = ", ".join(keys[:8]) + (" and more" if len(keys) > 8 else "")
+    return f"it has {shown}" if keys else "it is empty"
 
 
 def _config_data(config_map: ConfigMap, key: str) -> bytes | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import overload
+from typing import Any, overload
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attachment import Attachment
@@ -100,7 +100,8 @@ class RouteCompiler:
             findings.rules = len(rules)
             if len(rules) > 1:
                 findings.notes.append("only the first rule is served: the others match the same.")
-            self._examine_refs(route, (ref for rule in rules for ref in rule.backend_refs), findings)
+            for index, rule in enumerate(rules):
+                self._examine_refs(route, _placed_refs(index, rule.backend_refs), findings)
             if route.spec.use_default_gateways != "None":
                 findings.notes.append("useDefaultGateways is not supported and does nothing.")
         elif isinstance(route, GrpcRoute):
@@ -206,11 +207,11 @@ class RouteCompiler:
             self._filters(route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP)
         except FilterNotSupported as error:
             findings.closed[index] = str(error)
-        self._examine_refs(route, rule.backend_refs, findings)
-        for entry in _filters(rule):
+        self._examine_refs(route, _placed_refs(index, rule.backend_refs), findings)
+        for where, entry in _placed_filters(index, rule):
             if entry.backend_ref is not None:
                 protocols = _protocols(entry.external_auth)
-                problem = self._examine_refs(route, (entry.backend_ref,), findings, protocols)
+                problem = self._examine_refs(route, ((where, entry.backend_ref),), findings, protocols)
                 if problem and entry.external_auth is not None:
                     findings.unasked[index] = problem
         for number, ref in enumerate(rule.backend_refs):
@@ -223,8 +224,13 @@ class RouteCompiler:
         findings.rules = len(route.spec.rules)
         for index, rule in enumerate(route.spec.rules):
             self._examine_patterns(index, map(grpc_patterns, rule.matches), findings)
-            mirrors = [entry.request_mirror.backend_ref for entry in _filters(rule) if entry.request_mirror is not None]
-            self._examine_refs(route, (*rule.backend_refs, *mirrors), findings, support.GRPC_PROTOCOLS)
+            mirrors = [
+                (where, entry.request_mirror.backend_ref)
+                for where, entry in _placed_filters(index, rule)
+                if entry.request_mirror is not None
+            ]
+            refs = (*_placed_refs(index, rule.backend_refs), *mirrors)
+            self._examine_refs(route, refs, findings, support.GRPC_PROTOCOLS)
         if route.spec.use_default_gateways != "None":
             findings.notes.append("useDefaultGateways is not supported and does nothing.")
         findings.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
@@ -248,19 +254,18 @@ class RouteCompiler:
                     return
 
     def _examine_refs(
-        self, route: Resource, refs: Iterable[BackendObjectReference], findings: Findings,
+        self, route: Resource, refs: Iterable[tuple[str, BackendObjectReference]], findings: Findings,
         protocols: Container[Protocol] = support.UPSTREAM_PROTOCOLS,
     ) -> str:  # fmt: skip
-        """Resolve references and note what is wrong with them; returns the last of it."""
+        """Resolve references, each with its place, and note what is wrong with them; returns the last of it."""
         problem = ""
-        for ref in refs:
+        for where, ref in refs:
             try:
                 self._backends.resolve(route, ref, protocols)
             except Unresolved as unresolved:
                 problem = unresolved.message
-                entry = (unresolved.reason, problem)
-                if entry not in findings.unresolved:
-                    findings.unresolved.append(entry)
+                findings.errors.add(problem)
+                findings.unresolved.append((unresolved.reason, f"{where}: {unresolved.said}"))
         return problem
 
     def _behind_parents(self, route: HttpRoute, rule: HttpRule) -> str:
@@ -430,6 +435,26 @@ def _filters(rule: HttpRule | GrpcRule) -> Iterator[HttpFilter | GrpcFilter]:
     yield from rule.filters
     for ref in rule.backend_refs:
         yield from ref.filters
+
+
+def _placed_refs(index: int, refs: Sequence[BackendRef]) -> Iterator[tuple[str, BackendRef]]:
+    """The backendRefs of a rule, each with its field."""
+    for number, ref in enumerate(refs):
+        yield f"spec.rules[{index}].backendRefs[{number}]", ref
+
+
+@overload
+def _placed_filters(index: int, rule: HttpRule) -> Iterator[tuple[str, HttpFilter]]: ...
+@overload
+def _placed_filters(index: int, rule: GrpcRule) -> Iterator[tuple[str, GrpcFilter]]: ...
+def _placed_filters(index: int, rule: Any) -> Iterator[tuple[str, Any]]:
+    """The filters of a rule and of its backendRefs, each with its field."""
+    for number, entry in enumerate(rule.filters):
+        yield f"spec.rules[{index}].filters[{number}]", entry
+    for at, ref in enumerate(rule.backend_refs):
+        where = f"spec.rules[{index}].backendRefs[{at}]"
+        for number, entry in enumerate(ref.filters):
+            yield f"{where}.filters[{number}]", entry
 
 
 def _protocols(auth: ExternalAuthFilter | None) -> Container[Protocol]:

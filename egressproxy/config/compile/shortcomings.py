@@ -36,6 +36,9 @@ _OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Inva
 #: A field that a message names as the place of what it says, as those do about rules that are dropped.
 _NAMED: Final = re.compile(r"(spec\.[A-Za-z0-9.\[\]]*[A-Za-z0-9\]]): ")
 
+#: Between what a message says of several such fields.
+_PLACED: Final = re.compile(r"; (?=spec\.)")
+
 
 class _Part(NamedTuple):
     """A section of a status: words for it, the field that it answers to, its conditions."""
@@ -86,14 +89,16 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
             told.add(message)
             text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
             words = f"{part.words}: " if part.words else ""
-            named = _NAMED.search(message)
-            yield problem_at(
-                resource,
-                named[1] if named else part.field_path,
-                f"{words}{text}{': ' if message else ''}{message}",
-                severity=_SERVED.get(condition["type"], Severity.UNSERVED),
-                code=_code(condition, part.conditions),
-            )
+            for piece in _PLACED.split(message):
+                named = _NAMED.search(piece)
+                rest = piece.removeprefix(f"{named[1]}: ") if named else piece
+                yield problem_at(
+                    resource,
+                    named[1] if named else part.field_path,
+                    f"{words}{text}{': ' if rest else ''}{rest}",
+                    severity=_SERVED.get(condition["type"], Severity.UNSERVED),
+                    code=_code(condition, part.conditions),
+                )
 
 
 def _is_well(condition: Mapping[str, Any]) -> bool:

@@ -101,7 +101,7 @@ def test_a_target_that_does_not_exist_is_not_found():
 def test_a_target_in_the_core_group_is_not_found_and_the_remedy_is_said():
     made = compiled(FORWARD, policy("mode: Open").replace("group: gateway.networking.k8s.io", "group: ''"))
     assert of_policy(made, "Accepted")[:2] == ("False", "TargetNotFound")
-    assert "(write group: gateway.networking.k8s.io)" in of_policy(made, "Accepted")[2]
+    assert "is there: write group: gateway.networking.k8s.io)" in of_policy(made, "Accepted")[2]
 
 
 @pytest.mark.parametrize(

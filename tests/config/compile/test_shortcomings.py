@@ -11,7 +11,7 @@ from egressproxy.config.problems import Problem, Severity
 from egressproxy.filters.catalog import Catalog
 from egressproxy.routing.patterns import compile_pattern
 from egressproxy.spec.gateway import ConfigSpec
-from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, policy
+from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, policy, rule
 
 
 def found(*manifests: str) -> list[Problem]:
@@ -135,3 +135,48 @@ def test_what_the_compiler_warns_of_is_not_served_unless_it_says_otherwise():
 def test_a_reason_that_names_the_matter_is_its_code():
     two = FORWARD + "  - {name: a, port: 80, protocol: HTTP}\n  - {name: b, port: 80, protocol: TCP}\n"
     assert {each.code for each in found(two)} == {"ProtocolConflict"}
+
+
+def test_each_reference_that_leads_nowhere_is_said_at_its_place_with_what_is_near():
+    refs = [
+        "{group: egressproxy.io, kind: Backend, name: plian}",
+        "{name: plain, port: 80}",
+        "{group: gateway.networking.k8s.io, kind: Backend, name: plain}",
+        "{group: egressproxy.io, kind: Backend, name: elsewhere}",
+    ]
+    rules = "".join(f"\n  - backendRefs:\n    - {ref}" for ref in refs)
+    route = ROUTE.partition("  rules:")[0] + "  rules:" + rules
+    other = PLAIN.replace("{name: plain}", "{name: elsewhere, namespace: other}")
+    warnings = [each for each in found(FORWARD, PLAIN, other, route) if each.object.startswith("HTTPRoute")]
+    assert [each.field_path for each in warnings] == [f"spec.rules[{index}].backendRefs[0]" for index in range(4)]
+    assert [each.line - warnings[0].line for each in warnings] == [0, 2, 4, 6]
+    near, kind, group, namespace = (each.message for each in warnings)
+    assert near.endswith("Backend default/plian does not exist (did you mean plain?)")
+    assert "Backend default/plain of group egressproxy.io is there: write kind: Backend, group: egressproxy.io" in kind
+    assert "of group egressproxy.io is there: write group: egressproxy.io)" in group
+    assert "(other/elsewhere is in another namespace: add namespace to the reference, and a ReferenceGrant" in namespace
+
+
+def test_a_missing_secret_or_key_is_said_with_those_that_are_there():
+    web = "name: forward, port: 8443, protocol: HTTPS, tls: {certificateRefs: [{name: front}]}"
+    gateway = FORWARD.replace("name: forward, port: 3128, protocol: egressproxy.io/forward-proxy", web)
+    homes = [f"apiVersion: v1\nkind: Secret\nmetadata: {{name: front, namespace: {name}}}" for name in ("b", "a")]
+    (said, *_) = found(gateway, *homes)
+    assert "Secret default/front does not exist (a/front, b/front are in another namespace" in said.message
+    here = "apiVersion: v1\nkind: Secret\nmetadata: {name: front}\nstringData: {cert: hush, key.pem: hush}"
+    (said, *_) = found(gateway, here)
+    assert "Secret default/front has no entry tls.crt (it has cert, key.pem)" in said.message
+    assert "hush" not in said.message
+
+
+def test_a_section_that_a_gateway_does_not_have_is_said_with_those_that_it_has():
+    _, said = found(FORWARD, PLAIN, ROUTE.replace("{name: gw}", "{name: gw, sectionName: forwrad}"))
+    assert "has no listener named forwrad (did you mean forward?)" in said.message
+    _, said = found(FORWARD, PLAIN, ROUTE.replace("{name: gw}", "{name: gw, port: 80}"))
+    assert "has no listener on port 80 (it has forward on port 3128)" in said.message
+
+
+def test_what_clients_are_told_holds_no_names_of_other_objects():
+    made = compiled(FORWARD, PLAIN, ROUTE.replace("name: plain}", "name: plian}"))
+    (backend,) = rule(made).backends
+    assert backend.error == "Backend default/plian does not exist"
