@@ -41,6 +41,7 @@ from egressproxy.config.resources.backend import (
     WorkingGroupBackend,
     XBackend,
     XBackendDestination,
+    XBackendSpec,
 )
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Dns, Extension
@@ -184,7 +185,7 @@ class Backends:
         return statuses
 
     def _judge(self, backend: AnyBackend, conditions: Conditions, has_requests: bool) -> list[dict[str, object]]:
-        became = "" if isinstance(backend, XBackend) else described(backend.spec)
+        became = _described(backend.spec) if isinstance(backend, XBackend) else described(backend.spec)
         conditions.set("Accepted", True, "Accepted", f"the backend can be used{': ' if became else ''}{became}")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         failed = 0
@@ -413,6 +414,12 @@ _OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
 _NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
+
+
+def _described(spec: XBackendSpec) -> str:
+    """What an XBackend means, for people."""
+    tls = f"TLS {spec.tls.mode}" if spec.tls is not None and spec.tls.mode != "None" else "plain text"
+    return f"{spec.external_hostname.hostname}:{spec.port.port} ({spec.protocol or 'HTTP'}, {tls})"
 
 
 def _degrade(conditions: Conditions, reason: str, message: str) -> None:

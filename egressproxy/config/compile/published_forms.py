@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from egressproxy.config.compile.references import Reference, Unresolved
-from egressproxy.config.resources.backend import DestinationSpec
+from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
 from egressproxy.config.resources.destination import BackendPort, BackendTls, FqdnTls, McpOptions
 from egressproxy.spec.backend import Protocol
 
@@ -122,15 +122,16 @@ def check_tls(backend: object, form: PortForm) -> None:
 def notes(spec: DestinationSpec) -> Iterator[str]:
     """What is accepted and means less, or something else, than it seems to."""
     said: dict[str, None] = {}
+    is_published = isinstance(spec, WorkingGroupBackendSpec)
     for form in port_forms(spec):
         if form.tls is not None:
-            said.update(dict.fromkeys(_tls_notes(form.tls)))
+            said.update(dict.fromkeys(_tls_notes(form.tls, is_published=is_published)))
     yield from said
     if any(port.protocol_options is not None for port in spec.destination.ports):
         yield "protocolOptions are checked; requests keep the version and the path that the client sends."
 
 
-def _tls_notes(tls: TlsForm) -> Iterator[str]:
+def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
     """What of `tls` says nothing beside the rest of it."""
     written = tls.source
     if written is None:
@@ -139,7 +140,9 @@ def _tls_notes(tls: TlsForm) -> Iterator[str]:
     if tls.mode == "None":
         idle = [name for name, value in {"sni": tls.sni, **checks, "pins": written.pins}.items() if value]
         if idle:
-            yield f"tls.{', tls.'.join(idle)} with mode {written.mode}: does nothing without TLS."
+            # The published examples have these fields beside every mode: no reason to fail a check.
+            effect = "not used" if is_published else "does nothing"
+            yield f"tls.{', tls.'.join(idle)} with mode {written.mode}: {effect} without TLS."
     elif tls.is_unverified and (idle := [name for name, value in checks.items() if value]):
         yield f"tls.{', tls.'.join(idle)} with insecureSkipVerify: does nothing, nothing is verified."
     if tls.client is not None and tls.mode in ("None", "Simple"):
@@ -196,9 +199,10 @@ def _tls(written: BackendTls | None) -> TlsForm | None:
     client: Reference | None = written.client_certificate_ref
     client_key = "tls.crt"
     if isinstance(written, FqdnTls):
-        cas += tuple((entry.secret_ref, entry.key or "ca.crt") for entry in written.ca_certificates)
+        cas += tuple((entry.secret_ref, entry.key_or("ca.crt")) for entry in written.ca_certificates)
         if written.client_certificate is not None and client is None:
-            client, client_key = written.client_certificate.secret_ref, written.client_certificate.key or client_key
+            client = written.client_certificate.secret_ref
+            client_key = written.client_certificate.key_or(client_key)
         mode = mode or ("Mutual" if client is not None else "Simple")
     sni = written.sni or written.server_name or ""
     return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, written)

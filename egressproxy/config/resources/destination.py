@@ -108,13 +108,33 @@ class NamedProtocol(Model):
     """Options of the protocol."""
 
 
-class CertificateEntry(Model):
-    """A Secret and the key in it that holds certificates (draft of the Backend GEP)."""
+CertificateKey = Annotated[str, Field(min_length=1, max_length=253)]
 
-    secret_ref: SecretObjectReference
-    """The Secret."""
-    key: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+
+class KeyedSecretReference(SecretObjectReference):
+    """A reference to a Secret and a key in it."""
+
+    key: CertificateKey | None = None
     """The key in it. Default: ca.crt for certificates to trust, tls.crt and tls.key for a certificate to show."""
+
+
+class CertificateEntry(Model):
+    """A Secret and the key in it that holds certificates: the draft of the Backend GEP has it in two places."""
+
+    secret_ref: KeyedSecretReference
+    """The Secret."""
+    key: CertificateKey | None = None
+    """The same as secretRef.key."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.key is not None and self.secret_ref.key is not None:
+            raise Refused("the key stands in secretRef and beside it", "keep one of them")
+        return self
+
+    def key_or(self, default: str) -> str:
+        """The key, wherever it stands."""
+        return self.key or self.secret_ref.key or default
 
 
 class CaBundleReference(ObjectReference):

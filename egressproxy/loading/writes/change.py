@@ -390,7 +390,7 @@ def _validated(text: str, write: Write, name: str, kind: type[Resource], file: P
         (made,) = load_text(text, str(file), is_from_api=True).objects
     except ConfigError as error:
         raise refusal_of(error, write, name, file) from None
-    assert type(made) is kind
+    assert made.key[:2] == (kind.GROUP, kind.KIND)
     return made
 
 

@@ -1,0 +1,278 @@
+"""Every published form of a Backend, with its Secret, CA, ReferenceGrant, Gateway and route: checked, served, shown.
+
+One program for all of them. The origin is on loopback, on the ports that the forms name, with TLS of a CA of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from egressproxy.cli import main
+from tests.conformance.published import FORMS, HOST, INJECTOR, Form, second
+from tests.support import manifests as m
+from tests.support.name_server import NameServer
+from tests.support.net import can_bind_low_ports, free_port, loopback_address
+from tests.support.pki import Pki, chain
+from tests.support.process import GatewayProcess
+
+pytestmark = pytest.mark.timeout(180)
+GRANT = "gateway.networking.k8s.io/v1beta1"
+KEY = "sk-of-the-platform"
+SERVED = [form for form in FORMS if form.refused is None]
+REFUSED = [form for form in FORMS if form.refused is not None]
+#: One of each shape: a write takes a while.
+APPLIED = [
+    form for form in FORMS if form.name in ("first-simple", "second-simple", "prototype-whole", "draft", "gep-4894")
+]
+#: Credentials never go in plain text, unless the manifest says so.
+IN_CLEAR = Form("key-in-clear", second("INSECURE_DISABLE", number=8080), 8080, is_tls=False)
+
+
+def by_name(form: Form) -> str:
+    return form.name
+
+
+@dataclass
+class Origin:
+    """Answers each request with what it saw, on ports 80 and 8080 in plain text and on 443 inside TLS."""
+
+    address: str
+    pki: Pki
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    servers: list[http.server.ThreadingHTTPServer] = field(default_factory=list)
+
+    def start(self) -> Origin:
+        context = self.pki.server_context(HOST)
+        context.verify_mode = ssl.CERT_OPTIONAL
+        context.load_verify_locations(cadata=self.pki.ca_pem)
+        for port in (80, 8080, 443):
+            server = http.server.ThreadingHTTPServer((self.address, port), self._handler(), bind_and_activate=True)
+            server.daemon_threads = True
+            if port == 443:
+                server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name=f"origin {port}").start()
+            self.servers.append(server)
+        return self
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.shutdown()
+            server.server_close()
+
+    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
+        seen = self.seen
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                subject = self.connection.getpeercert() or {} if isinstance(self.connection, ssl.SSLSocket) else {}
+                names = dict(part[0] for part in subject.get("subject", ()))  # type: ignore[union-attr,misc]
+                found = {
+                    "path": self.path,
+                    "port": self.server.server_address[1],
+                    "is_tls": isinstance(self.connection, ssl.SSLSocket),
+                    "client": names.get("commonName", ""),
+                    "host": self.headers.get("Host", ""),
+                    "authorization": self.headers.get("Authorization", ""),
+                }
+                seen.append(found)
+                body = json.dumps(found).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing is written."""
+
+        return Handler
+
+
+def secret(name: str, namespace: str, data: dict[str, bytes]) -> m.Manifest:
+    encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+    return m.manifest("v1", "Secret", name, namespace, data=encoded)
+
+
+@dataclass
+class World:
+    port: int
+    dns: NameServer
+    origin: Origin
+    pki: Pki
+
+    def backend(self, form: Form) -> m.Manifest:
+        made: m.Manifest = yaml.safe_load(form.text)
+        made["metadata"]["namespace"] = form.name
+        return made
+
+    def around(self) -> list[m.Manifest]:
+        """The Gateway, its policy and the platform's key."""
+        listener = m.http_listener(self.port, allowedRoutes={"namespaces": {"from": "All"}})
+        return [
+            m.gateway(listener, namespace="gateways"),
+            m.policy(dns=self.dns.address, cidrs=["127.0.0.0/8"], namespace="gateways"),
+            secret("models-api-key", "platform-keys", {"token": KEY.encode()}),
+        ]
+
+    def objects(self, form: Form) -> list[m.Manifest]:
+        """What belongs to one form: the Backend, its certificates, the grant for the key, and a route by its name."""
+        made = self.backend(form)
+        group, kind = made["apiVersion"].partition("/")[0], made["kind"]
+        client = self.pki.issue("client.test", cn="egress-client")
+        pair = {"tls.crt": chain(client).encode(), "tls.key": client.private_key_pem.bytes()}
+        grant = {
+            "from": [{"group": group, "kind": kind, "namespace": form.name}],
+            "to": [{"group": "", "kind": "Secret", "name": "models-api-key"}],
+        }
+        ref = {"group": group, "kind": form.called or kind, "name": made["metadata"]["name"]}
+        route = {
+            "parentRefs": [{"name": "gw", "namespace": "gateways"}],
+            "hostnames": [f"{form.name}.test"],
+            "rules": [{"backendRefs": [ref]}],
+        }
+        return [
+            made,
+            m.config_map("vendor-ca", {"ca.crt": self.pki.ca_pem}, namespace=form.name),
+            secret("egress-client-cert", form.name, pair),
+            m.manifest(GRANT, "ReferenceGrant", form.name, "platform-keys", spec=grant),
+            m.manifest("gateway.networking.k8s.io/v1", "HTTPRoute", "models", form.name, spec=route),
+        ]
+
+    def ask(self, form: Form, path: str = "/v1") -> tuple[int, dict[str, Any]]:
+        """The status, and what the origin saw ({} where it saw nothing)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request("GET", path, headers={"Host": f"{form.name}.test"})
+            answer = connection.getresponse()
+            body = answer.read()
+            return answer.status, json.loads(body) if answer.status == 200 else {}
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    if not can_bind_low_ports():
+        pytest.skip("the forms name ports 80 and 443")
+    pki = Pki()
+    origin = Origin(loopback_address(), pki).start()
+    try:
+        with NameServer({HOST: [origin.address]}) as dns:
+            yield World(free_port(), dns, origin, pki)
+    finally:
+        origin.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("published")
+    roots = folder / "roots.pem"
+    roots.write_text(world.pki.ca_pem)
+    objects = world.around() + [each for form in (*FORMS, IN_CLEAR) for each in world.objects(form)]
+    environment = {"SSL_CERT_FILE": str(roots)}  # what the system trusts
+    writes = ["--state-dir", str(folder / "state"), "--api-writes"]
+    with GatewayProcess(folder / "gw", objects, environment=environment, arguments=writes) as process:
+        yield process
+
+
+def plural(manifest: m.Manifest) -> str:
+    return f"/apis/{manifest['apiVersion']}/namespaces/{manifest['metadata']['namespace']}/{manifest['kind'].lower()}s"
+
+
+def shown(gateway: GatewayProcess, manifest: m.Manifest) -> dict[str, Any]:
+    status, text = gateway.admin(f"{plural(manifest)}/{manifest['metadata']['name']}")
+    assert status == 200, text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def conditions(found: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
+    return {each["type"]: (each["status"], each["reason"], each["message"]) for each in found["status"]["conditions"]}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=by_name)
+def test_a_published_form_passes_check(world: World, form: Form, tmp_path: Path):
+    m.write(tmp_path / "all.yaml", [*world.around(), *world.objects(form)])
+    runner = CliRunner()
+    result = runner.invoke(main, ["check", str(tmp_path)])
+    if form.refused is None:
+        assert result.exit_code == 0, result.output
+        return
+    assert result.exit_code == 1  # it would not be served as written
+    assert form.refused[1] in result.output
+    assert runner.invoke(main, ["check", str(tmp_path), "--allow-unserved"]).exit_code == 0
+
+
+@pytest.mark.parametrize("form", SERVED, ids=by_name)
+def test_a_published_form_is_served(world: World, gateway: GatewayProcess, form: Form):
+    status, seen = world.ask(form)
+    assert status == 200
+    assert (seen["port"], seen["is_tls"], seen["client"], seen["host"].partition(":")[0]) == (
+        form.port, form.is_tls, form.client, HOST,
+    )  # fmt: skip
+    assert seen["authorization"] == (f"Bearer {KEY}" if form.has_key else "")
+    found = conditions(shown(gateway, world.backend(form)))
+    assert found["Accepted"][0] == found["ResolvedRefs"][0] == "True"
+    assert HOST in found["Accepted"][2]
+    for kind, wanted in form.conditions:
+        assert found[kind][0] == wanted
+
+
+@pytest.mark.parametrize("form", REFUSED, ids=by_name)
+def test_a_form_that_cannot_be_served_is_a_condition_and_its_rule_is_closed(
+    world: World, gateway: GatewayProcess, form: Form
+):
+    assert form.refused is not None
+    path = f"/{form.name}"
+    status, _ = world.ask(form, path)
+    assert status >= 500
+    assert not [each for each in world.origin.seen if each["path"] == path]
+    kind, reason = form.refused
+    found = conditions(shown(gateway, world.backend(form)))[kind]
+    assert found[0] == ("True" if kind == "Degraded" else "False")
+    assert found[1] == reason
+
+
+def test_a_key_does_not_go_out_in_plain_text(world: World, gateway: GatewayProcess):
+    assert INJECTOR.strip() in IN_CLEAR.text
+    status, _ = world.ask(IN_CLEAR, "/in-clear")
+    assert status == 403
+    assert not [each for each in world.origin.seen if each["path"] == "/in-clear"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=by_name)
+def test_a_form_shows_itself_as_it_was_written(world: World, gateway: GatewayProcess, form: Form):
+    written = world.backend(form)
+    found = shown(gateway, written)
+    assert (found["spec"], found["apiVersion"], found["kind"]) == (
+        written["spec"], written["apiVersion"], written["kind"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", APPLIED, ids=by_name)
+def test_a_form_is_applied_by_the_server_and_shows_itself(world: World, gateway: GatewayProcess, form: Form):
+    written = world.backend(form)
+    written["metadata"]["name"] = f"applied-{form.name}"
+    path = f"{plural(written)}/{written['metadata']['name']}?fieldManager=test"
+    for _ in range(2):
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.admin_port, timeout=60)
+        connection.request("PATCH", path, yaml.safe_dump(written), {"Content-Type": "application/apply-patch+yaml"})
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        assert answer.status in (200, 201), text
+    assert shown(gateway, written)["spec"] == written["spec"]
