@@ -27,11 +27,12 @@ class ExtensionFaults:
     unknown: dict[str, None] = field(default_factory=dict)
     unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
 
-    def note_unknown(self, spec: ExtensionSpec, names: Sequence[str]) -> None:
-        """An extension of a type that is not among these names."""
+    def note_unknown(self, spec: ExtensionSpec, path: str, names: Sequence[str]) -> None:
+        """An extension (whose field is `path`) of a type that is not among these names."""
         follows = "requests go on without it (failOpen)" if spec.fail_open else "requests that need it are refused"
         known = nearest_types(spec.type, names)
-        self.unknown[f"extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"] = None
+        said = f"{path}.type: extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"
+        self.unknown[said] = None
 
     def note_secret(self, unresolved: Unresolved) -> None:
         """A Secret that gives no value."""
@@ -54,7 +55,7 @@ def nearest_types(written: str, names: Sequence[str]) -> str:
     kinds = {_kind(name): name for name in names}
     near = difflib.get_close_matches(_kind(written), list(kinds), n=3, cutoff=0.6)
     if not near:
-        return f"known are {', '.join(names)}"
+        return f"`egressproxy filters` has the known ones: {', '.join(map(_kind, names))}"
     return f"did you mean {' or '.join(kinds[kind] for kind in near)}?"
 
 

@@ -20,19 +20,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from egressproxy.config.compile.contract import FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.extension_faults import ExtensionFaults
+from egressproxy.config.compile.filter_configs import header_changes, redirect, rewrite
 from egressproxy.config.compile.problems import Problems
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Extension
-from egressproxy.config.resources.route_filters import (
-    HeaderModifier,
-    HttpFilter,
-    PathModifier,
-    RequestRedirect,
-    UrlRewrite,
-)
+from egressproxy.config.resources.route_filters import HttpFilter
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import Secret
 from egressproxy.spec.gateway import ListenerProtocol
@@ -171,14 +166,14 @@ class ExtensionCompiler:
                     raise FilterNotSupported("filter ExternalAuth on a backendRef is not supported: put it on the rule")
                 continue  # see `external_auth_place`
             if entry.request_header_modifier is not None:
-                type_name, config = HEADER_POLICY, {"request": _header_changes(entry.request_header_modifier)}
+                type_name, config = HEADER_POLICY, {"request": header_changes(entry.request_header_modifier)}
             elif entry.response_header_modifier is not None:
-                type_name, config = HEADER_POLICY, {"response": _header_changes(entry.response_header_modifier)}
+                type_name, config = HEADER_POLICY, {"response": header_changes(entry.response_header_modifier)}
                 phase = response
             elif entry.url_rewrite is not None:
-                type_name, config = URL_REWRITE, _rewrite(entry.url_rewrite)
+                type_name, config = URL_REWRITE, rewrite(entry.url_rewrite)
             elif entry.request_redirect is not None:
-                type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
+                type_name, config = REQUEST_REDIRECT, redirect(entry.request_redirect, port, protocol)
             elif entry.cors is not None:
                 type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
             elif entry.request_mirror is not None:
@@ -206,7 +201,7 @@ class ExtensionCompiler:
     def _extension(self, owner: Resource, extension: Extension, path: str, place: Place) -> ExtensionSpec | None:
         found = self._catalog.get(extension.type)
         if found is None:
-            return self._unknown(owner, extension, place)
+            return self._unknown(owner, extension, path, place)
         if found.runs_code and owner.origin.is_from_api:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
@@ -251,7 +246,7 @@ class ExtensionCompiler:
             settings=self._settings(found, text),
         )
 
-    def _unknown(self, owner: Resource, extension: Extension, place: Place) -> ExtensionSpec:
+    def _unknown(self, owner: Resource, extension: Extension, path: str, place: Place) -> ExtensionSpec:
         """An extension that nobody can run: told in status, and closes its place unless it may fail open."""
         phase = extension.phase or ("backend-request" if place.level == BACKEND_LEVEL else "request-headers")
         made = ExtensionSpec(
@@ -265,7 +260,7 @@ class ExtensionCompiler:
             source=str(owner),
             is_known=False,
         )
-        self.faults[owner.key].note_unknown(made, self._catalog.names())
+        self.faults[owner.key].note_unknown(made, path, self._catalog.names())
         return made
 
     def _adapter(self, found: FilterTypeInfo) -> TypeAdapter[Any]:
@@ -335,42 +330,6 @@ class ExtensionCompiler:
 
 def _phases(found: FilterTypeInfo) -> frozenset[str]:
     return frozenset(phase.value for phase in found.phases)
-
-
-def _header_changes(modifier: HeaderModifier) -> dict[str, Any]:
-    return {
-        "set": [{"name": h.name, "value": h.value} for h in modifier.set],
-        "add": [{"name": h.name, "value": h.value} for h in modifier.add],
-        "remove": list(modifier.remove),
-    }
-
-
-def _path(modifier: PathModifier | None) -> dict[str, str] | None:
-    if modifier is None:
-        return None
-    value = modifier.replace_full_path if modifier.type == "ReplaceFullPath" else modifier.replace_prefix_match
-    return {"type": modifier.type, "value": value or ""}
-
-
-def _rewrite(rewrite: UrlRewrite) -> dict[str, Any]:
-    given = {"hostname": rewrite.hostname, "path": _path(rewrite.path)}
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def _redirect(redirect: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:
-    """Only what is given. The listener's port and scheme decide the Location's port (HTTPRequestRedirectFilter)."""
-    config: dict[str, Any] = {"statusCode": redirect.status_code}
-    given = {
-        "scheme": redirect.scheme,
-        "hostname": redirect.hostname,
-        "path": _path(redirect.path),
-        "port": redirect.port,
-    }
-    config.update({key: value for key, value in given.items() if value is not None})
-    if protocol is not ListenerProtocol.FORWARD_PROXY:  # there the request itself names scheme and port
-        config["listenerPort"] = port
-        config["listenerScheme"] = "https" if protocol is ListenerProtocol.HTTPS else "http"
-    return config
 
 
 def _canonical(config: Mapping[str, Any]) -> str:

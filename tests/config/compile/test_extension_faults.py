@@ -54,7 +54,8 @@ def test_an_unknown_type_refuses_nothing_but_the_place_that_needs_it():
     assert LABEL in backend.error
     told = of_object(made, "Backend", "default/plain", "Degraded")
     assert told[:2] == ("True", "UnsupportedExtensionType")
-    assert told[2].startswith("extension scan has the unknown type vendor.example/Scan:v1: requests that need it are ")
+    said = "spec.extensions[0].type: extension scan has the unknown type vendor.example/Scan:v1: requests that need it "
+    assert told[2].startswith(said)
     assert of_object(made, "Backend", "default/plain", "Accepted")[0] == "True"
     assert LABEL in of_route(made, "Accepted")[2]
 
@@ -152,7 +153,7 @@ def test_a_redirect_does_not_answer_where_the_gateways_extension_is_unknown():
     [
         ("CredentialInjektor", "did you mean egressproxy.io/CredentialInjector:v1?"),
         ("vendor.example/HeaderPolicies:v3", "did you mean egressproxy.io/HeaderPolicy:v1?"),
-        ("vendor.example/pool", "known are egressproxy.io/BodyLimit:v1, egressproxy.io/ConcurrencyLimit:v1, "),
+        ("vendor.example/pool", "`egressproxy filters` has the known ones: BodyLimit, ConcurrencyLimit, "),
     ],
 )
 def test_the_nearest_types_are_named_whatever_the_domain(written: str, said: str):
@@ -169,7 +170,9 @@ def test_it_is_said_with_an_unusable_port_beside_it():
 def test_check_says_it_once_at_its_object():
     text = "\n---\n".join([REVERSE, ROUTE, ON_BACKEND])
     found = [each for each in shortcomings(load_text(text, "x.yaml"), compiled(text)) if "Scan" in each.message]
-    assert [each.object for each in found if "UnsupportedExtensionType" in each.message] == ["Backend default/plain"]
+    (one,) = (each for each in found if "UnsupportedExtensionType" in each.message)
+    assert (one.object, one.field_path) == ("Backend default/plain", "spec.extensions[0].type")
+    assert "type: 'vendor.example" in text.splitlines()[one.line - 1]
 
 
 def test_a_config_of_a_known_type_that_does_not_fit_is_still_a_load_error():
