@@ -148,8 +148,14 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
     elif "tls" in backend:
         yield "  tls", "none of the gateway's own", ""
     if "parent" in backend:
-        yield "  parent", f"{backend['via'][0]}", ""
-        yield from _way(backend["parent"])
+        parent = backend["parent"]
+        by = f" (parent of {backend['parentBy']})" if "parentBy" in backend else ""
+        yield "  parent", f"{parent['name']}{by}", ""
+        if parent["credentials"]:
+            yield "", f"is shown username and password of {parent['credentials']} (Basic)", ""
+        else:
+            yield "", "is shown no credentials; if it asks for them (parent_auth): parent.credentialsRef", "dim"
+        yield from _way(parent)
 
 
 def _tls(tls: Mapping[str, Any]) -> str:

@@ -283,6 +283,7 @@ class _Builder:
             mirrors=mirrors + self.mirrors(listener, route, backend.mirrors, names) or None, denied=denied,
             served_ports=served_ports(backend.backend) if backend.backend is not None else NO_PORTS,
             unknown_extension=backend.unknown_extension,
+            parent_by=backend.parent_by,
         )  # fmt: skip
 
     def mirrors(

@@ -26,7 +26,7 @@ from egressproxy.gateway.connector import Connector
 from egressproxy.gateway.life import Life
 from egressproxy.gateway.live import Choice, Listener, Route
 from egressproxy.gateway.mirror import copies_of
-from egressproxy.gateway.parent import absolute_form
+from egressproxy.gateway.parent import absolute_form, refused_credentials
 from egressproxy.gateway.recent import KEPT, PATH, Remembered
 from egressproxy.gateway.replay import ReplayedBody
 from egressproxy.gateway.targets import Target
@@ -147,7 +147,7 @@ class Conductor:
             if upstream is None:
                 return
             if x.response.status == 407:
-                raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
+                raise wanted_credentials(x, choice)
             for steps in choice.chain.response_phases:
                 outcome = run(steps, x)
                 if outcome is not None and await self.is_answered(outcome, steps, x, client):
@@ -208,10 +208,10 @@ class Conductor:
                     if outcome is not None and await self.is_answered(outcome, chain.backend_request, x, client):
                         life.release(reusable=not upstream.is_last)
                         return None
-                if via is not connector:
-                    x.upstream_host = target.host_field
-                    head.path = absolute_form(target.host_field, head.path)
-                self.send_request(x, client, upstream, body)
+                if via is connector:
+                    self.send_request(x, client, upstream, body)
+                else:
+                    self.send_to_parent(x, client, upstream, body, connector, target)
                 response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
                 while response is None:
                     await pause()
@@ -232,6 +232,22 @@ class Conductor:
                 continue
             choice.series.attempt("ok")
             return upstream
+
+    def send_to_parent(
+        self, x: Exchange, client: ClientConnection, upstream: UpstreamConnection, body: bytes | ReplayedBody | None,
+        connector: Connector, target: Target,
+    ) -> None:  # fmt: skip
+        """Plain http in absolute-form. No filter sees what the parent is shown, not even afterwards."""
+        fields = x.request.fields
+        block = fields.block
+        x.upstream_host = target.host_field
+        x.request.path = absolute_form(target.host_field, x.request.path)
+        if connector.proxy_authorization is not None:
+            fields.block = block + connector.proxy_authorization.reveal()
+        try:
+            self.send_request(x, client, upstream, body)
+        finally:
+            fields.block = block
 
     def send_request(
         self, x: Exchange, client: ClientConnection, upstream: UpstreamConnection, body: bytes | ReplayedBody | None
@@ -479,6 +495,16 @@ class Conductor:
 
     def __repr__(self) -> str:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
+
+
+def wanted_credentials(x: Exchange, choice: Choice) -> UpstreamFault:
+    """Why a 407 does not reach the client: it would send what is meant for us. Plain http to a parent is answered by
+    that; whatever else asks for proxy credentials is no proxy of ours.
+    """
+    connector = choice.connector
+    if connector is not None and connector.parent is not None and not x.backend_is_secure:
+        return refused_credentials(connector.spec.backend)
+    return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 
 
 def may_retry(x: Exchange, life: Life, error: GatewayError) -> bool:

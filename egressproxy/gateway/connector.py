@@ -17,12 +17,14 @@ from egressproxy.filters.chain import HeaderStep
 from egressproxy.gateway.following import UNFOLLOWED, FollowedName, retire
 from egressproxy.gateway.network import Network
 from egressproxy.gateway.opening import Opener
+from egressproxy.gateway.parent import proxy_authorization
 from egressproxy.gateway.targets import DialTarget, Target, Targets
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, ConnectionSpec, Destination, Endpoint
+from egressproxy.spec.policy import AddressAllowance
 from egressproxy.transport.flow import peer_address
 from egressproxy.transport.timers import Deadline
 from egressproxy.upstream.pool import Claim, Pool
@@ -59,6 +61,7 @@ class Connector:
         self.parent: Connector | None = None
         if spec.backend.parent is not None:
             self.parent = Connector(parent_spec(spec), network)
+        self.proxy_authorization = proxy_authorization(spec.backend)  # for plain http to the parent
         self.opener = Opener(spec, network, self.parent)
         self._max_requests = spec.kept.max_requests
         self.channel: Channel | None = None
@@ -283,7 +286,13 @@ def served_ports(backend: BackendSpec) -> Mapping[str, Collection[int]]:
 
 
 def parent_spec(spec: ConnectionSpec) -> ConnectionSpec:
-    """The parent is reached under the same rules as the backend behind it."""
+    """The parent is reached under the same rules as the backend behind it, but that its name may lead into the network:
+    an operator wrote it, and such proxies stand inside. Not to this machine, to metadata, nor to what is denied.
+    """
     parent = spec.backend.parent
     assert parent is not None
-    return replace(spec, backend=parent)
+    addresses = spec.addresses
+    if parent.destination is Destination.FQDN:
+        own = AddressAllowance(hostnames=(parent.hostname,))
+        addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
+    return replace(spec, backend=parent, addresses=addresses)

@@ -47,12 +47,12 @@ class Choice:
 
     `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
     is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
-    `mirrors` are those of the rule and of the ref; None where there is none.
+    `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`: see WeightedBackend.
     """
 
     __slots__ = (
-        "backend", "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "series",
-        "served_ports", "unknown_extension", "weight",
+        "backend", "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "parent_by",
+        "series", "served_ports", "unknown_extension", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Choice:
         denied: Denial | None = None,
         served_ports: Mapping[str, Collection[int]] = NO_PORTS,
         unknown_extension: str = "",
+        parent_by: str = "",
     ) -> None:
         self.backend = backend
         self.connector = connector
@@ -82,6 +83,7 @@ class Choice:
         self.denied = denied
         self.served_ports = served_ports
         self.unknown_extension = unknown_extension
+        self.parent_by = parent_by
 
     def fault(self, route: str) -> GatewayError:
         """Why nothing is sent there, where `connector` is None."""

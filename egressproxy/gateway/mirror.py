@@ -20,11 +20,12 @@ from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.admission import enforce
 from egressproxy.gateway.connector import Connector
-from egressproxy.gateway.parent import absolute_form
+from egressproxy.gateway.parent import absolute_form, refused_credentials, with_field
 from egressproxy.gateway.targets import Target
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.secret import Secret
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import request_bytes
@@ -333,10 +334,14 @@ class Copy:
                 upstream = await via.acquire(x, way, mirror.chain.connect)
             try:
                 await _passed(mirror.chain.backend_request, x)
+                shown = None
                 if via is not connector:
                     x.upstream_host = target.host_field
                     head.path = absolute_form(target.host_field, head.path)
-                await self._exchange(upstream)
+                    shown = connector.proxy_authorization
+                answer = await self._exchange(upstream, shown)
+                if answer.status == 407 and via is not connector:
+                    raise refused_credentials(connector.spec.backend)
                 return
             except GatewayError as error:
                 if not may_go_again(x, upstream, error):
@@ -345,12 +350,16 @@ class Copy:
             finally:
                 self._release(via, way, upstream)
 
-    async def _exchange(self, upstream: UpstreamConnection) -> None:
-        """Send it and read the answer. Raises UpstreamFault where none comes; how its body ends is nobody's concern."""
+    async def _exchange(self, upstream: UpstreamConnection, shown: Secret | None) -> ResponseHead:
+        """Send it and read the answer, whose head is given; how its body ends is nobody's concern.
+
+        `shown` is the field for a parent. Raises UpstreamFault where no answer comes.
+        """
         head = self._x.request
         has_body = head.body != 0
         upstream.begin(self._driver, head)
-        upstream.send(request_bytes(head, self._x.upstream_host, self._mirror.connector.network.pseudonym))
+        message = request_bytes(head, self._x.upstream_host, self._mirror.connector.network.pseudonym)
+        upstream.send(message if shown is None else with_field(message, shown))
         if has_body:
             self._upstream = upstream
             upstream.feed_from(self)
@@ -360,11 +369,11 @@ class Copy:
             response = upstream.next_head()
             if response is None:
                 await pause()
-        if upstream.has_ended:
-            return
-        upstream.send_response_body_to(_Waste())
-        with suppress(GatewayError):
-            await upstream.response_end()
+        if not upstream.has_ended:
+            upstream.send_response_body_to(_Waste())
+            with suppress(GatewayError):
+                await upstream.response_end()
+        return response
 
     def _release(self, via: Connector, way: Target, upstream: UpstreamConnection) -> None:
         self._upstream = None

@@ -136,7 +136,7 @@ class Opener:
         assert self._parent is not None
         self.judge_for_parent(target)
         parent_target = self._parent.target(x)
-        handshake = ParentHandshake(Authority(target.host, target.port), self._network.pseudonym)
+        handshake = ParentHandshake(Authority(target.host, target.port), self._network.pseudonym, self._spec.backend)
         transport = await self._parent.opener.open(x, parent_target, connect, handshake)
         timer = self._network.loop.call_later(self._spec.connect_s or 60.0, handshake.timed_out)
         try:

@@ -1,5 +1,5 @@
 """What is said to an upstream gateway: `ParentHandshake` asks it for a tunnel and waits for its 2xx (RFC 9110 section
-9.3.6), `absolute_form` is the target of a plain request.
+9.3.6), `absolute_form` is the target of a plain request, `proxy_authorization` what either shows to be let in.
 """
 
 from __future__ import annotations
@@ -10,10 +10,43 @@ from typing import cast
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.model.authority import Authority
 from egressproxy.model.message import ResponseHead
+from egressproxy.model.secret import Secret
 from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
+from egressproxy.spec.backend import BackendSpec
 from egressproxy.transport.parked import Parked
 
-__all__ = ["ParentHandshake", "absolute_form"]
+__all__ = ["ParentHandshake", "absolute_form", "proxy_authorization", "refused_credentials", "with_field"]
+
+
+def proxy_authorization(backend: BackendSpec) -> Secret | None:
+    """The field line, with its CRLF in front, that the parent of this backend is shown (RFC 9110 section 11.7.2)."""
+    credentials = backend.parent_credentials
+    if credentials is None:
+        return None
+    return Secret(b"\r\nProxy-Authorization: " + credentials.authorization.reveal())
+
+
+def with_field(message: bytes, line: Secret) -> bytes:
+    """A whole request head with this field line at its end."""
+    return message[:-4] + line.reveal() + b"\r\n\r\n"
+
+
+def refused_credentials(backend: BackendSpec) -> UpstreamFault:
+    """The parent of this backend has answered 407: what an operator has to configure.
+
+    Its Proxy-Authenticate is meant for us; the codec has taken it out, so that no client sees it.
+    """
+    parent = backend.parent.name if backend.parent is not None else "-"
+    credentials = backend.parent_credentials
+    if credentials is None:
+        message = f"the parent proxy {parent} asks for credentials, and none are configured for it"
+        remedy = "name a Secret with username and password in parent.credentialsRef, where this parent is named"
+        detail = "it was shown no credentials"
+    else:
+        message = f"the parent proxy {parent} does not accept the credentials of parent.credentialsRef"
+        remedy = f"correct username and password in {credentials.source}, or have that proxy take Basic"
+        detail = f"it was shown those of {credentials.source} (Basic, the only scheme there is here)"
+    return UpstreamFault(Reason.PARENT_AUTH, message, remedy=remedy, detail=detail)
 
 
 def absolute_form(authority: bytes, path: bytes) -> bytes:
@@ -32,12 +65,14 @@ class ParentHandshake(asyncio.Protocol):
     """Sends CONNECT when the transport is there. `established` gives the transport, parked behind the 2xx head: what
     comes, or ends, before anybody has looked is kept.
 
-    Content-Length and Transfer-Encoding of that head mean nothing. A 407 is our configuration's fault, and never
+    Content-Length and Transfer-Encoding of that head mean nothing. A 407, or 401, is for our configuration, and never
     reaches a client.
     """
 
-    def __init__(self, authority: Authority, pseudonym: bytes) -> None:
+    def __init__(self, authority: Authority, pseudonym: bytes, backend: BackendSpec) -> None:
+        """`backend` is what is reached through the parent, and says what that is shown."""
         self._authority = authority
+        self._backend = backend
         self._pseudonym = pseudonym
         self._reader = ResponseReader(HeadLimits())
         self._reader.expect(b"CONNECT")
@@ -45,9 +80,12 @@ class ParentHandshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         target = str(self._authority).encode()
-        head = b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nVia: 1.1 %b\r\n\r\n" % (target, target, self._pseudonym)
+        shown = proxy_authorization(self._backend)
+        line = shown.reveal() if shown is not None else b""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(head)
+        self._transport.write(
+            b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nVia: 1.1 %b%b\r\n\r\n" % (target, target, self._pseudonym, line)
+        )
 
     def data_received(self, data: bytes) -> None:
         if self.established.done():
@@ -81,8 +119,8 @@ class ParentHandshake(asyncio.Protocol):
             if rest:
                 parked.data_received(rest)
             self.established.set_result(parked)
-        elif head.status == 407:
-            self._fail(UpstreamFault(Reason.PARENT_AUTH, "the parent gateway asks for credentials"))
+        elif head.status in (401, 407):  # tinyproxy says 401 of a password that is wrong
+            self._fail(refused_credentials(self._backend))
         else:
             self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"the parent gateway answered {head.status}"))
 

@@ -9,7 +9,15 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import Secret
 from egressproxy.spec.policy import AddressesSpec, ConnectionsSpec, DnsSpec, ExtensionSpec
 
-__all__ = ["BackendSpec", "BackendTlsSpec", "ConnectionSpec", "Destination", "Endpoint", "Protocol"]
+__all__ = [
+    "BackendSpec",
+    "BackendTlsSpec",
+    "ConnectionSpec",
+    "Destination",
+    "Endpoint",
+    "ParentCredentials",
+    "Protocol",
+]
 
 
 class Destination(str, Enum):
@@ -60,13 +68,23 @@ class BackendTlsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ParentCredentials:
+    """What a parent is shown: the value of Proxy-Authorization (RFC 9110 section 11.7.2). `source` names the Secret it
+    comes from, for people.
+    """
+
+    authorization: Secret
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BackendSpec:
     """A Backend object (or Service, XBackend …) as written, references resolved.
 
     `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
     says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
     that a route to it permits by itself, or 0 for every one.
-    `parent` is the upstream gateway through which it is reached (by CONNECT).
+    `parent` is the upstream gateway through which it is reached (by CONNECT), `parent_credentials` what that is shown.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.
     """
@@ -79,6 +97,7 @@ class BackendSpec:
     protocol: Protocol = Protocol.HTTP
     tls: BackendTlsSpec | None = None
     parent: BackendSpec | None = None
+    parent_credentials: ParentCredentials | None = None
     extensions: tuple[ExtensionSpec, ...] = ()
 
 

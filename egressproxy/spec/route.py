@@ -67,6 +67,7 @@ class WeightedBackend:
     policies that run
     in the connect, backend-request and backend-response phases for this backend. `mirrors` are those of the ref.
     `unknown_extension` names what closes it, in words for clients; "" where something else does.
+    `parent_by` is the EgressPolicy that has it reached through its parent; "": nobody but the backend itself.
     """
 
     backend: BackendSpec | None
@@ -76,6 +77,7 @@ class WeightedBackend:
     error: str = ""
     mirrors: tuple[MirrorSpec, ...] = ()
     unknown_extension: str = ""
+    parent_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

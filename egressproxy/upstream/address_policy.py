@@ -235,7 +235,8 @@ class AddressPolicy:
         if self._is_loop(host, address, port):
             what = "the admin address" if self._own.has_admin(address, port) else "a listener"
             return False, f"{kind}: {what} of this gateway"
-        return True, kind if kind == "public" else f"{kind}: allowed by {self._rule}"
+        by = self._rule if self._rule != "-" else "the operator, who has named this parent"
+        return True, kind if kind == "public" else f"{kind}: allowed by {by}"
 
     def _obstacle(self, host: str, address: IPAddress) -> str | None:
         """What the address is, or carries, that is not allowed for this host."""

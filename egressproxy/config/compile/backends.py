@@ -18,6 +18,7 @@ from egressproxy.config.compile.contract import Key, Status, scope_of
 from egressproxy.config.compile.extension_faults import must_run
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
 from egressproxy.config.compile.merging import dns_notes
+from egressproxy.config.compile.parent_credentials import parent_credentials
 from egressproxy.config.compile.published_forms import (
     PortForm,
     TlsForm,
@@ -34,7 +35,6 @@ from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,
-    BackendParent,
     GatewayBackend,
     GatewayXBackendDestination,
     PrototypeBackend,
@@ -44,7 +44,8 @@ from egressproxy.config.resources.backend import (
     XBackendSpec,
 )
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.policy import Dns, Extension
+from egressproxy.config.resources.parent import BackendParent
+from egressproxy.config.resources.policy import Dns, EgressPolicy, Extension
 from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.model.certificate import CertificateUse
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
@@ -80,7 +81,8 @@ class ResolvedBackend:
     """A backend that can be used. `target` is what policies name to mean it; `port` its number.
 
     `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
-    `parents` are those on the way, the next one first. `service` is the Service that a destination of that type means.
+    `parents` are those on the way, the next one first; `parent_by` is the policy that has named them, "" for the
+    backend itself, and `error` why they cannot be used. `service` is the Service that a destination of that type means.
     """
 
     spec: BackendSpec
@@ -91,6 +93,11 @@ class ResolvedBackend:
     resolver: Dns | None = None
     parents: tuple[ResolvedBackend, ...] = ()
     service: Key | None = None
+    parent_by: str = ""
+    error: str = ""
+
+
+_NOWHERE = ResolvedBackend(BackendSpec("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 
 class Backends:
@@ -307,7 +314,6 @@ class Backends:
             case Destination.DYNAMIC:
                 own_port, number = number, 0
         extensions = self._own_extensions(backend)
-        parent = self._parent(backend)
         made = BackendSpec(
             name=backend.full_name,
             destination=kind,
@@ -316,14 +322,15 @@ class Backends:
             endpoints=endpoints,
             protocol=protocol,
             tls=tls,
-            parent=parent.spec if parent is not None else None,
             extensions=ordered(extensions),
         )
-        region = resolver = None
-        if isinstance(backend, Backend):
-            region, resolver = backend.spec.region, backend.spec.resolver
-        parents = (parent, *parent.parents) if parent is not None else ()
-        return ResolvedBackend(made, backend.key, number, extensions, region or "", resolver, parents, service)
+        if not isinstance(backend, Backend):
+            return ResolvedBackend(made, backend.key, number, extensions, service=service)
+        said = backend.spec
+        found = ResolvedBackend(
+            made, backend.key, number, extensions, said.region or "", said.resolver, service=service
+        )
+        return found if said.parent is None else self.behind(found, backend, said.parent)
 
     def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
         if backend.key not in self._placed:
@@ -368,29 +375,44 @@ class Backends:
         source = self._references.names(backend, (ref,))
         return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
 
-    def _parent(self, backend: Resource) -> ResolvedBackend | None:
-        """The upstream gateway, which has to be a fixed place, and must not lead back here."""
-        ref: BackendParent | None = getattr(backend.spec, "parent", None)  # type: ignore[attr-defined]
-        if ref is None:
-            return None
+    def behind(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
+        """The backend, reached through the parent that `source` (itself, or a policy) names. Raises Unresolved."""
+        parent = self.parent(source, ref)
+        credentials = parent_credentials(self._references, source, ref, parent.spec)
+        spec = replace(resolved.spec, parent=parent.spec, parent_credentials=credentials)
+        return replace(resolved, spec=spec, parents=(parent, *parent.parents))
+
+    def parent_problems(self, policies: Iterable[EgressPolicy]) -> dict[Key, Unresolved]:
+        """Why what these policies send through a parent cannot go there, by policy."""
+        problems = {}
+        for policy in policies:
+            if policy.spec.parent is not None:
+                try:
+                    self.behind(_NOWHERE, policy, policy.spec.parent)
+                except Unresolved as unresolved:
+                    problems[policy.key] = unresolved
+        return problems
+
+    def parent(self, source: Resource, ref: BackendParent) -> ResolvedBackend:
+        """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises Unresolved."""
         if len(self._busy) >= MAX_PARENTS:
-            raise Unresolved("InvalidParent", f"{backend} has more than {MAX_PARENTS} parents in a row")
-        if backend.key in self._busy:
-            raise Unresolved("InvalidParent", f"{backend} is its own parent, by way of others")
-        self._busy.append(backend.key)
+            raise Unresolved("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
+        if source.key in self._busy:
+            raise Unresolved("InvalidParent", f"{source} is its own parent, by way of others")
+        self._busy.append(source.key)
         try:
-            parent = self.resolve(backend, ref)
+            parent = self.resolve(source, ref)
         except Unresolved as unresolved:
-            message = f"the parent of {backend} cannot be used: {unresolved.message}"
+            message = f"the parent of {source} cannot be used: {unresolved.message}"
             raise Unresolved("InvalidParent", message, unresolved.hint) from None
         finally:
             self._busy.pop()
         if parent.spec.destination is Destination.DYNAMIC:
-            raise Unresolved("InvalidParent", f"the parent of {backend} is Dynamic: name a fixed gateway")
+            raise Unresolved("InvalidParent", f"the parent of {source} is Dynamic: name a fixed gateway")
         if any(must_run(placed.spec) for placed in parent.extensions):
             # They might refuse something, so leaving them out in silence would open what they close.
             raise Unresolved(
-                "UnsupportedValue", f"the parent of {backend} has extensions, which are not supported yet on a parent"
+                "UnsupportedValue", f"the parent of {source} has extensions, which are not supported yet on a parent"
             )
         return parent
 

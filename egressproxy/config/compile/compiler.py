@@ -162,7 +162,8 @@ class _Run:
             statuses[plan.gateway.key] = plan.to_status()
             statuses.update(set_statuses(plan))
         statuses.update(self._tls_policies.statuses(self._generation))
-        statuses.update(self._policies.statuses(self._generation, self._extensions.faults))
+        parents = self._backends.parent_problems(self._policies.objects)
+        statuses.update(self._policies.statuses(self._generation, self._extensions.faults, parents))
         for pipeline in self._resources.of(PayloadProcessingPipeline):
             conditions = Conditions(self._generation(pipeline.key))
             conditions.set("Accepted", False, "UnsupportedValue", "pipelines are not supported yet")
@@ -347,6 +348,9 @@ class _Run:
             if default.backend is None:
                 note = f"Destinations that no route matches are answered with 500: {default.error}."
                 plan.conditions.add_note("Accepted", note)
+            denied = self._denials.sentences(plan.name, (default,), ())
+            if denied:
+                plan.conditions.set(_DENIED, True, "DestinationDenied", " ".join(denied))
         return ListenerSpec(
             gateway=gateway.gateway.full_name,
             name=plan.name,

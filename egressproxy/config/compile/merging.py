@@ -1,7 +1,8 @@
 """Merging policies: what the layers of a place say together. Two ways of merging, and no third.
 
-* Settings (mode, dns, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway, and of one
-  object a section (a listener, a port) before the whole; within a layer the older policy. The loser is told who won.
+* Settings (mode, dns, parent, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway, and
+  of one object a section (a listener, a port) before the whole; within a layer the older policy. The loser is told who
+  won.
 * Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them
   (`restrictions`).
 
@@ -11,6 +12,7 @@ What is written and cannot be enforced closes the place (`Merged.blockers`) wher
   sets is given to nobody; its filters cannot run for some clients only, so they close the place.
 * `identity.token`, `identity.basic`: would let in whom it was told to check: closed. `dns.reverseCheck: Enforce`, and
   DNS over HTTPS where there is no other server: closed. So is `destinations.allow` on a route or Backend.
+  So does its parent: those who are to go through it would go round it.
 * `intercept`: the tunnels that it names would pass unseen: those names are denied.
 """
 
@@ -28,21 +30,32 @@ from egressproxy.config.compile.contract import Key
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.restrictions import intersect, merge_addresses, merge_destinations, merge_limits
+from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy, Traffic, TrafficTimeouts
 from egressproxy.spec.policy import ConnectionsSpec, DnsSpec, Mode, PolicySpec, TimeoutsSpec
 
-__all__ = ["Losses", "Merged", "Merger", "dns_notes"]
+__all__ = ["ChosenParent", "Losses", "Merged", "Merger", "dns_notes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenParent:
+    """The parent that holds at a place, and the policy that names it."""
+
+    ref: BackendParent
+    policy: EgressPolicy = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
     """What holds at a place. `blockers` say why nothing may be served there; empty if all is enforced.
 
-    `regions` None: every region. `pins` None, `ca_pem`, `crl_pem` and `min_version` "" ask for nothing.
+    `parent` is the upstream gateway that the policies set. `regions` None: every region. `pins` None, `ca_pem`,
+    `crl_pem` and `min_version` "" ask for nothing.
     """
 
     policy: PolicySpec
     blockers: tuple[str, ...] = ()
+    parent: ChosenParent | None = None
     regions: frozenset[str] | None = None
     min_version: str = ""
     ca_pem: str = ""
@@ -113,6 +126,7 @@ class Merger:
         )
         return Merged(
             policy=spec,
+            parent=self._parent(ordered),
             regions=intersect(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
             min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
             ca_pem=self._ca(policies, blockers),
@@ -144,6 +158,17 @@ class Merger:
 
     def _mode(self, ordered: Sequence[Layer]) -> Mode:
         return self._winner("mode", _modes(ordered)) or Mode.ENFORCE
+
+    def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
+        """Reference and credentials together: one policy decides both."""
+        said = [
+            _Voice(layer, policy, ChosenParent(_in_full(policy, policy.spec.parent), policy))
+            for layer in ordered
+            for policy in layer.policies
+            if policy.spec.parent is not None and not policy.spec.subjects
+        ]
+        chosen: ChosenParent | None = self._winner("parent", said)
+        return chosen
 
     def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsSpec:
         sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
@@ -256,8 +281,18 @@ class Merger:
             yield from _dns_blockers(spec.dns, str(policy))
         if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
             yield f"identity of {policy}: clients cannot be told by token or password yet"
+        if spec.subjects and spec.parent is not None:
+            yield f"parent of {policy}: subjects are not told apart yet, and its parent is not for everybody"
         if spec.subjects and spec.extensions:
             yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
+
+
+def _in_full(policy: EgressPolicy, ref: BackendParent) -> BackendParent:
+    """The reference with its namespaces written out: the same text in two namespaces means two things."""
+    secret = ref.credentials_ref
+    if secret is not None:
+        secret = secret.model_copy(update={"namespace": secret.namespace or policy.namespace})
+    return ref.model_copy(update={"namespace": ref.namespace or policy.namespace, "credentials_ref": secret})
 
 
 def _traffic(ordered: Sequence[Layer]) -> list[tuple[Layer, EgressPolicy, Traffic]]:

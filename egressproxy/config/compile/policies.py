@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attempts import retry_problem
@@ -16,9 +16,11 @@ from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.extension_faults import ExtensionFaults
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.merging import Losses, Merged, Merger, dns_notes
-from egressproxy.config.compile.references import Names, References
+from egressproxy.config.compile.references import Names, References, Unresolved
 from egressproxy.config.compile.status import Ancestors, Conditions
 from egressproxy.config.load import ResourceSet
+from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.policy import Dns, EgressPolicy, TrafficTimeouts
 from egressproxy.spec.policy import SniCheck
 
@@ -72,14 +74,24 @@ class Policies:
         """Every policy, oldest first."""
         return self._policies
 
-    def statuses(self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults]) -> dict[Key, Status]:
-        """The status of every EgressPolicy, per target. Call it when everything has been merged."""
+    def statuses(
+        self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, Unresolved]
+    ) -> dict[Key, Status]:
+        """The status of every EgressPolicy, per target. Call it when everything has been merged.
+
+        `faults` are those of filters, `parents` says why parents cannot be used; both by policy.
+        """
         for layer in self._layers.values():
             if layer is not None and len(layer.policies) > 1:  # a conflict is one, even where nothing is served
                 self.merge((layer,), is_routed=True)
-        return {policy.key: self._status(policy, generation(policy.key), faults) for policy in self._policies}
+        return {
+            policy.key: self._status(policy, generation(policy.key), faults, parents.get(policy.key))
+            for policy in self._policies
+        }
 
-    def _status(self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults]) -> Status:
+    def _status(
+        self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults], parent: Unresolved | None
+    ) -> Status:
         ancestors = Ancestors(generation)
         for ref in policy.spec.target_refs:
             written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -95,13 +107,31 @@ class Policies:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
             elif policy.spec.subjects and not support.SUBJECTS:
                 conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
-            for note in _notes(policy, ref.kind):
+            for note in [*_notes(policy, ref.kind), *self._parent_notes(policy, target)]:
                 conditions.add_note("Accepted", note)
             losses = self._merger.losses.get((policy.key, target, section), Losses())
             _state(conditions, "Conflicted", "Conflicted", losses.conflicts)
             _state(conditions, "Overridden", "Overridden", losses.overrides)
             faults[policy.key].state(conditions)
+            if parent is not None:
+                message = f"{parent.message}; what is to go through it is refused (500)"
+                if conditions.says("ResolvedRefs"):
+                    conditions.add_note("ResolvedRefs", message)
+                else:
+                    conditions.set("ResolvedRefs", False, parent.reason, message)
         return ancestors.to_status()
+
+    def _parent_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
+        """Where the parent of a policy is nobody's."""
+        found = self._resources.get(*target)
+        if policy.spec.parent is None:
+            return []
+        if isinstance(found, Backend) and found.spec.parent is not None:
+            return [f"parent does nothing here: {found} names its own."]
+        destination = getattr(found.spec, "destination", None) if found is not None else None  # type: ignore[attr-defined]
+        if isinstance(found, Service) or getattr(destination, "type", "") in ("Ip", "Service"):
+            return [f"parent does nothing here: {found} is reached directly, unless it names a parent itself."]
+        return []
 
     def _not_found(self, target: Key, section: str) -> str:
         """Why the policy holds nowhere by this target, what the author may have meant, and what follows."""

@@ -174,13 +174,15 @@ class RouteCompiler:
     def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
         """What serves the destinations that no route matches and policy allows: the one that the request named."""
         _, error = self._requests(layers, default_where(listener))
-        return self._weigher.default(listener, layers, error)
+        return self._weigher.default(listener, self._weigher.default_layers(layers), error)
 
     def listener_extensions(
         self, listener: ListenerPlan, layers: tuple[Layer, ...]
     ) -> tuple[PolicySpec, tuple[ExtensionSpec, ...]]:
         """What holds for requests of a listener that no route matches."""
         placed, _ = self._requests(layers, default_where(listener))
+        if listener.protocol is ListenerProtocol.FORWARD_PROXY:
+            layers = self._weigher.default_layers(layers)
         return self._policies.merge(layers, is_routed=False).policy, ordered(placed)
 
     # --- a route alone -----------------------------------------------------------------------------------------------

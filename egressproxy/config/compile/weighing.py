@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from egressproxy.config.compile import support
 from egressproxy.config.compile.backends import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
-from egressproxy.config.compile.contract import scope_of
+from egressproxy.config.compile.contract import Key, scope_of
 from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.layers import Layer, Level
@@ -28,6 +28,10 @@ from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, P
 from egressproxy.spec.route import MirrorSpec, WeightedBackend
 
 __all__ = ["Choices", "Weigher", "default_where"]
+
+#: What no policy sends through a parent: places that an operator has written as addresses, mostly inside.
+_OF_THE_OPERATOR = (Destination.IP, Destination.SERVICE)
+_DEFAULT = ResolvedBackend(BackendSpec("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 #: Gives the filters that a backendRef asks for. Raises FilterNotSupported.
 RefFilters = Callable[[BackendRef], tuple[Placed, ...]]
@@ -46,7 +50,10 @@ class Choices:
 class Weigher:
     """Makes WeightedBackends."""
 
-    __slots__ = ("_backends", "_certificates", "_hardened", "_of_parents", "_of_services", "_placement", "_policies")
+    __slots__ = (
+        "_backends", "_behind_policies", "_certificates", "_hardened", "_of_parents", "_of_services", "_placement",
+        "_policies",
+    )  # fmt: skip
 
     def __init__(
         self, backends: Backends, policies: Policies, placement: Placement, certificates: ClientCertificates
@@ -57,6 +64,8 @@ class Weigher:
         self._placement = placement
         self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
         self._of_parents: dict[Layer, Layer] = {}
+        #: By backend and its port, and the policy that names the parent.
+        self._behind_policies: dict[tuple[Key, int, Key], ResolvedBackend] = {}
         self._of_services: dict[Layer, Layer] = {}
 
     def choices(
@@ -89,10 +98,39 @@ class Weigher:
         return Choices(tuple(made), tuple(more))
 
     def default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
-        """The Dynamic backend of a forward-proxy listener, under the name "-"."""
+        """The Dynamic backend of a forward-proxy listener, under the name "-"; `layers` from `default_layers`."""
         merged = self._policies.merge(layers, is_routed=False)
-        resolved = ResolvedBackend(BackendSpec("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
-        return self._weigh(resolved, merged, layers, default_where(listener), 1, (), error)
+        return self._weigh(self._default(layers), merged, layers, default_where(listener), 1, (), error)
+
+    def default_layers(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """What holds for that backend: the listener's layers, and what is denied behind the parent that they name."""
+        return layers + self._layers_of_parents(self._default(layers))
+
+    def _default(self, layers: tuple[Layer, ...]) -> ResolvedBackend:
+        return self._behind(_DEFAULT, self._policies.merge(layers, is_routed=False))
+
+    def _behind(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
+        """The backend, reached through the parent that policies name, if it is for a name and names none of its own.
+
+        A backend that is the parent, or on the way to it, is reached as it says itself. Where the parent cannot be
+        used, neither can the backend: it is never reached without.
+        """
+        chosen = merged.parent
+        if chosen is None or resolved.spec.parent is not None or resolved.spec.destination in _OF_THE_OPERATOR:
+            return resolved
+        key = (resolved.target, resolved.port, chosen.policy.key)
+        if key not in self._behind_policies:
+            try:
+                found = self._backends.behind(resolved, chosen.policy, chosen.ref)
+                if resolved.target in (each.target for each in found.parents):
+                    found = resolved
+                else:
+                    found = replace(found, parent_by=str(chosen.policy))
+            except Unresolved as unresolved:
+                error = f"parent of {chosen.policy}: {unresolved.message}"
+                found = replace(resolved, parent_by=str(chosen.policy), error=error)
+            self._behind_policies[key] = found
+        return self._behind_policies[key]
 
     def of_filter(
         self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], where: Where,
@@ -107,7 +145,7 @@ class Weigher:
             resolved = self._backends.resolve(route, ref, protocols)
         except Unresolved as unresolved:
             return WeightedBackend(None, error=unresolved.message)
-        layers += self._backend_layers(resolved)
+        resolved, layers = self._with_layers(resolved, layers)
         limits: tuple[Placed, ...] = ()
         error = ""
         try:
@@ -135,7 +173,7 @@ class Weigher:
             resolved = self._backends.resolve(route, ref)
         except Unresolved as unresolved:
             return WeightedBackend(None, ref.weight, error=unresolved.message)
-        layers += self._backend_layers(resolved)
+        resolved, layers = self._with_layers(resolved, layers)
         merged = self._policies.merge(layers, is_routed=True)
         own: tuple[Placed, ...] = ()
         try:
@@ -145,9 +183,17 @@ class Weigher:
             error = error or str(unsupported)
         return self._weigh(resolved, merged, layers, _at(resolved, where), ref.weight, own, error)
 
-    def _backend_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
-        """Those of the backend; and of its parents, what they deny to all that is reached through them."""
-        layers = self._own_layers(resolved)
+    def _with_layers(
+        self, resolved: ResolvedBackend, layers: tuple[Layer, ...]
+    ) -> tuple[ResolvedBackend, tuple[Layer, ...]]:
+        """The backend as it is reached at a place with these layers, and all that hold for it there."""
+        layers += self._own_layers(resolved)
+        resolved = self._behind(resolved, self._policies.merge(layers, is_routed=True))
+        return resolved, layers + self._layers_of_parents(resolved)
+
+    def _layers_of_parents(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+        """What policies of its parents deny to all that is reached through them."""
+        layers: tuple[Layer, ...] = ()
         for parent in resolved.parents:
             for layer in self._own_layers(parent):
                 if layer not in self._of_parents:
@@ -200,7 +246,7 @@ class Weigher:
     ) -> WeightedBackend:
         unknown = self._placement.unknown_extension(layers, resolved.extensions)
         error = error or (unknown and f"the {unknown} is not supported")
-        error = error or "; ".join(merged.blockers) or _region_error(resolved, merged)
+        error = error or resolved.error or "; ".join(merged.blockers) or _region_error(resolved, merged)
         spec = self._harden(resolved.spec, merged)
         if not isinstance(spec, str):
             spec = self._with_parents(resolved, spec, merged)
@@ -218,7 +264,7 @@ class Weigher:
         except Unresolved as unresolved:
             return WeightedBackend(None, weight, error=unresolved.message)
         extensions = ordered([*resolved.extensions, *placed, *filters])
-        return WeightedBackend(spec, weight, merged.policy, extensions)
+        return WeightedBackend(spec, weight, merged.policy, extensions, parent_by=resolved.parent_by)
 
     def _not_on_parents(self, layer: Layer) -> Iterable[str]:
         """What would have to run for each request that is sent through a parent."""
@@ -226,6 +272,8 @@ class Weigher:
             limits = policy.spec.limits
             if self._placement.runs(policy, layer):
                 yield f"extensions of {policy}"
+            if policy.spec.parent is not None:
+                yield f"parent of {policy}"
             if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
                 yield f"limits of {policy}"
 
@@ -260,7 +308,7 @@ def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> L
 
 def _without_settings(policy: EgressPolicy) -> EgressPolicy:
     """The policy as it restricts: those of one level may say different modes, and none lifts what another denies."""
-    spec = policy.spec.model_copy(update={"mode": None, "dns": None, "traffic": None})
+    spec = policy.spec.model_copy(update={"mode": None, "dns": None, "parent": None, "traffic": None})
     return policy.model_copy(update={"spec": spec})
 
 

@@ -28,14 +28,13 @@ from egressproxy.config.resources.destination import (
 from egressproxy.config.resources.meta import (
     GATEWAY_GROUP,
     OUR_GROUP,
-    Group,
-    Kind,
     LocalObjectReference,
     Model,
     PolicyTargetReference,
     Resource,
     SecretObjectReference,
 )
+from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, Extension
 from egressproxy.config.resources.values import (
     ExternalHostname,
@@ -79,19 +78,6 @@ __all__ = [
     "XBackendSpec",
     "XBackendTls",
 ]
-
-
-class BackendParent(Model):
-    """The Backend through which this one is reached, by CONNECT."""
-
-    group: Group = OUR_GROUP
-    """API group of the parent's kind."""
-    kind: Kind = "Backend"
-    """Backend, of whichever group."""
-    name: Name
-    """Name of the Backend that is the proxy."""
-    namespace: Label | None = None
-    """Namespace of the parent. Default: that of the Backend; another one needs a ReferenceGrant."""
 
 
 class WorkingGroupExtension(Extension):

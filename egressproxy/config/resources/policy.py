@@ -15,6 +15,7 @@ from egressproxy.config.resources.meta import (
     Resource,
     SecretObjectReference,
 )
+from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.values import (
     Address,
     Bool,
@@ -553,6 +554,8 @@ class EgressPolicySpec(Model):
     """Which resolved addresses may be dialled. By default public ones alone."""
     dns: Dns | None = None
     """How names are resolved."""
+    parent: BackendParent | None = None
+    """The proxy through which allowed destinations, and Dynamic and Fqdn backends that name no parent, are reached."""
     tls: PolicyTls | None = None
     """What TLS to backends has to be at least."""
     intercept: Intercept | None = None
@@ -568,7 +571,7 @@ class EgressPolicySpec(Model):
     extensions: Annotated[tuple[Extension, ...], Field(max_length=256)] = ()
     """Filters that run for what the policy is for."""
 
-    _null = field_validator("destinations", "addresses", "subjects", "regions", mode="before")(_not_null)
+    _null = field_validator("destinations", "addresses", "subjects", "regions", "parent", mode="before")(_not_null)
 
     @field_validator("extensions")
     @classmethod

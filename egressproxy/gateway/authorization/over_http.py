@@ -11,7 +11,7 @@ from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.authorization.held import HeldRequest
 from egressproxy.gateway.authorization.verdict import Change, FieldChange, Verdict, denial, is_ours
 from egressproxy.gateway.connector import Connector
-from egressproxy.gateway.parent import absolute_form
+from egressproxy.gateway.parent import absolute_form, refused_credentials, with_field
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -104,11 +104,16 @@ class HttpAsker:
                 if upstream is None:
                     upstream = await via.acquire(inner, way, self._chain.connect)
                 await passed(self._chain.backend_request, inner)
-                host = inner.upstream_host
-                if via is not self._connector:
-                    host = target.host_field
+                host, shown, is_behind_parent = inner.upstream_host, None, via is not self._connector
+                if is_behind_parent:
+                    host, shown = target.host_field, self._connector.proxy_authorization
                     head.path = absolute_form(host, head.path)
-                answer = await self._exchange(driver, upstream, inner, host, body)
+                message = request_bytes(head, host, self._connector.network.pseudonym)
+                upstream.begin(driver, head)
+                upstream.send(message if shown is None else with_field(message, shown))
+                answer = await self._exchange(upstream, inner, body)
+                if is_behind_parent and answer[0].status == 407:
+                    raise refused_credentials(self._connector.spec.backend)
                 reusable = upstream.is_reusable
                 return answer
             except GatewayError as error:
@@ -120,12 +125,8 @@ class HttpAsker:
                 if upstream is not None:
                     via.release(way, upstream, reusable=reusable)
 
-    async def _exchange(
-        self, driver: Driver, upstream: UpstreamConnection, inner: Exchange, host: bytes, body: bytes
-    ) -> tuple[ResponseHead, bytes]:
-        head = inner.request
-        upstream.begin(driver, head)
-        upstream.send(request_bytes(head, host, self._connector.network.pseudonym))
+    async def _exchange(self, upstream: UpstreamConnection, inner: Exchange, body: bytes) -> tuple[ResponseHead, bytes]:
+        """The answer, once the head of the question is sent."""
         if body:
             upstream.send_body(body)
             upstream.end_body(b"")

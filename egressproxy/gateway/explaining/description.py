@@ -88,6 +88,8 @@ def backend_values(choice: Choice, total: int) -> dict[str, Any]:
     if spec is not None:
         made["destination"] = spec.backend.destination.value
         made["via"] = [parent.name for parent in _parents(spec.backend)]
+        if choice.parent_by:
+            made["parentBy"] = choice.parent_by
     if choice.mirrors is not None:
         made["mirrors"] = [_mirror_values(each) for each in choice.mirrors]
     return made

@@ -260,6 +260,7 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
                 made["addresses"].append(left_out)
         if not connector.endpoints:
             connector.tunnel_target(x)  # says what is missing
+        await _describe_parent(made, decided, connector, asks_dns=asks_dns)
         return
     target = connector.tunnel_target(x)
     made["host"], made["port"] = target.host, target.port
@@ -267,11 +268,24 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
     if connector.parent is not None:
         connector.opener.judge_for_parent(target)
         made["dns"] = f"resolved by the parent {connector.parent.name}"
-        parent: dict[str, Any] = {}
-        made["parent"] = parent
-        await _describe_way(parent, decided, connector.parent, asks_dns=asks_dns)
+        await _describe_parent(made, decided, connector, asks_dns=asks_dns)
         return
     await _describe_addresses(made, x, connector, target, asks_dns=asks_dns)
+
+
+async def _describe_parent(made: dict[str, Any], decided: Decision, connector: Connector, *, asks_dns: bool) -> None:
+    """The upstream gateway on the way, if there is one, and what it is shown: a Secret by its name."""
+    if connector.parent is None:
+        return
+    shown = connector.spec.backend.parent_credentials
+    parent: dict[str, Any] = {
+        "name": connector.parent.name, "credentials": shown.source if shown is not None else None,
+    }  # fmt: skip
+    made["parent"] = parent
+    await _describe_way(parent, decided, connector.parent, asks_dns=asks_dns)
+    tls = connector.parent.spec.backend.tls
+    if tls is not None:  # that of a tunnel's client is not ours, that to the parent is
+        parent["tls"] = tls_values(tls, parent.get("host", ""), connector.parent.spec.backend.destination)
 
 
 async def _describe_addresses(

@@ -1,0 +1,192 @@
+"""EgressPolicy `parent`: who it is for, who wins, and what closes where it cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.config.compile import Compiled
+from egressproxy.spec.backend import BackendSpec
+from tests.config.compile.kit import (
+    DYNAMIC,
+    FORWARD,
+    PLAIN,
+    ROUTE,
+    compiled,
+    listener,
+    of_listener,
+    of_policy,
+    of_route,
+    policy,
+    rule,
+)
+
+ALLOW = "destinations: {allow: [{hostnames: [a.example]}]}"
+
+
+def proxy(name: str, more: str = "", tls: str = "mode: None") -> str:
+    return f"""
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {{name: {name}}}
+spec:
+  destination: {{type: Fqdn, fqdn: {{hostname: {name}.example}}, ports: [{{number: 3128, tls: {{{tls}}}}}]}}
+  {more}
+"""
+
+
+def ip(name: str = "plain") -> str:
+    return f"""
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {{name: {name}}}
+spec: {{destination: {{type: Ip, ip: {{address: 10.0.0.7}}, ports: [{{number: 80}}]}}}}
+"""
+
+
+def on(target: str, name: str, parent: str = "corp", policy_name: str = "policy", **more: str) -> str:
+    return policy(f"parent: {{name: {parent}}}", target, name, policy_name, **more)
+
+
+def named(backend: BackendSpec | None) -> str:
+    """The parent of a backend, "" for none."""
+    assert backend is not None
+    return backend.parent.name if backend.parent is not None else ""
+
+
+def default(made: Compiled) -> BackendSpec | None:
+    found = listener(made).default_backend
+    assert found is not None
+    return found.backend
+
+
+def served(made: Compiled) -> BackendSpec | None:
+    return rule(made).backends[0].backend
+
+
+def test_a_policy_of_the_gateway_is_for_what_no_route_matches_and_for_routes_to_names():
+    for backend in (PLAIN, DYNAMIC.replace("name: dynamic", "name: plain")):
+        made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), backend, ROUTE)
+        assert named(default(made)) == "default/corp"
+        assert named(served(made)) == "default/corp"
+        assert rule(made).backends[0].parent_by == "EgressPolicy default/policy"
+
+
+def test_an_address_that_an_operator_wrote_is_reached_directly():
+    made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), ip(), ROUTE)
+    assert named(default(made)) == "default/corp"
+    assert named(served(made)) == ""
+
+
+def test_a_backend_keeps_the_parent_that_it_names():
+    made = compiled(
+        FORWARD, on("HTTPRoute", "route"), proxy("corp"), proxy("own"), proxy("plain", "parent: {name: own}"), ROUTE
+    )
+    assert named(served(made)) == "default/own"
+    assert rule(made).backends[0].parent_by == ""
+
+
+def test_the_parent_itself_and_what_is_on_the_way_to_it_are_reached_as_they_say():
+    chain = (proxy("corp", "parent: {name: plain}"), proxy("plain"))
+    made = compiled(FORWARD, on("Gateway", "gw"), *chain, ROUTE)
+    assert named(default(made)) == "default/corp"
+    assert named(served(made)) == ""
+
+
+def test_the_more_specific_policy_wins_and_the_other_is_told():
+    made = compiled(
+        FORWARD,
+        on("Gateway", "gw", policy_name="wide"),
+        on("HTTPRoute", "route", "near", policy_name="of-route"),
+        on("Backend", "plain", "mid", policy_name="of-backend"),
+        proxy("corp"), proxy("near"), proxy("mid"), PLAIN, ROUTE,
+    )  # fmt: skip
+    assert named(default(made)) == "default/corp"
+    assert named(served(made)) == "default/near"
+    told = of_policy(made, "Overridden", "default/wide")
+    assert told[0] == "True"
+    assert "parent is that of EgressPolicy default/of-route for HTTPRoute default/route" in told[2]
+    assert "parent is that of" in of_policy(made, "Overridden", "default/of-backend")[2]
+    assert of_policy(made, "Overridden", "default/of-route") == ("", "", "")
+
+
+def test_of_two_on_one_level_the_older_wins():
+    made = compiled(
+        FORWARD,
+        on("Gateway", "gw", "near", "young", meta='creationTimestamp: "2026-02-02T00:00:00Z"'),
+        on("Gateway", "gw", "corp", "old", meta='creationTimestamp: "2026-01-01T00:00:00Z"'),
+        proxy("corp"), proxy("near"),
+    )  # fmt: skip
+    assert named(default(made)) == "default/corp"
+    assert of_policy(made, "Conflicted", "default/young")[:2] == ("True", "Conflicted")
+
+
+@pytest.mark.parametrize(
+    ("parent", "reason", "named_"),
+    [
+        ("", "InvalidParent", "Backend default/corp does not exist"),
+        (proxy("corp", tls="mode: Simple").replace(", tls: {mode: Simple}", ""), "InvalidParent", "tls.mode"),
+        (DYNAMIC.replace("name: dynamic", "name: corp"), "InvalidParent", "name a fixed gateway"),
+        (proxy("corp", "parent: {name: corp}"), "InvalidParent", "its own parent"),
+    ],
+)
+def test_a_parent_that_cannot_be_used_closes_everything_that_is_for_it(parent: str, reason: str, named_: str):
+    made = compiled(FORWARD, policy(f"{ALLOW}\nparent: {{name: corp}}"), PLAIN, ROUTE, *([parent] if parent else []))
+    assert default(made) is None
+    assert served(made) is None
+    status, said, message = of_policy(made, "ResolvedRefs")
+    assert (status, said) == ("False", reason)
+    assert named_ in message
+    assert "answered with 500" in of_listener(made, "Accepted")[2]
+    assert "answers 500" in of_route(made, "Accepted")[2]
+
+
+def test_a_parent_in_another_namespace_has_to_be_granted():
+    there = proxy("corp").replace("name: corp}", "name: corp, namespace: infra}", 1)
+    said = policy("parent: {name: corp, namespace: infra}")
+    assert default(compiled(FORWARD, said, there)) is None
+    grant = """
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: g, namespace: infra}
+spec:
+  from: [{group: egressproxy.io, kind: EgressPolicy, namespace: default}]
+  to: [{group: egressproxy.io, kind: Backend}]
+"""
+    assert named(default(compiled(FORWARD, said, there, grant))) == "infra/corp"
+
+
+def test_a_parent_for_some_clients_only_closes_the_place():
+    made = compiled(FORWARD, policy("subjects: [{namespace: a}]\nparent: {name: corp}"), proxy("corp"))
+    assert default(made) is None
+    assert "parent of EgressPolicy default/policy" in of_policy(made, "Accepted")[2]
+
+
+def test_a_parent_of_a_parent_by_policy_is_not_left_out_in_silence():
+    made = compiled(
+        FORWARD, on("Gateway", "gw"), on("Backend", "corp", "outer", "of-corp"), proxy("corp"), proxy("outer")
+    )
+    assert default(made) is None
+    assert "parent of EgressPolicy default/of-corp" in of_listener(made, "Accepted")[2]
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        (proxy("plain", "parent: {name: corp}"), "names its own"),
+        (ip(), "reached directly"),
+        (proxy("plain"), ""),
+    ],
+)
+def test_where_it_is_nobodys_its_status_says_so(backend: str, says: str):
+    made = compiled(FORWARD, on("Backend", "plain"), proxy("corp"), backend, ROUTE)
+    message = of_policy(made, "Accepted")[2]
+    assert says in message
+    assert ("does nothing here" in message) is bool(says)
+
+
+def test_a_deny_of_the_parents_name_is_told_at_the_listener():
+    said = policy(
+        "destinations: {allow: [{hostnames: [a.example]}], deny: [{hostnames: [corp.example]}]}\nparent: {name: corp}"
+    )
+    made = compiled(FORWARD, said, proxy("corp"))
+    assert of_listener(made, "egressproxy.io/Denied")[:2] == ("True", "DestinationDenied")
