@@ -64,6 +64,7 @@ class PublishedEvent:
     kind: str = "Event"
     generation: int = 0
     status: None = None
+    created: str = ""
 
 
 class _Rendered:

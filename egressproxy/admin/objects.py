@@ -64,6 +64,7 @@ class ImpliedNamespace:
     namespace: str = ""
     generation: int = 0
     status: bytes | None = None
+    created: str = ""
 
     @property
     def manifest(self) -> bytes:

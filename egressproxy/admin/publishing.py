@@ -23,7 +23,7 @@ _OBJECTS: Final = UUID("5f0b7c0e-9b0a-5c55-9a0c-1d3f6d0a7e11")
 
 
 def published(entry: PublishedObject, version: int | None = None, api_version: str | None = None) -> dict[str, Any]:
-    """The manifest with uid, resourceVersion, generation and status.
+    """The manifest with uid, resourceVersion, generation, the time that it is there since, and status.
 
     Every served version of a kind has the same shape; None leaves the one that was written.
     """
@@ -35,6 +35,8 @@ def published(entry: PublishedObject, version: int | None = None, api_version: s
     metadata.pop("resourceVersion", None)
     if version is not None:
         metadata["resourceVersion"] = str(version)
+    if entry.created and not metadata.get("creationTimestamp"):
+        metadata["creationTimestamp"] = entry.created
     if entry.generation:
         metadata["generation"] = entry.generation
     if entry.kind == "Secret" and entry.group == "":

@@ -42,6 +42,13 @@ class PublishedObject(Protocol):
     def status(self) -> bytes | None:
         """JSON; None where it has none."""
 
+    @property
+    def created(self) -> str:
+        """What to show as metadata.creationTimestamp where the manifest says none; "" for nothing.
+
+        It is no part of what makes an object another: it stays while the object is there.
+        """
+
 
 class Source(Protocol):
     """Where objects come from: the configuration in service, or what was observed (Events).

@@ -10,8 +10,10 @@ ours in the manifests of others, and say nothing to us, are left out with a warn
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -34,6 +36,9 @@ __all__ = ["ResourceSet", "load", "load_text"]
 #: Fields of `spec` whose places are kept: what they say is judged after the documents are gone. So are those of matches
 #: with regular expressions.
 PLACED = ("extensions", "gatewayClassName", "listeners", "parentRef", "parentRefs", "targetRefs")
+
+#: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
+_TIMES = (315_532_800, 4_102_444_800)
 
 R = TypeVar("R", bound=Resource)
 
@@ -131,6 +136,7 @@ class _Reader:
         self.warnings: list[Problem] = []
         self.unread: list[Problem] = []  # folders with files, and no manifest among them
         self._is_from_api = False  # what is being read
+        self._time = ""
 
     def require_objects(self, where: str) -> None:
         """None at all is what a file looks like that was cut off."""
@@ -179,14 +185,18 @@ class _Reader:
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
+                changed = os.fstat(file.fileno()).st_mtime
             is_from_api = is_from_api or state_folder.holds(path)
         except OSError as error:
             self._add_unreadable(path, error)
             return
-        self.read(data, str(path), is_from_api=is_from_api)
+        self.read(data, str(path), is_from_api=is_from_api, changed=changed)
 
-    def read(self, data: bytes, file: str, *, is_from_api: bool = False) -> None:
+    def read(self, data: bytes, file: str, *, is_from_api: bool = False, changed: float = 0.0) -> None:
+        """`changed` is the file's time in seconds since 1970."""
         self._is_from_api = is_from_api
+        is_time = _TIMES[0] <= changed < _TIMES[1]
+        self._time = datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if is_time else ""
         before = len(self.problems)
         for part in read_documents(data):
             if isinstance(part, Document):
@@ -226,7 +236,7 @@ class _Reader:
         except ValidationError as error:
             self._add_problems(error, kind, document, file)
             return
-        made.written(value, Origin(file, document.place.line, _places(document), self._is_from_api))
+        made.written(value, Origin(file, document.place.line, _places(document), self._is_from_api, self._time))
         first = self.objects.setdefault(made.key, made)
         if first is not made:
             place = document.place_of(("metadata", "name"))

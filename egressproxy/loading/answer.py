@@ -46,11 +46,17 @@ def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled 
         places=places(compiled.spec),
         objects=len(resources.objects),
         shown=pack_shown(
-            (each.key, each.to_manifest(), generations.get(each.key, 1), statuses.get(each.key))
+            (
+                each.key,
+                each.to_manifest(),
+                generations.get(each.key, 1),
+                statuses.get(each.key),
+                compiled.created.get(each.key, ""),
+            )
             for each in resources.objects
         ),
         warnings=tuple(sorted({str(each) for each in all_findings(resources, compiled)})),
-        memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written)),
+        memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written, compiled.created)),
         broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
         validities=compiled.validities,
     )
@@ -60,5 +66,5 @@ def _previous(memory: bytes) -> Compiled | None:
     """As much of the configuration in service as the next one wants to know."""
     if not memory:
         return None
-    generation, statuses, generations, written = read_plain(memory)
-    return Compiled(ConfigSpec((), generation), statuses, generations, written=written)
+    generation, statuses, generations, written, created = read_plain(memory)
+    return Compiled(ConfigSpec((), generation), statuses, generations, written=written, created=created)

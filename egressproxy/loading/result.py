@@ -91,7 +91,7 @@ def places(config: ConfigSpec) -> tuple[Place, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One object as the admin API shows it (`admin.state.PublishedObject`): JSON, generation and status beside it."""
+    """One object as the admin API shows it (`admin.state.PublishedObject`): its JSON and what that does not say."""
 
     group: str
     kind: str
@@ -100,15 +100,16 @@ class Shown:
     manifest: bytes
     generation: int
     status: bytes | None
+    created: str = ""
 
 
 def pack_shown(
-    objects: Iterable[tuple[tuple[str, str, str, str], dict[str, Any], int, Mapping[str, Any] | None]],
+    objects: Iterable[tuple[tuple[str, str, str, str], dict[str, Any], int, Mapping[str, Any] | None, str]],
 ) -> bytes:
-    """Objects as (key, manifest, generation, status)."""
+    """Objects as (key, manifest, generation, status, time of the file "" for none)."""
     entries = (
-        (key, _json(manifest), generation, None if status is None else _json(status))
-        for key, manifest, generation, status in objects
+        (key, _json(manifest), generation, None if status is None else _json(status), created)
+        for key, manifest, generation, status, created in objects
     )
     packer = zlib.compressobj(1)
     packed = []
@@ -123,8 +124,8 @@ def shown(packed: bytes) -> Iterator[Shown]:
         return
     file = io.BufferedReader(_Inflated(packed), CHUNK)
     while file.peek(1):
-        for (group, kind, namespace, name), manifest, generation, status in read_plain_value(file):
-            yield Shown(group, kind, namespace, name, manifest, generation, status)
+        for (group, kind, namespace, name), manifest, generation, status, created in read_plain_value(file):
+            yield Shown(group, kind, namespace, name, manifest, generation, status, created)
 
 
 def pack_plain(value: object) -> bytes:

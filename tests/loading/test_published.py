@@ -8,8 +8,8 @@ from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import pack_shown
 
 PACKED = pack_shown([
-    (("g", "Gateway", "ns", "a"), {"spec": 1}, 2, {"conditions": [{"type": "Accepted"}]}),
-    (("g", "HTTPRoute", "ns", "b"), {"spec": 2}, 1, {}),
+    (("g", "Gateway", "ns", "a"), {"spec": 1}, 2, {"conditions": [{"type": "Accepted"}]}, ""),
+    (("g", "HTTPRoute", "ns", "b"), {"spec": 2}, 1, {}, ""),
 ])  # fmt: skip
 
 
@@ -60,9 +60,9 @@ def test_the_reason_of_a_rejection_is_the_one_that_is_given():
 
 
 def test_the_mark_of_a_configuration_is_that_of_its_manifests_in_any_order():
-    first, second = (("g", "K", "n", "a"), {"spec": 1}, 1, None), (("g", "K", "n", "b"), {"spec": 2}, 1, None)
-    changed = (("g", "K", "n", "b"), {"spec": 3}, 1, None)
-    later = (("g", "K", "n", "b"), {"spec": 2}, 7, {"conditions": []})
+    first, second = (("g", "K", "n", "a"), {"spec": 1}, 1, None, ""), (("g", "K", "n", "b"), {"spec": 2}, 1, None, "")
+    changed = (("g", "K", "n", "b"), {"spec": 3}, 1, None, "")
+    later = (("g", "K", "n", "b"), {"spec": 2}, 7, {"conditions": []}, "2024-01-01T00:00:00Z")
     mark = digest(pack_shown([first, second]))
     assert mark == digest(pack_shown([second, first])) == digest(pack_shown([first, later]))
     assert mark != digest(pack_shown([first, changed]))

@@ -59,7 +59,13 @@ def test_an_answer_makes_no_objects():
 
 def test_what_is_shown_comes_back_in_order_with_generation_and_status():
     objects = [
-        (("g", "Kind", "ns", f"n{number}"), {"spec": {"number": number}}, number, {"ok": True} if number % 2 else None)
+        (
+            ("g", "Kind", "ns", f"n{number}"),
+            {"spec": {"number": number}},
+            number,
+            {"ok": True} if number % 2 else None,
+            "2024-01-01T00:00:00Z" if number % 2 else "",
+        )
         for number in range(2 * OBJECTS + 1)
     ]
     back = list(shown(pack_shown(iter(objects))))
@@ -69,6 +75,7 @@ def test_what_is_shown_comes_back_in_order_with_generation_and_status():
             json.loads(each.manifest),
             each.generation,
             each.status and json.loads(each.status),
+            each.created,
         )
         for each in back
     ] == objects
@@ -79,7 +86,7 @@ def test_nothing_is_shown_of_nothing():
 
 
 def test_a_value_that_json_does_not_know_is_not_shown():
-    (found,) = shown(pack_shown([(("", "K", "", "n"), {"spec": b"bytes"}, 1, None)]))
+    (found,) = shown(pack_shown([(("", "K", "", "n"), {"spec": b"bytes"}, 1, None, "")]))
     assert json.loads(found.manifest) == {"spec": "redacted"}
 
 
@@ -97,7 +104,7 @@ def test_the_builtin_gateway_is_ready_to_be_served():
 
 def test_what_is_shown_is_decompressed_as_it_is_taken():
     value = "".join(random.Random(1).choices("abcdef", k=3000))
-    packed = pack_shown((("", "ConfigMap", "a", f"m{n}"), {"x": f"{n}{value}"}, 1, None) for n in range(2000))
+    packed = pack_shown((("", "ConfigMap", "a", f"m{n}"), {"x": f"{n}{value}"}, 1, None, "") for n in range(2000))
     tracemalloc.start()
     readers = [shown(packed) for _ in range(20)]
     names = [[next(reader).name for _ in range(3)] for reader in readers]
@@ -110,6 +117,6 @@ def test_what_is_shown_is_decompressed_as_it_is_taken():
 
 
 def test_half_of_what_is_shown_is_no_whole():
-    packed = pack_shown((("", "ConfigMap", "a", f"m{n}"), {"x": n}, 1, None) for n in range(2000))
+    packed = pack_shown((("", "ConfigMap", "a", f"m{n}"), {"x": n}, 1, None, "") for n in range(2000))
     with pytest.raises((zlib.error, EOFError)):
         list(shown(packed[: len(packed) // 2]))

@@ -86,6 +86,7 @@ def compile_config(
         generations=generations,
         warnings=tuple(run.warnings),
         written=written,
+        created=_created(resources, previous),
         validities=run.validities,
     )
 
@@ -388,6 +389,17 @@ def _state_route(conditions: Conditions, outcome: list[Attachment] | Rejection, 
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
     if findings.is_partial:
         conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(findings.bad_rules))
+
+
+def _created(resources: ResourceSet, previous: Compiled | None) -> dict[Key, str]:
+    """Since when the objects are there that do not say it: the time of their file when they were first read."""
+    before = previous.created if previous is not None else {}
+    times = (
+        (resource.key, before.get(resource.key) or resource.origin.time)
+        for resource in resources.objects
+        if resource.metadata.creation_timestamp is None
+    )
+    return {key: time for key, time in times if time}
 
 
 def _generations(resources: ResourceSet, previous: Compiled | None) -> tuple[dict[Key, int], dict[Key, bytes]]:

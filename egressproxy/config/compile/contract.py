@@ -126,8 +126,10 @@ class Compiled:
     """A configuration ready to be put into service.
 
     `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
-    object with a spec, `written` digests of those specs. `warnings` are about what has no status to say it in.
-    `validities` are those of all certificates.
+    object with a spec, `written` digests of those specs. `created` says since when objects are there that do not say it
+    themselves, for people alone: nobody is older by it. `warnings` are about what has no status to say it in.
+    `validities` are those of all certificates. `created` says since when objects are there that do not say it
+    themselves: for people alone, nobody is older by it.
     """
 
     spec: ConfigSpec
@@ -136,6 +138,7 @@ class Compiled:
     warnings: tuple[Problem, ...] = ()
     written: Mapping[Key, bytes] = field(default_factory=dict, repr=False)
     validities: tuple[Validity, ...] = ()
+    created: Mapping[Key, str] = field(default_factory=dict, repr=False)
 
 
 def scope_of(key: Key) -> str:

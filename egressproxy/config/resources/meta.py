@@ -71,13 +71,15 @@ class Origin:
     """Where an object was written: `file` as given or found, `line` from 1; both empty for objects made in code.
 
     `places` has those fields, by path, that are judged only after the object was read. `is_from_api`: it was written
-    through the admin API, by somebody who is trusted with less than a file of the operator's.
+    through the admin API, by somebody who is trusted with less than a file of the operator's. `time` is when the file
+    was changed last, in RFC 3339, "" where that is not known.
     """
 
     file: str = ""
     line: int = 0
     places: Mapping[str, Spot] = field(default_factory=dict, compare=False, repr=False)
     is_from_api: bool = field(default=False, compare=False)
+    time: str = field(default="", compare=False)
 
     def place_of(self, path: str, *, key: bool = False) -> tuple[int, int]:
         """Line and column of a field's value (or of its key), else of the nearest field above; (0, 0) without file."""

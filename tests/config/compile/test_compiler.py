@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 from egressproxy.config.compile import Compiled, Defaults, FilterCatalog, compile_config
-from egressproxy.config.load import ResourceSet, load_text
+from egressproxy.config.load import ResourceSet, load, load_text
 from egressproxy.config.resources.routes import HttpRoute
 from egressproxy.filters.catalog import Catalog
 from egressproxy.spec.backend import Destination
@@ -154,3 +157,64 @@ def test_ten_thousand_rules_compile_in_the_time_of_a_reload():
     took = time.process_time() - started
     assert sum(len(found.rules) for found in listener(made).http_routes) == 10_000
     assert took < 4.0, "twice the aim of two seconds, for slow machines"
+
+
+# --- since when objects are there -------------------------------------------------------------------------------------
+
+
+def _tcp_route(name: str) -> str:
+    return f"""
+apiVersion: gateway.networking.k8s.io/v1
+kind: TCPRoute
+metadata: {{name: {name}}}
+spec:
+  parentRefs: [{{name: gw}}]
+  rules: [{{backendRefs: [{{group: egressproxy.io, kind: Backend, name: plain}}]}}]
+"""
+
+
+def _of_files(folder: Path, previous: Compiled | None = None) -> Compiled:
+    return compile_config(load([folder]), Catalog(), Defaults(), previous)
+
+
+def _written(folder: Path, name: str, text: str, day: int) -> None:
+    file = folder / f"{name}.yaml"
+    file.write_text(text)
+    seconds = datetime(2024, 1, day, tzinfo=UTC).timestamp()
+    os.utime(file, (seconds, seconds))
+
+
+def test_an_object_is_there_since_its_file_was_changed_when_it_was_first_read(tmp_path: Path):
+    aged = PLAIN.replace("plain}", 'aged, creationTimestamp: "2020-01-01T00:00:00Z"}')
+    _written(tmp_path, "a", f"{FORWARD}---{aged}", 1)
+    first = _of_files(tmp_path)
+    gateway = ("gateway.networking.k8s.io", "Gateway", "default", "gw")
+    assert first.created == {gateway: "2024-01-01T00:00:00Z"}
+    _written(tmp_path, "a", f"{FORWARD}---{aged}", 3)
+    _written(tmp_path, "b", PLAIN, 4)
+    second = _of_files(tmp_path, first)
+    plain = ("egressproxy.io", "Backend", "default", "plain")
+    assert second.created == {gateway: "2024-01-01T00:00:00Z", plain: "2024-01-04T00:00:00Z"}
+    (tmp_path / "b.yaml").unlink()
+    assert plain not in _of_files(tmp_path, second).created
+
+
+def test_a_time_that_means_none_is_none(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(FORWARD)
+    for seconds in (0, 1, 1 << 42):
+        os.utime(tmp_path / "a.yaml", (seconds, seconds))
+        assert not _of_files(tmp_path).created
+
+
+def test_the_time_of_a_file_decides_nothing(tmp_path: Path):
+    gateway = FORWARD.replace("egressproxy.io/forward-proxy", "TCP")
+    _written(tmp_path, "common", f"{gateway}---{PLAIN}", 5)
+    _written(tmp_path, "old", _tcp_route("b-old-file"), 1)
+    _written(tmp_path, "new", _tcp_route("a-new-file"), 9)
+    made = _of_files(tmp_path)
+    verdict = of_route(made, "egressproxy.io/Conflicted", "default/b-old-file", "TCPRoute")
+    assert "TCPRoute default/a-new-file is older or precedes it by name" in verdict[2]
+    _written(tmp_path, "new", _tcp_route("a-new-file").replace("a-new-file}", "a-new-file, labels: {a: b}}"), 9)
+    dated = _tcp_route("z-dated").replace("z-dated}", 'z-dated, creationTimestamp: "2024-01-08T00:00:00Z"}')
+    _written(tmp_path, "dated", dated, 9)
+    assert of_route(_of_files(tmp_path, made), "egressproxy.io/Conflicted", "default/z-dated", "TCPRoute")[0] == ""
