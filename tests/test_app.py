@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy import app as app_module
 from egressproxy.app import App, RunOptions
 from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.problems import ConfigError
@@ -23,6 +24,12 @@ from egressproxy.protocols.http1 import request_head
 from egressproxy.workers.fleet import Refused
 from tests.support import manifests as m
 from tests.support.net import free_port
+
+
+@pytest.fixture(autouse=True)
+def _collector_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start changes for its process would hold for all tests that come after it in this one."""
+    monkeypatch.setattr(app_module, "rest_memory", lambda: None)
 
 
 def options(folder: Path, *objects: m.Manifest) -> RunOptions:

@@ -10,6 +10,7 @@ import pytest
 from tests.conformance.objects import filters, gateway, http, https, mirror, ref, route, rule
 from tests.conformance.suite import Suite
 from tests.support.manifests import Manifest
+from tests.support.waiting import WAIT_S
 
 GW = "same-namespace"
 
@@ -211,7 +212,7 @@ class TestMirrors:
 
     def seen(self, suite: Suite, service: str, path: str, count: int) -> list[dict[str, Any]]:
         """What the mirror saw of a path, once it is that many."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + WAIT_S
         while True:
             found = [each for pod in suite.pods_of(service) for each in pod.seen if each["path"] == path]
             if len(found) >= count or time.monotonic() > deadline:

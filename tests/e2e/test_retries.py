@@ -12,12 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.test_workers import two_workers, until, workers
+from tests.e2e.test_workers import two_workers, workers
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, client, read_head, read_message
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import wait_until
 
 
 def service(*ports: int) -> list[m.Manifest]:
@@ -143,7 +144,7 @@ def test_a_session_holds_over_reloads_and_whatever_worker_serves(tmp_path: Path)
         assert is_kept()
         for pid in workers(gateway):  # whichever made the token, another serves now
             os.kill(pid, signal.SIGKILL)
-            until(lambda pid=pid: pid not in workers(gateway) and gateway.metric("egress_workers") == 2)  # type: ignore[misc]
+            wait_until(lambda pid=pid: pid not in workers(gateway) and gateway.metric("egress_workers") == 2)  # type: ignore[misc]
             assert is_kept()
 
 

@@ -31,7 +31,7 @@ def at(*servers: DnsServer, transport: str = "udp") -> list[Server]:
     return [parse_server(f"127.0.0.1:{server.port}", transport) for server in servers]
 
 
-async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = 2.0) -> DnsAnswer:
+async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = WAIT_S) -> DnsAnswer:
     return await ask(servers, dns.name.from_text(name), dns.rdatatype.from_text(kind), timeout_s)
 
 

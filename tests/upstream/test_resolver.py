@@ -44,7 +44,7 @@ class Bench:
         self.resolver = self.make()
 
     def make(self, **options: Any) -> Resolver:
-        spec = replace(DnsSpec(servers=(f"127.0.0.1:{self.server.port}",), timeout_s=1.0), **options)
+        spec = replace(DnsSpec(servers=(f"127.0.0.1:{self.server.port}",), timeout_s=WAIT_S), **options)
         self.resolver = Resolver(
             spec,
             lambda word: self.counted.update([word]),
