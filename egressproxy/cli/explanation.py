@@ -11,6 +11,8 @@ __all__ = ["lines", "show"]
 Line = tuple[str, str, str]
 
 _WIDTH: Final = 14
+#: The kind of backends that goes without saying.
+_OURS: Final = "Backend.egressproxy.io"
 _STYLES: Final = {"allowed": "bold green", "denied": "bold red", "failed": "bold yellow"}
 
 
@@ -115,7 +117,9 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     destination = f" {backend['destination']}" if "destination" in backend else ""
     place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
     share = f", {backend['share']:.1%} of the requests" if backend["share"] < 1 else ""
-    yield "backend", f"{backend['name']}{destination}{place}{share}", "cyan"
+    kind = backend.get("kind", _OURS)
+    of = f" ({kind})" if kind not in (_OURS, "Service") else ""  # another group may have a Backend of that name, too
+    yield "backend", f"{backend['name']}{of}{destination}{place}{share}", "cyan"
     if backend.get("error") != said:
         yield from _error(backend.get("error"))
     if "wouldDeny" in backend:

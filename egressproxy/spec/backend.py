@@ -87,6 +87,7 @@ class BackendSpec:
     `parent` is the upstream gateway through which it is reached (by CONNECT), `parent_credentials` what that is shown.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.
+    `kind` is the object's, with its group where it has one: "Backend.egressproxy.io".
     """
 
     name: str
@@ -99,6 +100,7 @@ class BackendSpec:
     parent: BackendSpec | None = None
     parent_credentials: ParentCredentials | None = None
     extensions: tuple[ExtensionSpec, ...] = ()
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

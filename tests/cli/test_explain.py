@@ -108,3 +108,30 @@ def test_nobody_at_the_admin_address_is_2_and_says_what_to_do():
 
 def test_config_and_admin_together_are_wrong_usage(config: Path):
     assert invoke("GET", "http://a/", "--config", config, "--admin", "127.0.0.1:1").exit_code == 2
+
+
+def test_it_shows_what_became_of_a_published_form_and_of_which_group_the_backend_is(config: Path):
+    published = {
+        "apiVersion": "gateway.networking.k8s.io/v1alpha1",
+        "kind": "Backend",
+        "metadata": {"name": "api", "namespace": "agents"},
+        "spec": {
+            "destination": {"type": "FQDN", "fqdn": {"hostname": "other.example", "port": 8443}},
+            "tls": {"mode": "SIMPLE", "serverName": "sni.example"},
+        },
+    }
+    listener = m.http_listener(80, name="web")
+    ref = {"group": "gateway.networking.k8s.io", "kind": "Backend", "name": "api"}
+    objects = [
+        m.gateway(listener, name="reverse"),
+        m.http_route("theirs", {"backendRefs": [ref]}, hostnames=["theirs.example"], parent="reverse"),
+        published,
+    ]
+    (config / "b.yaml").write_text(yaml.safe_dump_all(objects))
+    result = invoke("GET", "http://theirs.example/", "-c", config, "--no-dns", "--listener", "agents/reverse/web")
+    assert "backend       agents/api (Backend.gateway.networking.k8s.io) Fqdn other.example:8443\n" in result.output, (
+        result.output
+    )
+    assert "sni.example" in result.output
+    found = invoke("GET", "https://api.example/v1/x", "-c", config, "--no-dns", "-o", "json")
+    assert json.loads(found.output)["backends"][0]["kind"] == "Backend.egressproxy.io"

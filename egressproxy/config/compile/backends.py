@@ -14,7 +14,7 @@ from itertools import chain
 from egressproxy.config.compile import support
 from egressproxy.config.compile.backend_tls import validated_tls
 from egressproxy.config.compile.backend_uses import backend_refs, stream_carriers
-from egressproxy.config.compile.contract import Key, Status, scope_of
+from egressproxy.config.compile.contract import Key, Status, kind_of, scope_of
 from egressproxy.config.compile.extension_faults import must_run
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
 from egressproxy.config.compile.merging import dns_notes
@@ -152,7 +152,8 @@ class Backends:
         other = (ref.group, alias, namespace, ref.name)
         return other if self._resources.get(*other) is not None else key
 
-    def _meant(self, source: Resource, ref: Reference) -> Key:
+    def meant(self, source: Resource, ref: Reference) -> Key:
+        """The object that a reference means, whether it is there or not."""
         return self._key(ref, self._references.namespace_of(source, ref))
 
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
@@ -185,7 +186,7 @@ class Backends:
     def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
         """The status of every Backend object, used or not."""
         statuses: dict[Key, Status] = {}
-        carriers = stream_carriers(self._resources, self._meant)
+        carriers = stream_carriers(self._resources, self.meant)
         for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
             conditions = Conditions(generation(backend.key))
             statuses[backend.key] = {"conditions": self._judge(backend, conditions, backend.key not in carriers)}
@@ -267,6 +268,7 @@ class Backends:
             port=number,
             protocol=Protocol(spec.protocol or "HTTP"),
             tls=tls,
+            kind=kind_of(backend.key),
         )
         return ResolvedBackend(made, backend.key, number)
 
@@ -323,6 +325,7 @@ class Backends:
             protocol=protocol,
             tls=tls,
             extensions=ordered(extensions),
+            kind=kind_of(backend.key),
         )
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)

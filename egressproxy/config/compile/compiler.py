@@ -26,6 +26,7 @@ from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, pla
 from egressproxy.config.compile.hosts_taken import HostsTaken
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.listeners import ListenerPlan
+from egressproxy.config.compile.namesakes import Namesakes
 from egressproxy.config.compile.placement import Placement
 from egressproxy.config.compile.policies import Policies
 from egressproxy.config.compile.problems import Problems, problem_at
@@ -56,6 +57,9 @@ _PERMITS_NOTHING = (
     "holds on listener {}: it can reach nothing"
 )
 _NAME_A_PARENT = "name the Gateway under parentRefs"
+#: A parentRef of this group and kind is for a mesh (GEP-1294): proxies beside the pods, which this is not.
+_SERVICE = ("", "Service")
+_MESH = "a Service as parent is for a mesh, and is not served here"
 _NOTHING_SERVED = "no listener is served: no client is answered"
 _SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or see the other warnings"
 
@@ -126,6 +130,7 @@ class _Run:
             self._backends, self._policies, self._extensions, self._placement, self._certificates, defaults
         )
         self._denials = Denials(defaults.denials)
+        self._namesakes = Namesakes(resources, BACKEND_KINDS, self._backends.meant)
         self._plans: list[GatewayPlan] = []
         self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
         self._served: dict[ListenerPlan, _Served] = defaultdict(_Served)
@@ -230,10 +235,15 @@ class _Run:
         if not route.spec.parent_refs:
             message = "the route names no parentRefs and is not served"
             self._say_unserved(route, "spec.parentRefs", message, _NAME_A_PARENT, "NoParent")
+        for where, sentence in self._namesakes.of_route(route):
+            self.warnings.append(problem_at(route, where, sentence, severity=Severity.NOTE, code="SameName"))
+        of_mesh: list[int] = []
         for index, ref in enumerate(route.spec.parent_refs):
             outcome = parents.attach(route, hostnames, ref)
             if outcome is None:
-                if self._is_absent(route, ref.group, ref.kind, ref.namespace, ref.name):
+                if (ref.group, ref.kind) == _SERVICE:
+                    of_mesh.append(index)
+                elif self._is_absent(route, ref.group, ref.kind, ref.namespace, ref.name):
                     namespace = ref.namespace or route.namespace
                     message = f"{ref.kind} {namespace}/{ref.name} does not exist"
                     remedy = self._names.remedy(ref.group, ref.kind, namespace, ref.name, "name it in parentRefs")
@@ -256,7 +266,11 @@ class _Run:
                     found[attachment.listener] = (attachment, conditions)
                     attachment.listener.attached += conditions.holds("Accepted")
         if findings is None:
+            self._state_mesh(route, of_mesh, status)
             return
+        for index in of_mesh:
+            where = f"spec.parentRefs[{index}]"
+            self.warnings.append(problem_at(route, where, _MESH, severity=Severity.NOTE, code="MeshParent"))
         services = self._backends.services(route) if found else ()
         for listener, (attachment, conditions) in found.items():
             self._tls_policies.note_use(listener.gateway, services)
@@ -275,6 +289,15 @@ class _Run:
                 else:
                     conditions.set(_DENIED, True, "DestinationDenied", sentence)
         self._statuses[route.key] = status.to_status()
+
+    def _state_mesh(self, route: AnyRoute, of_mesh: Sequence[int], status: RouteParents) -> None:
+        """A route that no Gateway of ours serves, and that names Services as its parents: status says so for each."""
+        for index in of_mesh:
+            ref = route.spec.parent_refs[index]
+            conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
+            conditions.set("Accepted", False, "UnsupportedValue", f"{_MESH}: {_NAME_A_PARENT} if it is meant for us")
+        if of_mesh:
+            self._statuses[route.key] = status.to_status()
 
     def _unbarred(
         self, route: AnyRoute, attachments: list[Attachment]

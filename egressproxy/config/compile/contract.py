@@ -29,6 +29,7 @@ __all__ = [
     "SecretReference",
     "Status",
     "age_of",
+    "kind_of",
     "scope_of",
 ]
 
@@ -139,6 +140,11 @@ class Compiled:
     written: Mapping[Key, bytes] = field(default_factory=dict, repr=False)
     validities: tuple[Validity, ...] = ()
     created: Mapping[Key, str] = field(default_factory=dict, repr=False)
+
+
+def kind_of(key: Key) -> str:
+    """The kind, with its group where it has one, as kubectl takes it: `Backend.egressproxy.io`."""
+    return f"{key[1]}.{key[0]}" if key[0] else key[1]
 
 
 def scope_of(key: Key) -> str:

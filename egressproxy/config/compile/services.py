@@ -70,6 +70,7 @@ class Services:
             endpoints=self._endpoints(service, entry),
             protocol=_APP_PROTOCOLS[app_protocol],
             tls=tls,
+            kind="Service",
         )
 
     def refuses_plain_text(self, namespace: str, name: str, port: int) -> bool:

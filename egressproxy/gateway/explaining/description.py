@@ -87,6 +87,8 @@ def backend_values(choice: Choice, total: int) -> dict[str, Any]:
     }  # fmt: skip
     if spec is not None:
         made["destination"] = spec.backend.destination.value
+        if spec.backend.kind:
+            made["kind"] = spec.backend.kind
         made["via"] = [parent.name for parent in _parents(spec.backend)]
         if choice.parent_by:
             made["parentBy"] = choice.parent_by

@@ -1,0 +1,52 @@
+"""Backends of one name in two groups: which one a reference means, and where that is said."""
+
+from __future__ import annotations
+
+from egressproxy.config.compile.shortcomings import all_findings
+from egressproxy.config.load import load_text
+from egressproxy.config.problems import Problem, Severity
+from tests.config.compile.kit import REVERSE, compiled, rule
+
+BACKEND = """
+apiVersion: {group}
+kind: {kind}
+metadata: {{name: b}}
+spec: {{destination: {{type: Fqdn, fqdn: {{hostname: {host}}}, ports: [{{number: 443, tls: {{mode: Simple}}}}]}}}}
+"""
+OURS = BACKEND.format(group="egressproxy.io/v1alpha1", kind="Backend", host="ours.example")
+THEIRS = BACKEND.format(group="gateway.networking.k8s.io/v1alpha1", kind="Backend", host="theirs.example")
+
+
+def route(group: str, kind: str = "Backend") -> str:
+    return f"""
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: route}}
+spec:
+  parentRefs: [{{name: gw}}]
+  rules: [{{backendRefs: [{{group: {group}, kind: {kind}, name: b}}]}}]
+"""
+
+
+def findings(*manifests: str) -> list[Problem]:
+    return all_findings(load_text("\n---\n".join(manifests), "config.yaml"), compiled(*manifests))
+
+
+def test_a_reference_means_the_backend_of_its_group_and_it_is_noted_which():
+    for group, host in (("egressproxy.io", "ours.example"), ("gateway.networking.k8s.io", "theirs.example")):
+        manifests = (REVERSE, route(group), OURS, THEIRS)
+        (found,) = rule(compiled(*manifests)).backends
+        assert found.backend is not None
+        assert (found.backend.hostname, found.backend.kind) == (host, f"Backend.{group}")
+        (note,) = findings(*manifests)
+        assert (note.severity, note.field_path) == (Severity.NOTE, "spec.rules[0].backendRefs[0]")
+        assert f"this is Backend.{group} default/b" in note.message
+
+
+def test_one_backend_of_a_name_is_nothing_to_speak_of():
+    assert not findings(REVERSE, route("egressproxy.io"), OURS)
+
+
+def test_a_reference_to_neither_is_not_said_to_be_one_of_them():
+    found = findings(REVERSE, route("gateway.networking.x-k8s.io", "XBackend"), OURS, THEIRS)
+    assert not [each for each in found if each.code == "SameName"]
