@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from egressproxy import __version__
 from egressproxy.admin.state import Source, Unanswerable
-from egressproxy.config.problems import ConfigError
+from egressproxy.config.problems import ConfigError, Problem, Severity
 from egressproxy.config.sources.files import changes
 from egressproxy.loading.apart import Loading, LoadingFailed, schema
 from egressproxy.loading.notices import accepted, broken, rejected
@@ -82,6 +82,7 @@ class RunOptions:
     metrics: tuple[str, int] | None = None
     access_log: str | None = None  # None: stdout; "off": none; else a path
     log_level: str = "info"
+    log_format: str = "text"  # of the diagnostics: text or json
     drain_timeout_s: float = 10.0
     workers: int = 1
     state_dir: Path | None = None  # what was written through the API
@@ -101,11 +102,16 @@ def run(options: RunOptions, first: Loading | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets
     sys.setswitchinterval(SWITCH_S)
-    diagnostics = Diagnostics(options.log_level)
+    diagnostics = Diagnostics(options.log_level, log_format=options.log_format)
     diagnostics.start()
     try:
         with asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(App(options, first).serve())
+    except ConfigError as error:
+        if options.log_format == "text":
+            raise  # it is for a person, and may be coloured
+        _tell_problems(error.problems)
+        return 1
     finally:
         diagnostics.stop()
 
@@ -129,7 +135,7 @@ class App:
         self._sources: tuple[Source, ...] = (self._published,)
         self._schema = b""
         self._making_schema = asyncio.Lock()
-        self._told: set[str] = set()
+        self._told: set[Problem] = set()
         self._told_late: set[Validity] = set()
         self._servers: list[AdminServer] = []
         self._own: dict[str, tuple[str, int]] = {}  # what is served beside traffic, and where
@@ -237,7 +243,7 @@ class App:
             await self._start_admin()  # it tells that the rest is not there yet
             await self._take_configuration()
         except FAILURES as error:
-            return _start_failed(str(error))
+            return self._start_failed(str(error))
         rest_memory()
         self._announce()
         watcher = asyncio.create_task(self._watch(changed)) if self.options.config else None
@@ -257,6 +263,13 @@ class App:
         self._events.take()
         log.info("stopped%s", cut)
         return 0
+
+    def _start_failed(self, why: str) -> int:
+        if self.options.log_format == "json":
+            log.error("%s", why)
+        else:
+            print(f"egressproxy: {why}", file=sys.stderr)
+        return 1
 
     async def _drain(self) -> str:
         """What was cut, for the log."""
@@ -338,17 +351,18 @@ class App:
         self._generation += 1
         self._publish()
         self.metrics.reload_succeeded(self._generation)
-        self._tell_shortcomings(fresh.warnings)
+        self._tell_shortcomings(fresh.findings)
         self._tell_late_certificates()
         over = accepted(fresh.places, self._generation) if self._is_rejected else []
         self._is_rejected = False
         self._events.add([*broken(fresh.broken), *over], is_logged=True)
 
-    def _tell_shortcomings(self, warnings: Iterable[str]) -> None:
+    def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
         """What is served less than whole; after a reload only what is new."""
-        told, self._told = self._told, set(warnings)
-        for sentence in sorted(self._told - told):
-            log.warning("%s", sentence)
+        told, self._told = self._told, set(findings)
+        for finding in sorted(self._told - told, key=str):
+            level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
+            log.log(level, "%s", finding, extra={"fields": finding.as_dict()})
 
     @property
     def _validities(self) -> tuple[Validity, ...]:
@@ -419,8 +433,11 @@ class App:
         self._publish(why, "Guarded" if is_guarded else "Invalid")
         self.metrics.reload_failed("guarded" if is_guarded else "failure")
         log.error("the new configuration is rejected, configuration %d stays in service:", self._generation)
-        for line in why.splitlines():  # one record for each problem
-            log.error("%s", line)
+        if isinstance(error, ConfigError):
+            _tell_problems(error.problems)
+        else:
+            for line in why.splitlines():
+                log.error("%s", line)
         places = self._loaded.places if self._loaded is not None else ()
         unbound = error.listeners if isinstance(error, NotBound) else ""
         self._events.add(rejected(error, places, self._generation, unbound), is_logged=True)
@@ -434,7 +451,7 @@ class App:
         for address, port, protocol, listener in self._loaded.places:
             place = _place(address, port)
             log.info("%s listener %s on %s", protocol, listener, place)
-            if not self._is_configured:  # said only now that the port is ours
+            if not self._is_configured and self.options.log_format == "text":  # said only now that the port is ours
                 print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)  # in one piece, beside other lines
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, _place(address, port))
@@ -453,7 +470,7 @@ def _fleet(options: RunOptions, metrics: Metrics) -> Fleet:
         return InProcess(options.access_log, metrics, key)
     from egressproxy.workers.supervisor import Supervisor
 
-    return Supervisor(options.workers, options.access_log, options.log_level, metrics, key)
+    return Supervisor(options.workers, options.access_log, options.log_level, metrics, key, options.log_format)
 
 
 def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:
@@ -480,6 +497,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _start_failed(why: str) -> int:
-    print(f"egressproxy: {why}", file=sys.stderr)
-    return 1
+def _tell_problems(problems: Iterable[Problem]) -> None:
+    """One record for each."""
+    for problem in problems:
+        log.error("%s", problem, extra={"fields": problem.as_dict()})

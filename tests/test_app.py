@@ -145,10 +145,11 @@ async def test_a_backend_whose_certificate_is_not_verified_is_told_when_it_comes
     (told,) = [record for record in caplog.records if "not verified" in record.getMessage()]
     assert told.levelno == logging.WARNING
     assert "Backend agents/loose" in told.getMessage()
-    app._tell_shortcomings([told.getMessage()])  # the next configuration has it, too
+    (finding,) = app._told
+    app._tell_shortcomings([finding])  # the next configuration has it, too
     assert sum("not verified" in message for message in caplog.messages) == 1
     app._tell_shortcomings([])
-    app._tell_shortcomings([told.getMessage()])
+    app._tell_shortcomings([finding])
     assert sum("not verified" in message for message in caplog.messages) == 2
 
 

@@ -76,6 +76,10 @@ def _key(path: Path) -> Secret:
     help="Of the diagnostics on standard error.",
 )  # fmt: skip
 @click.option(
+    "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
+    help="Of the diagnostics: lines for people, or one JSON object a line, for programs that collect logs.",
+)  # fmt: skip
+@click.option(
     "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True, metavar="SECONDS",
     help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
@@ -117,6 +121,7 @@ def command(
     metrics: tuple[str, int] | None,
     access_log: str | None,
     log_level: str,
+    log_format: str,
     drain_timeout_s: float,
     workers: int,
     guarded: bool,
@@ -150,6 +155,10 @@ def command(
             " give --config, or leave --bind out"
         )
     bind = tuple(dict.fromkeys(bind))
+    if log_format == "json":
+        from egressproxy.telemetry.json_lines import take_over
+
+        take_over()  # what the imports below may have to say is JSON, too
     first = None
     if config:
         with suppress(OSError):  # what is wrong shows at the next attempt, and is said there
@@ -164,6 +173,7 @@ def command(
         metrics=metrics,
         access_log=None if access_log == "-" else access_log,
         log_level=log_level,
+        log_format=log_format,
         drain_timeout_s=drain_timeout_s,
         workers=workers,
         guarded=guarded,

@@ -55,7 +55,7 @@ def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled 
             )
             for each in resources.objects
         ),
-        warnings=tuple(sorted({str(each) for each in all_findings(resources, compiled)})),
+        findings=tuple(all_findings(resources, compiled)),
         memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written, compiled.created)),
         broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
         validities=compiled.validities,

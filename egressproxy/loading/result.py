@@ -11,7 +11,7 @@ import json
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,7 +61,8 @@ class Place(NamedTuple):
 class Loaded:
     """A configuration that was read and compiled, for processes that did neither.
 
-    `spec` is for `spec.packing`, `shown` for `shown` below, `memory` for the next loading. `warnings` are sentences.
+    `spec` is for `spec.packing`, `shown` for `shown` below, `memory` for the next loading. `findings` are what `check`
+    would say.
     `validities` are those of all certificates.
     `broken` are objects (group, kind, namespace, name) with a sentence on a reference that resolved before.
     """
@@ -70,7 +71,7 @@ class Loaded:
     places: tuple[Place, ...] = ()
     objects: int = 0
     shown: bytes = field(default=b"", repr=False)
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Problem, ...] = ()
     memory: bytes = field(default=b"", repr=False)
     broken: tuple[tuple[tuple[str, str, str, str], str], ...] = ()
     validities: tuple[Validity, ...] = ()
@@ -78,7 +79,8 @@ class Loaded:
 
 def builtin() -> Loaded:
     """What is served where there is no configuration."""
-    return Loaded(pack(BUILTIN), places(BUILTIN), warnings=(BUILTIN_WARNING,))
+    told = Problem("", 0, 0, "", "", BUILTIN_WARNING, "", Severity.WARNING, "OpenProxy")
+    return Loaded(pack(BUILTIN), places(BUILTIN), findings=(told,))
 
 
 def places(config: ConfigSpec) -> tuple[Place, ...]:
@@ -160,16 +162,23 @@ def flat(loaded: Loaded) -> tuple[Any, ...]:
     """As plain values."""
     where = [tuple(place) for place in loaded.places]
     valid = [(each.use.value, *each[1:]) for each in loaded.validities]
-    return (loaded.spec, where, loaded.objects, loaded.shown, loaded.warnings, loaded.memory, loaded.broken, valid)
+    findings = [_fields(each) for each in loaded.findings]
+    return (loaded.spec, where, loaded.objects, loaded.shown, findings, loaded.memory, loaded.broken, valid)
 
 
 def loaded_of(values: Sequence[Any]) -> Loaded:
     """What `flat` made."""
-    spec, where, *rest = values
-    valid = rest.pop()
-    validities = tuple(Validity(CertificateUse(use), *each) for use, *each in valid)
-    made = Loaded(spec, tuple(Place(*place) for place in where), *rest)
-    return replace(made, validities=validities)
+    spec, where, objects, shown, findings, memory, broken, valid = values
+    return Loaded(
+        spec,
+        tuple(Place(*place) for place in where),
+        objects,
+        shown,
+        tuple(_problem(each) for each in findings),
+        memory,
+        broken,
+        tuple(Validity(CertificateUse(use), *each) for use, *each in valid),
+    )
 
 
 def read_plain_answer(data: bytes) -> tuple[str, Any]:

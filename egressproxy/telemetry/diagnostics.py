@@ -1,7 +1,8 @@
 """Diagnostics: the stdlib's logging to stderr, from a thread of its own, so that a blocked stderr stops nothing.
 
 One line is `time level logger message`, with the worker in front of the message where there are several. Control
-characters in a message are shown as escapes: what a client sent cannot forge a line.
+characters in a message are shown as escapes: what a client sent cannot forge a line. Or each line is a JSON object
+(`telemetry.json_lines`); then a record may say what it is about: `extra={"fields": {...}}`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import threading
 import time
 from typing import Final, TextIO
 
-__all__ = ["LEVELS", "Diagnostics"]
+from egressproxy.telemetry.json_lines import JsonFormatter, beneath
+
+__all__ = ["FORMATS", "LEVELS", "Diagnostics"]
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("text", "json")
 MAX_WAITING: Final = 10_000
 STOP_TIMEOUT_S: Final = 1.0
 
@@ -26,15 +30,17 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F
 class Diagnostics:
     """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room.
 
-    `origin`: whose message it is, where several processes write to one stream.
+    `origin`: whose message it is, where several processes write to one stream. `log_format`: one of FORMATS.
     """
 
-    def __init__(self, level: str = "info", stream: TextIO | None = None, origin: str = "") -> None:
+    def __init__(
+        self, level: str = "info", stream: TextIO | None = None, origin: str = "", log_format: str = "text"
+    ) -> None:
         self._level = getattr(logging, level.upper())
         self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
         self._handler = _Enqueue(self._queue)
-        self._output = logging.StreamHandler(stream or sys.stderr)
-        self._output.setFormatter(_Formatter(origin))
+        self._output = logging.StreamHandler(stream or beneath(sys.stderr))
+        self._output.setFormatter(JsonFormatter(origin) if log_format == "json" else _Formatter(origin))
         self._thread = threading.Thread(target=self._run, name="diagnostics", daemon=True)
         self._before: tuple[list[logging.Handler], int] = ([], logging.WARNING)
 
@@ -86,7 +92,7 @@ class _Enqueue(logging.handlers.QueueHandler):
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Make the text here, where the arguments still are what they were; the traceback goes along as text."""
-        message = record.getMessage().translate(_ESCAPES).replace("\n", "\\n")
+        message = record.getMessage()
         record.exc_text = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
         record.msg, record.args, record.exc_info = message, None, None
         return record
@@ -102,7 +108,8 @@ class _Formatter(logging.Formatter):
         self._origin = f"{origin}: " if origin else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self.formatTime(record)} {record.levelname.lower()} {record.name} {self._origin}{record.msg}"
+        message = str(record.msg).translate(_ESCAPES).replace("\n", "\\n")
+        line = f"{self.formatTime(record)} {record.levelname.lower()} {record.name} {self._origin}{message}"
         if record.exc_text:
             line += "\n" + "\n".join(f"  {part.translate(_ESCAPES)}" for part in record.exc_text.split("\n"))
         return line

@@ -180,7 +180,10 @@ class Events:
             log.log(level, "%d events before this one had no line of their own", self._unlogged)
             self._unlogged = 0
         times = "" if notice.count == 1 else f" ({notice.count} times)"
-        log.log(level, "%s on %s%s: %s", notice.reason, notice.regarding, times, notice.message)
+        fields = {"reason": notice.reason, "object": str(notice.regarding), "count": notice.count}
+        log.log(
+            level, "%s on %s%s: %s", notice.reason, notice.regarding, times, notice.message, extra={"fields": fields}
+        )
 
     def __repr__(self) -> str:
         return f"Events({len(self._events)} at {self.version})"

@@ -57,6 +57,7 @@ class Begin:
     log_level: str
     pseudonym: bytes
     session_key: bytes = field(repr=False)
+    log_format: str = "text"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from egressproxy.filters.tally import Tally
 from egressproxy.gateway.live import Snapshot
 from egressproxy.protocols.http1.self_test import Misread
 from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.notices import NOTICES_S
 from egressproxy.transport.loop import Loop
@@ -161,7 +162,10 @@ class WorkerProcess:
         self._channel.send(encode(message))
 
     def _begin(self, asked: Begin, turn: int, tally: int) -> None:
-        self._diagnostics = Diagnostics(asked.log_level, origin=f"worker {asked.worker}")
+        origin = f"worker {asked.worker}"
+        if asked.log_format == "json":
+            take_over(origin)
+        self._diagnostics = Diagnostics(asked.log_level, origin=origin, log_format=asked.log_format)
         self._diagnostics.start()
         try:
             self._worker = Worker(

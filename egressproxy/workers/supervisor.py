@@ -50,11 +50,18 @@ class Supervisor:
     """See `fleet.Fleet`. `number` of workers; `metrics` are those of this process; a `session_key` b"" is made up."""
 
     def __init__(
-        self, number: int, access_log: str | None, log_level: str, metrics: Metrics, session_key: bytes = b""
+        self,
+        number: int,
+        access_log: str | None,
+        log_level: str,
+        metrics: Metrics,
+        session_key: bytes = b"",
+        log_format: str = "text",
     ) -> None:
         self._number = number
         self._access_log = access_log
         self._log_level = log_level
+        self._log_format = log_format
         self._metrics = metrics
         self._pseudonym = new_pseudonym()
         self._session_key = Secret(session_key or secrets.token_bytes(32))
@@ -150,8 +157,9 @@ class Supervisor:
     async def _begin(self, handle: Handle) -> None:
         """Raises Refused, WorkerEnded."""
         asked = Begin(
-            handle.number, self._number, self._access_log, self._log_level, self._pseudonym, self._session_key.reveal()
-        )
+            handle.number, self._number, self._access_log, self._log_level, self._pseudonym,
+            self._session_key.reveal(), self._log_format,
+        )  # fmt: skip
         await handle.begin(asked, self._shared)
 
     async def _keep(self, handle: Handle) -> None:

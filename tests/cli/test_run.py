@@ -63,6 +63,8 @@ def test_everything_that_is_asked_for_is_handed_over(asked: list[RunOptions], tm
         "/x/y",
         "--log-level",
         "debug",
+        "--log-format",
+        "text",
         "--drain-timeout",
         "2.5",
         "--workers",

@@ -81,4 +81,4 @@ def test_secrets_are_in_the_spec_alone(tmp_path: Path):
     for each in shown(made.shown):
         assert b"CANARY" not in each.manifest + (each.status or b"")
     assert b"CANARY" not in made.memory
-    assert "CANARY" not in f"{made!r}{made.warnings}"
+    assert "CANARY" not in f"{made!r}{made.findings}"

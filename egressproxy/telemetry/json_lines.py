@@ -1,0 +1,106 @@
+"""Diagnostics as JSON: one object a line, whatever it is that is written to standard error.
+
+`time` (RFC 3339, UTC), `level`, `logger` and `message` are always there; `process` where several write; `error`
+and `traceback` of an exception; and what a message is about: `object`, `file`, `line` and others (a record's `fields`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TextIO
+
+__all__ = ["JsonFormatter", "JsonStream", "beneath", "take_over"]
+
+log = logging.getLogger("python")
+
+
+class JsonFormatter(logging.Formatter):
+    """`origin`: whose records they are, where several processes write to one stream."""
+
+    def __init__(self, origin: str = "") -> None:
+        super().__init__()
+        self._origin = {"process": origin} if origin else {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A record that was prepared: its text is made, its traceback, if any, is text."""
+        more: dict[str, object] = dict(self._origin)
+        if record.exc_text:
+            more |= {"error": record.exc_text.rstrip().rpartition("\n")[2], "traceback": record.exc_text}
+        fields: Mapping[str, object] = getattr(record, "fields", {})
+        more |= {name: value for name, value in fields.items() if value not in ("", 0, None)}
+        return _line(record.created, record.levelname.lower(), record.name, str(record.msg), more)
+
+
+class JsonStream(io.TextIOBase):
+    """Stands for standard error: each line that anybody writes there becomes an object, with the level `warning`."""
+
+    def __init__(self, stream: TextIO, origin: str = "") -> None:
+        self.stream = stream
+        self._more: dict[str, object] = {"process": origin} if origin else {}
+        self._rest = ""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self.stream.write(f"{_line(time.time(), 'warning', 'stderr', line, self._more)}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+
+def beneath(stream: TextIO) -> TextIO:
+    """What a JsonStream writes to; any other stream is itself."""
+    return stream.stream if isinstance(stream, JsonStream) else stream
+
+
+def take_over(origin: str = "") -> None:
+    """From here on all that goes to standard error is JSON: warnings of Python and uncaught exceptions are records, and
+    what is printed there is wrapped line by line. For the life of the process.
+    """
+    sys.stderr = JsonStream(beneath(sys.stderr), origin)
+    warnings.showwarning = _warned
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _warned(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    """As `logging.captureWarnings`, which says nothing before there is a handler."""
+    log.warning("%s: %s", category.__name__, message, extra={"fields": {"file": filename, "line": lineno}})
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
+    if not issubclass(kind, SystemExit):  # a thread that ends like this has nothing to say
+        log.error("uncaught %s", kind.__name__, exc_info=(kind, error or kind(), traceback))
+
+
+def _line(created_s: float, level: str, logger: str, message: str, more: Mapping[str, Any]) -> str:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s))
+    when = f"{moment}.{int(created_s % 1 * 1000):03d}Z"
+    head = {"time": when, "level": level, "logger": logger, "message": message}
+    return json.dumps({**head, **{name: value for name, value in more.items() if name not in head}}, default=str)
