@@ -24,7 +24,7 @@ PIP         := $(BIN)/python -m pip -qq --disable-pip-version-check
 CASES_VENV  := .cache/cases-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow smoke check format lint types imports image-lint cases cases-venv bench bench-micro soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow smoke check format lint types imports image-lint cases cases-venv bench bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ trouble: install-dev ## memory and latency under trouble, each with its goal (op
 
 bench-micro: install-dev ## what each stage of a request costs (options: ARGS="…")
 	@$(BIN)/python -m benchmarks.micro $(ARGS)
+
+bench-reload: install-dev ## how soon a change of a file, and of kubectl, is in force (options: ARGS="files --busy 2")
+	@$(BIN)/python -m benchmarks.reload $(ARGS)
 
 install: $(VENV)/.installed
 

@@ -20,7 +20,8 @@ from egressproxy import __version__
 from egressproxy.admin.state import Source, Unanswerable
 from egressproxy.config.problems import ConfigError, Problem, Severity
 from egressproxy.config.sources.files import changes
-from egressproxy.loading.apart import Loading, LoadingFailed, schema
+from egressproxy.loading.apart import LoaderProcess, LoadingFailed
+from egressproxy.loading.loader import Loader
 from egressproxy.loading.notices import accepted, broken, rejected
 from egressproxy.loading.published import PublishedConfiguration, digest
 from egressproxy.loading.result import Loaded, Place, builtin
@@ -92,11 +93,11 @@ class RunOptions:
     session_key: Secret | None = None  # None: one is made up
 
 
-def run(options: RunOptions, first: Loading | None = None) -> int:
+def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status: 0 after a drain, 1 where the start failed.
 
-    `first` is the loading of `options.config` where it is under way already. Raises ConfigError if the configuration is
-    bad at the start.
+    `first` is the process that loads where it was started already. Raises ConfigError if the configuration is bad at
+    the start.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
@@ -119,9 +120,9 @@ def run(options: RunOptions, first: Loading | None = None) -> int:
 class App:
     """What was started. Implements AdminState."""
 
-    def __init__(self, options: RunOptions, first: Loading | None = None) -> None:
+    def __init__(self, options: RunOptions, first: LoaderProcess | None = None) -> None:
         self.options = options
-        self._first = first
+        self._loader = Loader(first)
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
@@ -167,7 +168,7 @@ class App:
     async def schema(self) -> bytes:
         async with self._making_schema:  # one process for all who ask
             if not self._schema:
-                self._schema = zlib.compress(await asyncio.to_thread(schema))
+                self._schema = zlib.compress(await self._loader.schema())
         return zlib.decompress(self._schema)
 
     def _publish(self, rejection: str = "", reason: str = "") -> None:
@@ -198,24 +199,34 @@ class App:
         self._reload.set()
         return await done
 
-    async def write(self, write: Write) -> Written:
+    async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
         assert self._writer is not None
-        if self._is_draining or self._loaded is None:
-            raise WriteRefused(503, "ServiceUnavailable", self.why_not_ready())
         async with self._taking:
-            try:
-                written = await self._writer.write(write, self._loaded.memory, self._put_in_service)
-            except Guarded as error:
-                raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
-            except Refused as error:
-                raise WriteRefused(422, "Invalid", f"it cannot be put into service: {error}") from None
-            except (LoadingFailed, OSError) as error:
-                raise WriteRefused(503, "ServiceUnavailable", str(error)) from None
-        if written.file:
-            where = "/".join(filter(None, (write.namespace, written.name)))
-            log.info("%s: %s %s by %s", write.verb.value, write.kind, where, write.manager)
+            if self._is_draining or self._loaded is None:
+                return [WriteRefused(503, "ServiceUnavailable", self.why_not_ready())] * len(writes)
+            results = await self._writer.write(writes, self._memory, self._put_written_in_service)
+        for write, written in zip(writes, results, strict=True):
+            if isinstance(written, Written) and written.file:
+                where = "/".join(filter(None, (write.namespace, written.name)))
+                log.info("%s: %s %s by %s", write.verb.value, write.kind, where, write.manager)
+        if any(isinstance(written, Written) and written.file for written in results):
             self._tell_generation()
-        return written
+        return results
+
+    async def _put_written_in_service(self, fresh: Loaded) -> None:
+        """Raises WriteRefused."""
+        try:
+            await self._put_in_service(fresh)
+        except Guarded as error:
+            raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
+        except Refused as error:
+            raise WriteRefused(422, "Invalid", f"it cannot be put into service: {error}") from None
+        except OSError as error:
+            raise WriteRefused(503, "ServiceUnavailable", str(error)) from None
+
+    def _memory(self) -> bytes:
+        """What the next loading has to know of the configuration in service."""
+        return self._loaded.memory if self._loaded is not None else b""
 
     async def decisions(self) -> Sequence[bytes]:
         return await self._fleet.decisions()
@@ -231,6 +242,7 @@ class App:
         finally:
             for server in self._servers:
                 await server.stop()
+            self._loader.close()
             if self._writer is not None:
                 self._writer.close()
             await self._fleet.stop()
@@ -301,7 +313,7 @@ class App:
         if self.options.state_dir is not None:
             from egressproxy.loading.writer import Writer
 
-            self._writer = Writer(self.options.config, self.options.bind, self.options.state_dir)
+            self._writer = Writer(self._loader, self.options.config, self.options.bind, self.options.state_dir)
             self._writer.open()
 
     async def _start_admin(self) -> None:
@@ -390,11 +402,7 @@ class App:
     async def _read(self) -> Loaded:
         if not self._is_configured:
             return builtin()
-        loading, self._first = self._first, None
-        if loading is None:
-            memory = self._loaded.memory if self._loaded is not None else b""
-            loading = Loading(self.options.config, self.options.bind, memory, self.options.state_dir)
-        return await loading.result()
+        return await self._loader.load(self.options.config, self.options.bind, self._memory(), self.options.state_dir)
 
     @property
     def _is_configured(self) -> bool:

@@ -22,6 +22,7 @@ from egressproxy.admin.responses import HEADERS, json_response
 from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError, Cause, success
 from egressproxy.admin.watches import Watches
+from egressproxy.admin.write_queue import WriteQueue
 from egressproxy.admin.writes import METHODS, WriteAccess, asked_write, read_body
 from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
 
@@ -31,8 +32,8 @@ __all__ = ["KubernetesApi"]
 MAX_UNSENT: Final = 64 * 1024 * 1024
 #: For a watcher to take what it is told.
 UNREAD_S: Final = 30.0
-#: They are worked out one by one.
-MAX_WRITES: Final = 32
+#: Their bodies are held meanwhile.
+MAX_WRITES: Final = 64
 
 
 class KubernetesApi:
@@ -51,8 +52,7 @@ class KubernetesApi:
         self._encoding = asyncio.Lock()
         self._access = access
         self._is_writable = access is not None
-        self._writes: set[asyncio.Task[tuple[Write, Written]]] = set()
-        self._turn = asyncio.Lock()
+        self._writes = WriteQueue(state, self._objects)
 
     def changed(self) -> None:
         """A source of objects has changed: whoever watches is told."""
@@ -97,12 +97,10 @@ class KubernetesApi:
         if len(self._writes) >= MAX_WRITES:
             raise ApiError(429, "TooManyRequests", f"{MAX_WRITES} writes are waiting; try later", retry_after_s=1)
         body = await read_body(request)
-        # Not this task's: one who goes away meanwhile has written all the same.
-        task = asyncio.create_task(self._in_turn(request, asked, body))
-        self._writes.add(task)
-        task.add_done_callback(self._written)
+        asked_for = await asyncio.to_thread(asked_write, request, asked, body)
         try:
-            write, written = await asyncio.shield(task)
+            # Not this task's: one who goes away meanwhile has written all the same.
+            write, written = await asyncio.shield(self._writes.put(asked_for))
         except WriteRefused as refused:
             causes = tuple(Cause(*cause) for cause in refused.causes)
             name = refused.name or asked.name
@@ -115,14 +113,6 @@ class KubernetesApi:
             response.headers.add("Warning", f"299 - {json.dumps(warning)}")  # ASCII in one line, whatever a field is
         return response
 
-    async def _in_turn(self, request: web.BaseRequest, asked: Resource, body: bytes) -> tuple[Write, Written]:
-        """One at a time, so that a write is measured against the version that the one before it has left."""
-        async with self._turn:
-            before = await self._objects.view()
-            version = await asyncio.to_thread(_version, asked, before)
-            write = await asyncio.to_thread(asked_write, request, asked, body, version)
-            return write, await self._state.write(write)
-
     async def _shown(self, asked: Resource, write: Write, written: Written) -> web.Response:
         """The object after a write, or after one that was tried."""
         status = 201 if written.is_new else 200
@@ -134,11 +124,6 @@ class KubernetesApi:
             return json_response(status, {**made, "apiVersion": asked.api_version})
         one = replace(asked, name=written.name)
         return await self._document(api.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status)
-
-    def _written(self, task: asyncio.Task[tuple[Write, Written]]) -> None:
-        self._writes.discard(task)
-        if not task.cancelled():
-            task.exception()  # who asked was told, or has left
 
     async def config(self, _request: web.BaseRequest) -> web.StreamResponse:
         """/config."""
@@ -220,11 +205,3 @@ def _status(asked: Resource, view: View) -> dict[str, Any]:
         found = json.loads(api.get(asked, Options(), Form.PLAIN, view))
         return {"status": found["status"]} if "status" in found else {}
     return {}
-
-
-def _version(asked: Resource, view: View) -> str:
-    """What the object has now; "" where there is none."""
-    if asked.name:
-        with suppress(ApiError):
-            return str(view.version_of(api.find(asked, view)))
-    return ""

@@ -98,8 +98,13 @@ class View:
 
     def version_of(self, entry: PublishedObject) -> int:
         """That at which the object changed last."""
-        key = key_of(entry)
-        return next(part.known[key].version for part in self.parts if key in part.known)
+        version = self.version_at(key_of(entry))
+        assert version is not None
+        return version
+
+    def version_at(self, key: Key) -> int | None:
+        """The same; None where there is no such object."""
+        return next((part.known[key].version for part in self.parts if key in part.known), None)
 
 
 class Objects:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from egressproxy.model.api_write import Write, Written
+from egressproxy.model.api_write import Write, WriteRefused, Written
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["AdminState", "PublishedObject", "Source", "Unanswerable"]
@@ -95,8 +95,10 @@ class AdminState(Protocol):
     def sources(self) -> Sequence[Source]:
         """The same ones, in the same order, each time."""
 
-    async def write(self, write: Write) -> Written:
-        """Answers when the configuration with it is in service. Raises WriteRefused."""
+    async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
+        """Answers when the configuration with them is in service: each for itself. None has to be asked again, with the
+        version that its object has then; not all of them are None.
+        """
 
     async def schema(self) -> bytes:
         """JSON Schema of all kinds, as `config.schema` makes it. Raises OSError where it cannot be had."""

@@ -85,7 +85,7 @@ async def read_body(request: web.BaseRequest) -> bytes:
     return b"".join(pieces)
 
 
-def asked_write(request: web.BaseRequest, asked: Resource, body: bytes, resource_version: str) -> Write:
+def asked_write(request: web.BaseRequest, asked: Resource, body: bytes) -> Write:
     """Raises ApiError(400, 405, 415, 422)."""
     query = request.query
     unknown = sorted(query.keys() - _KNOWN)
@@ -111,7 +111,6 @@ def asked_write(request: web.BaseRequest, asked: Resource, body: bytes, resource
         name=asked.name,
         body=body,
         manager=_manager(query, request.headers.get("User-Agent", "")),
-        resource_version=resource_version,
         is_forced=is_forced,
         is_dry_run="dryRun" in query,
         field_validation=_field_validation(query),

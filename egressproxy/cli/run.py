@@ -145,7 +145,7 @@ def command(
 
     Exit status: 0 after a drain, 1 if the configuration or a listener is bad at the start, 2 for wrong usage.
     """
-    from egressproxy.loading.apart import Loading
+    from egressproxy.loading.apart import LoaderProcess
 
     _check_state(config, state_dir)
     _check_writes(admin, state_dir, api_writes, api_token_file)
@@ -162,7 +162,7 @@ def command(
     first = None
     if config:
         with suppress(OSError):  # what is wrong shows at the next attempt, and is said there
-            first = Loading(config, bind, state=state_dir)  # it reads while this process imports the rest
+            first = LoaderProcess()  # it imports while this process does
     from egressproxy import app
     from egressproxy.config.problems import ConfigError
 
@@ -189,7 +189,7 @@ def command(
         status = 1
     finally:
         if first is not None:
-            first.end()
+            first.close()
     sys.exit(status)
 
 

@@ -20,18 +20,22 @@ __all__ = ["answer"]
 
 
 def answer(
-    paths: tuple[Path, ...], bind: tuple[str, ...], memory: bytes, state: Path | None = None, write: Write | None = None
+    paths: tuple[Path, ...],
+    bind: tuple[str, ...],
+    memory: bytes,
+    state: Path | None = None,
+    writes: tuple[Write, ...] = (),
 ) -> bytes:
     """Load and compile. `memory` is that of the configuration in service, empty at the first start.
 
-    `state` is the folder of what was written through the API; `write` is one more write, whose answer is an Outcome.
+    `state` is the folder of what was written through the API; `writes` are more of these, whose answer are Outcomes.
     """
     previous = _previous(memory)
-    if write is not None:
+    if writes:
         from egressproxy.loading.writes.answer import written  # what a mere loading does not need
 
         assert state is not None
-        return written(paths, bind, previous, state, write, _handed_over)
+        return written(paths, bind, previous, state, writes, _handed_over)
     try:
         resources, compiled = loaded(paths, bind, previous, why_unusable, state)
     except ConfigError as error:

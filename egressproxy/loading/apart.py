@@ -1,31 +1,34 @@
 """Loading in a process of its own: what it takes of time and memory, the traffic does not feel.
 
-The process is started by this constructor (early, so that it works while its parent still imports), and ends with its
-answer, with its parent, or after a bounded time. Whatever else it does is a LoadingFailed: nothing is served of it.
+The process is started by this constructor (early, so that it works while its parent still imports), and waits for
+requests when it has imported what they take (`loading.child`). Whatever it does but answer is a LoadingFailed, and its
+end: nothing is served of it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO, Final
 
-from egressproxy.loading.request import write_request
-from egressproxy.loading.result import Loaded, read_answer
-from egressproxy.model.api_write import Write
+from egressproxy.loading.request import STATUS, Kind
 
-__all__ = ["Loading", "LoadingFailed", "schema"]
+__all__ = ["LoaderProcess", "LoadingFailed"]
 
 log = logging.getLogger(__name__)
 
-#: For the whole of a loading; the process ends itself after that, too.
+#: Whether one process serves many requests, each by a copy of itself. Elsewhere the system's own libraries may not
+#: survive a copy (macOS), and each request has a process of its own.
+IS_KEPT: Final = sys.platform == "linux"
+#: For the whole of a request; the process ends itself after that, too.
 LIMIT_S = 120.0
 #: A hundred times what ten thousand routes need.
 MAX_ANSWER = 512 * 1024 * 1024
@@ -41,119 +44,138 @@ class LoadingFailed(Exception):
     """
 
 
-class Loading:
-    """One loading, under way from the start. `memory` is that of the configuration in service, `state` the folder of
-    objects that were written through the API.
+class LoaderProcess:
+    """One process, that serves requests one after the other; `is_kept` as IS_KEPT.
+
+    `ask` belongs into a thread, the rest to the one that started it.
     """
 
-    def __init__(
-        self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
-    ) -> None:
+    def __init__(self, *, is_kept: bool = IS_KEPT) -> None:
         """Raises OSError if no process can be started."""
-        self._request = memoryview(write_request(paths, bind, memory, state, None))
-        self._process = subprocess.Popen(  # noqa: S603 (this program)
-            _command("child"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            process_group=0,  # a signal from the terminal is its parent's
-        )
+        self._is_kept = is_kept
+        self._control, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 (this program)
+                    _command(is_kept=is_kept),
+                    stdin=theirs.fileno(),  # that, and nothing else of what this process has open
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    process_group=0,  # a signal from the terminal is its parent's
+                )
+        except OSError:
+            self._control.close()
+            raise
+        assert self._process.stderr is not None
+        self._errors = self._process.stderr
+        os.set_blocking(self._errors.fileno(), False)
+        self._is_closed = False
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def result(self) -> Loaded:
-        """Raises ConfigError with every problem, or LoadingFailed; one who waits no longer ends it."""
-        data = await self._answered()
-        try:
-            return read_answer(data)
-        except ValueError:
-            raise LoadingFailed("the process that reads the configuration gave no whole answer") from None
+    def is_waiting(self) -> bool:
+        """Whether it lives, for the next request."""
+        return not self._is_closed and self._process.poll() is None
 
-    async def answer(
-        self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes, state: Path, write: Write
-    ) -> bytes:
-        """The answer to another request than that of the start, unread (`loading.answer`). Raises LoadingFailed."""
-        self._request = memoryview(write_request(paths, bind, memory, state, write))
-        return await self._answered()
-
-    async def _answered(self) -> bytes:
-        loop = asyncio.get_running_loop()
-        try:
-            data = await loop.run_in_executor(None, self._talk)
-        finally:
-            self.end()
-        status = self._process.returncode
-        if status:
-            raise LoadingFailed(f"the process that reads the configuration {_ending(status)}; the log has its words")
-        return data
-
-    def wait(self) -> None:
-        """After `end`, for one that nobody asked: it is gone then."""
-        process = self._process
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        process.wait()
-
-    def end(self) -> None:
-        """Nobody wants the result any more."""
-        if self._process.returncode is None:
-            self._process.kill()
-
-    def _talk(self) -> bytes:
-        """Give it the request, take its answer, log its words and see its end, in a thread. Raises LoadingFailed."""
+    def ask(self, kind: Kind, request: bytes) -> bytes:
+        """Its answer. Raises LoadingFailed, or OSError if there are no descriptors, and has ended it then."""
         deadline = time.monotonic() + LIMIT_S
         answer, words = _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
+        status = None
         try:
-            self._exchange(answer, words, deadline)
-            self._process.wait(max(deadline - time.monotonic(), 0))
+            self._exchange(kind, memoryview(request), answer, words, deadline)
+            status = self._status(deadline)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s") from None
         finally:
-            self._process.kill()
-            self._process.wait()
+            if status != 0 or not self._is_kept:
+                with suppress(BlockingIOError):  # a copy has it still
+                    words.take(os.read(self._errors.fileno(), MAX_WORDS))
+                self.close()
             for line in words.whole().decode(errors="replace").splitlines():
                 log.warning("while loading: %s", line)
+        if status:
+            raise LoadingFailed(f"the process that reads the configuration {_ending(status)}; the log has its words")
         return answer.whole()
 
-    def _exchange(self, answer: _Heap, words: _Heap, deadline: float) -> None:
-        """Until it has closed all of its pipes."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        with process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
-            os.set_blocking(process.stdin.fileno(), False)
-            selector.register(process.stdin, selectors.EVENT_WRITE)
-            selector.register(process.stdout, selectors.EVENT_READ, answer)
-            selector.register(process.stderr, selectors.EVENT_READ, words)
+    def end(self) -> None:
+        """End it in the midst of a request, which fails then."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended, but for its status
+                os.killpg(self._process.pid, signal.SIGKILL)  # the copies, too
+
+    def close(self) -> None:
+        """End it, and give back what it takes here; not in the midst of a request."""
+        self.end()
+        self._process.wait()
+        self._control.close()
+        self._errors.close()
+        self._is_closed = True
+
+    def _exchange(self, kind: Kind, request: memoryview, answer: _Heap, words: _Heap, deadline: float) -> None:
+        """Give it the request and take its answer, until those who serve it have closed all of their ends."""
+        with ExitStack() as stack, selectors.DefaultSelector() as selector:
+            asked, asking = _pipe(stack)
+            answers, answering = _pipe(stack)
+            errors, erring = _pipe(stack)
+            theirs = (asked, answering, erring)
+            with suppress(OSError):  # it is gone: its status will tell
+                socket.send_fds(self._control, [kind.value], [each.fileno() for each in theirs])
+            for each in theirs:
+                each.close()
+            files = {each.fileno(): each for each in (asking, answers, errors)}
+            os.set_blocking(asking.fileno(), False)
+            selector.register(asking, selectors.EVENT_WRITE)
+            selector.register(answers, selectors.EVENT_READ, answer)
+            selector.register(errors, selectors.EVENT_READ, words)
             while selector.get_map():
                 ready = selector.select(max(deadline - time.monotonic(), 0))
                 if not ready:
                     raise TimeoutError
                 for key, _ in ready:
                     if key.data is None:
-                        if self._say(key.fd):
-                            selector.unregister(process.stdin)
-                            process.stdin.close()
-                    elif not key.data.take(os.read(key.fd, _PIECE)):
+                        request = _rest(asking.fileno(), request)
+                        is_over = not request
+                    else:
+                        is_over = not key.data.take(os.read(key.fd, _PIECE))
+                    if is_over:
                         selector.unregister(key.fileobj)
+                        files[key.fd].close()
                 if answer.is_full:
                     raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
 
-    def _say(self, stdin: int) -> bool:
-        """Write on; whether that was all."""
+    def _status(self, deadline: float) -> int:
+        """How the request ended, or the process where that has ended itself."""
+        left_s = max(deadline - time.monotonic(), 0.01)
+        self._control.settimeout(left_s)
         try:
-            self._request = self._request[os.write(stdin, self._request) :]
-        except BrokenPipeError:
-            return True  # its status will tell
-        return not self._request
+            said = self._control.recv(STATUS.size)
+        except ConnectionError:
+            said = b""
+        if len(said) == STATUS.size:
+            status: int = STATUS.unpack(said)[0]
+            return status
+        return self._process.wait(left_s)
 
     def __repr__(self) -> str:
-        return f"Loading({self._process.pid}, {self._process.returncode})"
+        return f"LoaderProcess({self._process.pid}, {self._process.returncode})"
+
+
+def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """To read and to write; both are closed with the stack. Raises OSError."""
+    reading, writing = os.pipe()
+    return stack.enter_context(open(reading, "rb", 0)), stack.enter_context(open(writing, "wb", 0))
+
+
+def _rest(descriptor: int, request: memoryview) -> memoryview:
+    """Write on; what is left of it."""
+    try:
+        return request[os.write(descriptor, request) :]
+    except BrokenPipeError:
+        return request[:0]  # its status will tell
 
 
 class _Heap:
@@ -178,23 +200,10 @@ class _Heap:
         return b"".join(self._pieces)
 
 
-def schema() -> bytes:
-    """JSON Schema of every kind, from a process that ends with it; for a thread. Raises OSError where it fails."""
-    try:
-        done = subprocess.run(  # noqa: S603 (this program)
-            _command("schema"), stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise OSError(f"the schema was not made within {LIMIT_S:.0f} s") from None
-    if done.returncode:
-        log.error("the schema cannot be made: %s", done.stderr.decode(errors="replace")[-MAX_WORDS:])
-        raise OSError(f"the process that makes the schema {_ending(done.returncode)}; the log has its words")
-    return done.stdout
-
-
-def _command(module: str) -> list[str]:
+def _command(*, is_kept: bool) -> list[str]:
     """This interpreter, with the modules of this process, and nothing of the environment that changes either."""
-    start = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; from egressproxy.loading.{module} import main; main()"
+    path = [*sys.path, _ROOT]
+    start = f"import sys; sys.path[:] = {path!r}; from egressproxy.loading.child import main; main(is_kept={is_kept})"
     return [sys.executable, "-I", "-S", "-c", start]
 
 

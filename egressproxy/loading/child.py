@@ -1,7 +1,9 @@
-"""The process that loads: reads one request from standard input, compiles, answers on standard output, and ends.
+"""The process that loads. It imports what reading takes, and waits; for each request it makes a copy of itself that
+reads, compiles, answers and ends. So an answer costs no start, nothing that was read outlives its answer, and what a
+copy does wrong ends with it.
 
-It never outlives the one that asked, dumps no core (it has read secrets), and whatever is printed goes to standard
-error.
+It holds nothing but modules and one socket, on which a request comes as its kind and three descriptors: where to read
+it, where to answer, and where to say what is to be logged. It never outlives the one that asks, and dumps no core.
 """
 
 from __future__ import annotations
@@ -11,30 +13,82 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from egressproxy.loading.request import STATUS, Kind, read_request
 
 __all__ = ["LIMIT_S", "main"]
 
-#: Nothing takes this long; the kernel ends what does.
+#: No loading takes this long; the kernel ends what does.
 LIMIT_S = 120
 
 
-def main() -> None:
+def main(*, is_kept: bool) -> None:
+    """Serve requests from standard input. Where not `is_kept`, this process itself serves the first one, and ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.alarm(LIMIT_S)
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with_reader, args=(answers,), daemon=True).start()
-    gc.disable()  # it ends before there is anything worth collecting
+    with suppress(OSError):  # what `ps` and `top` show; Linux alone has it
+        Path("/proc/self/comm").write_text("egress-loader")
+    gc.disable()  # a copy ends before there is anything worth collecting
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes longer than using none
-    from egressproxy.loading.answer import answer  # the long part of the start: the request comes meanwhile
-    from egressproxy.loading.request import read_request
+    import egressproxy.loading.answer
+    import egressproxy.loading.writes.answer  # noqa: F401 (all that any request takes: this is the long part)
 
-    data = answer(*read_request(sys.stdin.buffer.read()))
-    with open(answers, "wb") as file:
-        file.write(data)
-    os._exit(0)  # to free ten thousand objects one by one would take a while
+    gc.collect()
+    control = socket.socket(fileno=0)
+    while True:
+        kind, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+        if not kind:
+            os._exit(0)  # the one that asks is gone
+        copy = os.fork() if is_kept else 0
+        if not copy:
+            _serve(Kind(kind), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _, status = os.waitpid(copy, 0)
+        try:
+            control.sendall(STATUS.pack(os.waitstatus_to_exitcode(status)))
+        except OSError:
+            os._exit(0)
+
+
+def _serve(kind: Kind, descriptors: Sequence[int]) -> None:
+    """One request, to its answer and the end of this process, whatever happens."""
+    status = 1
+    try:
+        signal.alarm(LIMIT_S)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        answers = os.dup(1)
+        os.dup2(2, 1)  # whatever is printed is for the log
+        threading.Thread(target=_end_with_reader, args=(answers,), daemon=True).start()
+        with open(0, "rb", closefd=False) as file:
+            request = file.read()
+        data = _answer(kind, request)
+        with open(answers, "wb") as file:
+            file.write(data)
+        status = 0
+    except BaseException as error:  # its text may hold anything, a Secret's value, too: the place says enough
+        traceback.print_tb(error.__traceback__)
+        print(f"internal error: {type(error).__name__}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)  # to free ten thousand objects one by one would take a while
+
+
+def _answer(kind: Kind, request: bytes) -> bytes:
+    if kind is Kind.SCHEMA:
+        from egressproxy.loading.schema import schema  # once in the life of a gateway
+
+        return schema()
+    from egressproxy.loading.answer import answer
+
+    return answer(*read_request(request))
 
 
 def _end_with_reader(answers: int) -> None:

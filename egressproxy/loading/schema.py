@@ -1,20 +1,14 @@
-"""The process that makes the JSON Schema of all kinds, prints it and ends: it takes the models with it."""
+"""The JSON Schema of all kinds, for the process that loads: it takes the models with it when it ends."""
 
 from __future__ import annotations
 
-import gc
 import json
-import os
-import sys
 
-__all__ = ["main"]
+from egressproxy.config.schema import json_schema
+
+__all__ = ["schema"]
 
 
-def main() -> None:
-    gc.disable()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from egressproxy.config.schema import json_schema
-
-    sys.stdout.write(json.dumps(json_schema()))
-    sys.stdout.flush()
-    os._exit(0)
+def schema() -> bytes:
+    """JSON Schema of every kind, as JSON."""
+    return json.dumps(json_schema()).encode()

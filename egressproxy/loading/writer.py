@@ -1,7 +1,4 @@
-"""Writer: takes writes to the admin API one by one, has each worked out by a process of its own, and keeps the result.
-
-The next process is started before it is needed, as long as writes keep coming: what it imports is most of its time.
-"""
+"""Writer: has the writes to the admin API worked out, all that wait at once, and keeps what is in service then."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
 
-from egressproxy.loading.apart import Loading, LoadingFailed
-from egressproxy.loading.outcome import Outcome, read_outcome
+from egressproxy.loading.apart import LoadingFailed
+from egressproxy.loading.loader import Loader
+from egressproxy.loading.outcome import Result
 from egressproxy.loading.result import Loaded
 from egressproxy.loading.writes import staging
 from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
@@ -22,20 +19,19 @@ __all__ = ["Writer"]
 
 log = logging.getLogger(__name__)
 
-#: For how long a process waits for the next write.
-SPARE_S: Final = 15.0
+#: Puts a configuration into service. Raises WriteRefused, and has changed nothing then.
+Serve = Callable[[Loaded], Awaitable[None]]
 
 
 class Writer:
-    """Belongs to the event loop; one write at a time. `open` comes first, `close` last."""
+    """Belongs to the event loop; one call at a time. `open` comes first, `close` last."""
 
-    def __init__(self, config: Sequence[Path], bind: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, loader: Loader, config: Sequence[Path], bind: tuple[str, ...], folder: Path) -> None:
+        self._loader = loader
         self._config = config
         self._bind = bind
         self._folder = folder
         self._lock: int | None = None
-        self._spare: Loading | None = None
-        self._spare_end: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         """Take the folder. Raises OSError with a sentence."""
@@ -47,58 +43,54 @@ class Writer:
             raise OSError(f"--state-dir {self._folder}: {error.strerror or error}") from None
 
     def close(self) -> None:
-        self._drop_spare()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    async def write(self, write: Write, memory: bytes, serve: Callable[[Loaded], Awaitable[None]]) -> Written:
-        """Work it out, `serve` the configuration with it, and keep it then.
+    async def write(self, writes: Sequence[Write], memory: Callable[[], bytes], serve: Serve) -> list[Result]:
+        """Work them out, `serve` the configuration with all that can be taken, and keep these then.
 
-        Raises WriteRefused, or what `serve` raises, and has changed nothing then.
+        `memory` gives that of the configuration in service. What fails for all of them is tried with one half and the
+        other, down to each by itself: a bad one is no other's harm. Raises nothing but defects of `serve`, and has
+        changed nothing then.
         """
-        outcome = await self._outcome(write, memory)
-        if outcome.loaded is None:
-            return outcome.written
-        file = Path(outcome.written.file)
         try:
-            await serve(outcome.loaded)
+            return await self._write(writes, memory(), serve)
+        except (WriteRefused, LoadingFailed, OSError) as error:
+            if len(writes) > 1:
+                middle = len(writes) // 2
+                first = await self.write(writes[:middle], memory, serve)
+                return first + await self.write(writes[middle:], memory, serve)
+            if isinstance(error, WriteRefused):
+                return [error]
+            return [WriteRefused(503, "ServiceUnavailable", str(error))]
+
+    async def _write(self, writes: Sequence[Write], memory: bytes, serve: Serve) -> list[Result]:
+        """Raises WriteRefused, LoadingFailed, OSError, what `serve` raises; nothing is kept then."""
+        outcomes = await self._loader.work_out(self._config, self._bind, memory, self._folder, writes)
+        if outcomes.loaded is None:
+            return list(outcomes.results)
+        files = [_file(result) for result in outcomes.results]
+        try:
+            await serve(outcomes.loaded)
         except BaseException:
-            staging.discard(file)
+            for file in filter(None, files):
+                staging.discard(file)
             raise
-        try:
-            await asyncio.to_thread(staging.commit, file, write.verb is Verb.DELETE)  # waits for the disk
-        except OSError as error:
+        kept = [(file, write.verb is Verb.DELETE) for file, write in zip(files, writes, strict=True) if file]
+        failed = await asyncio.to_thread(staging.commit, kept)  # waits for the disk
+        for file, error in failed.items():
             log.error("%s cannot be kept: %s; what is in service will not be after a restart", file, error)
-            raise WriteRefused(
-                500, "InternalError", f"it is in service, but cannot be kept: {error.strerror}"
-            ) from None
-        return outcome.written
+        return [
+            result if file is None or file not in failed else _not_kept(failed[file])
+            for file, result in zip(files, outcomes.results, strict=True)
+        ]
 
-    async def _outcome(self, write: Write, memory: bytes) -> Outcome:
-        loading = self._spare or Loading((), self._bind)
-        self._spare = None
-        self._drop_spare()
-        try:
-            data = await loading.answer(self._config, self._bind, memory, self._folder, write)
-            return read_outcome(data)
-        except ValueError:
-            raise LoadingFailed("the process that works out writes gave no whole answer") from None
-        finally:
-            self._start_spare()
 
-    def _start_spare(self) -> None:
-        try:
-            self._spare = Loading((), self._bind)
-        except OSError:
-            return  # the next write starts its own
-        self._spare_end = asyncio.get_running_loop().call_later(SPARE_S, self._drop_spare)
+def _file(result: Result) -> Path | None:
+    """Where it is to be kept."""
+    return Path(result.file) if isinstance(result, Written) and result.file else None
 
-    def _drop_spare(self) -> None:
-        if self._spare_end is not None:
-            self._spare_end.cancel()
-            self._spare_end = None
-        if self._spare is not None:
-            self._spare.end()
-            self._spare.wait()
-            self._spare = None
+
+def _not_kept(error: OSError) -> WriteRefused:
+    return WriteRefused(500, "InternalError", f"it is in service, but cannot be kept: {error.strerror}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,17 +25,18 @@ class Writable(State):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Write] = []
-        self.refusal: Exception | None = None
+        self.refusal: WriteRefused | None = None
         self.may_end = asyncio.Event()
         self.may_end.set()
 
-    async def write(self, write: Write) -> Written:
+    async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
+        (write,) = writes
         self.seen.append(write)
         await self.may_end.wait()
         if self.refusal is not None:
-            raise self.refusal
+            return [self.refusal]
         self.source.put(entries(MAP) if write.verb is not Verb.DELETE else [])
-        return Written("a", "u", entries(MAP)[0].manifest, write.verb is Verb.CREATE, "file")
+        return [Written("a", "u", entries(MAP)[0].manifest, write.verb is Verb.CREATE, "file")]
 
 
 @pytest.fixture

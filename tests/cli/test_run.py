@@ -12,7 +12,7 @@ from egressproxy import app
 from egressproxy.app import RunOptions
 from egressproxy.cli import main
 from egressproxy.config.problems import ConfigError, Problem
-from egressproxy.loading.apart import Loading
+from egressproxy.loading.apart import LoaderProcess
 from egressproxy.model.secret import Secret
 
 
@@ -20,7 +20,7 @@ from egressproxy.model.secret import Secret
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     seen: list[RunOptions] = []
 
-    def run(options: RunOptions, _first: Loading | None) -> int:
+    def run(options: RunOptions, _first: LoaderProcess | None) -> int:
         seen.append(options)
         return 0
 
@@ -134,7 +134,7 @@ def test_a_bad_configuration_shows_every_problem_and_is_1(monkeypatch: pytest.Mo
         Problem("b.yaml", 0, 0, "", "", "cannot be read"),
     ]
 
-    def run(_options: RunOptions, _first: Loading | None) -> int:
+    def run(_options: RunOptions, _first: LoaderProcess | None) -> int:
         raise ConfigError(problems)
 
     monkeypatch.setattr(app, "run", run)

@@ -146,7 +146,7 @@ def test_a_hard_link_to_an_object_of_the_api_is_no_program(tmp_path):
     state = tmp_path / "state"
     os.close(staging.lock(state))
     staging.stage(state / "a.yaml", staging.FIRST_LINE + "x: 1; raise SystemExit\n")
-    staging.commit(state / "a.yaml", is_deleted=False)
+    staging.commit([(state / "a.yaml", False)])
     os.link(state / "a.yaml", tmp_path / "f.py")
     with pytest.raises(FilterBuildError, match=r"f\.py:1: SyntaxError"):
         FilterInstances(Catalog()).place(spec(tmp_path))

@@ -30,8 +30,10 @@ WRITE = Write(
 @pytest.mark.parametrize(
     "asked",
     [
-        Request((), ("127.0.0.1",), b"", None, None),
-        Request((Path("a/b.yaml"), Path("/c\udcff")), ("::1", "127.0.1.0/24"), b"\0memory", Path("/state"), WRITE),
+        Request((), ("127.0.0.1",), b"", None, ()),
+        Request(
+            (Path("a/b.yaml"), Path("/c\udcff")), ("::1", "127.0.1.0/24"), b"\0memory", Path("/state"), (WRITE, WRITE)
+        ),
     ],
 )
 def test_a_request_comes_back_as_it_was(asked: Request):
@@ -40,7 +42,7 @@ def test_a_request_comes_back_as_it_was(asked: Request):
 
 def test_it_holds_plain_values_alone():
     """No class is named in it: what Python writes of a path or an enum differs between its versions."""
-    written = write_request((Path("a"),), ("::1",), b"", Path("s"), WRITE)
+    written = write_request((Path("a"),), ("::1",), b"", Path("s"), [WRITE])
     names = {operation.name for operation, _, _ in pickletools.genops(written)}
     assert not names & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "INST", "OBJ"}
 
@@ -52,6 +54,6 @@ def test_what_would_make_an_object_is_refused(value: object):
 
 
 def test_half_a_request_is_refused():
-    written = write_request((), ("::1",), b"memory", None, None)
+    written = write_request((), ("::1",), b"memory", None, ())
     with pytest.raises((pickle.UnpicklingError, EOFError)):
         read_request(written[:-3])

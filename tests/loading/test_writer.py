@@ -1,4 +1,4 @@
-"""Writes, worked out by a process of their own, and kept once they are in service."""
+"""Writes, worked out by the process that loads, all that wait at once, and kept once they are in service."""
 
 from __future__ import annotations
 
@@ -6,124 +6,189 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from egressproxy.loading import apart
-from egressproxy.loading.apart import LoadingFailed
+from egressproxy.loading.loader import Loader
+from egressproxy.loading.outcome import Result
 from egressproxy.loading.result import Loaded, shown
 from egressproxy.loading.writer import Writer
 from egressproxy.loading.writes import staging
-from egressproxy.model.api_write import Verb, Write, WriteRefused
+from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
 from egressproxy.model.state_folder import MARK
 
-MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": "1"}}
 
-
-def write(verb: Verb = Verb.CREATE, **more: object) -> Write:
-    body = json.dumps({**MAP, **more}).encode() if verb is not Verb.DELETE else b""
-    return Write(verb, "", "v1", "ConfigMap", "configmaps", "default", "a", body, "me")
+def write(verb: Verb = Verb.CREATE, name: str = "a", **more: object) -> Write:
+    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"x": "1"}, **more}
+    body = json.dumps(made).encode() if verb is not Verb.DELETE else b""
+    return Write(verb, "", "v1", "ConfigMap", "configmaps", "default", name, body, "me")
 
 
 class Service:
     """Puts configurations into service, or refuses them."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuses: Callable[[list[str]], bool] = lambda _: False) -> None:
         self.latest: Loaded | None = None
-        self.error: Exception | None = None
+        self.refuses = refuses
+        self.asked: list[list[str]] = []
 
     async def __call__(self, loaded: Loaded) -> None:
-        if self.error is not None:
-            raise self.error
+        names = [each.name for each in shown(loaded.shown)]
+        self.asked.append(names)
+        if self.refuses(names):
+            raise WriteRefused(422, "Invalid", "the port is taken")
         self.latest = loaded
+
+    def memory(self) -> bytes:
+        return self.latest.memory if self.latest is not None else b""
 
     @property
     def names(self) -> list[str]:
         return [each.name for each in shown(self.latest.shown)] if self.latest is not None else []
 
 
+class Made:
+    def __init__(self, writer: Writer, folder: Path) -> None:
+        self.writer = writer
+        self.folder = folder
+
+    async def write(self, service: Service, *writes: Write) -> list[Result]:
+        return await self.writer.write(writes, service.memory, service)
+
+    @property
+    def kept(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.folder) if not name.startswith(".l") and name != MARK)
+
+
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Writer]:
-    made = Writer((), ("127.0.0.1",), tmp_path / "state")
-    made.open()
-    yield made
-    made.close()
+async def made(tmp_path: Path) -> AsyncIterator[Made]:
+    loader = Loader()
+    writer = Writer(loader, (), ("127.0.0.1",), tmp_path / "state")
+    writer.open()
+    yield Made(writer, tmp_path / "state")
+    writer.close()
+    loader.close()
 
 
-def kept(tmp_path: Path) -> list[str]:
-    return sorted(name for name in os.listdir(tmp_path / "state") if not name.startswith(".l") and name != MARK)
+def refusal(result: Any) -> WriteRefused:
+    assert isinstance(result, WriteRefused)
+    return result
 
 
-async def test_what_is_in_service_is_kept(made: Writer, tmp_path: Path):
+async def test_what_is_in_service_is_kept(made: Made):
     service = Service()
-    written = await made.write(write(), b"", service)
+    (written,) = await made.write(service, write())
+    assert isinstance(written, Written)
     assert written.is_new
     assert service.names == ["a"]
-    assert kept(tmp_path) == ["configmap_default_a.yaml"]
-    await made.write(write(Verb.DELETE), b"", service)
+    assert made.kept == ["configmap_default_a.yaml"]
+    await made.write(service, write(Verb.DELETE))
     assert service.names == []
-    assert kept(tmp_path) == []
+    assert made.kept == []
 
 
-async def test_what_cannot_be_put_into_service_is_not_kept(made: Writer, tmp_path: Path):
+async def test_what_waits_is_put_into_service_at_once(made: Made):
     service = Service()
-    service.error = OSError("the port is taken")
-    with pytest.raises(OSError, match="the port is taken"):
-        await made.write(write(), b"", service)
-    assert kept(tmp_path) == []
+    await made.write(service, write(name="old"))
+    results = await made.write(service, *(write(name=f"c{number}") for number in range(9)), write(Verb.DELETE, "old"))
+    assert [isinstance(each, Written) for each in results] == [True] * 10
+    assert len(service.asked) == 2
+    assert sorted(service.names) == [f"c{number}" for number in range(9)]
+    assert made.kept == [f"configmap_default_c{number}.yaml" for number in range(9)]
 
 
-async def test_a_deletion_that_cannot_be_put_into_service_leaves_the_file(made: Writer, tmp_path: Path):
+async def test_a_bad_one_is_refused_by_itself(made: Made):
     service = Service()
-    await made.write(write(), b"", service)
-    service.error = OSError("no")
-    with pytest.raises(OSError, match="no"):
-        await made.write(write(Verb.DELETE), b"", service)
-    assert kept(tmp_path) == ["configmap_default_a.yaml"]
+    results = await made.write(service, write(name="a"), write(name="b", data={"x": 1}), write(name="c"))
+    assert [isinstance(each, Written) for each in results] == [True, False, True]
+    assert [field for _, _, field in refusal(results[1]).causes] == ["data.x"]
+    assert made.kept == ["configmap_default_a.yaml", "configmap_default_c.yaml"]
 
 
-async def test_a_refusal_comes_back_with_its_causes(made: Writer, tmp_path: Path):
-    with pytest.raises(WriteRefused) as caught:
-        await made.write(write(data={"x": 1}), b"", Service())
-    assert (caught.value.code, caught.value.reason) == (422, "Invalid")
-    assert [field for _, _, field in caught.value.causes] == ["data.x"]
-    assert kept(tmp_path) == []
+async def test_what_cannot_be_put_into_service_with_one_of_them_is_tried_without_it(made: Made):
+    service = Service(lambda names: "b" in names)
+    results = await made.write(service, write(name="a"), write(name="b"), write(name="c"))
+    assert [isinstance(each, Written) for each in results] == [True, False, True]
+    assert str(refusal(results[1])) == "the port is taken"
+    assert service.names == ["a", "c"]
+    assert service.asked == [["a", "b", "c"], ["a"], ["a", "b", "c"], ["a", "b"], ["a", "c"]]
+    assert made.kept == ["configmap_default_a.yaml", "configmap_default_c.yaml"]
 
 
-async def test_what_changes_nothing_puts_nothing_into_service(made: Writer):
-    await made.write(write(), b"", Service())
+async def test_what_cannot_be_put_into_service_is_not_kept(made: Made):
+    service = Service(lambda names: True)
+    (result,) = await made.write(service, write())
+    assert str(refusal(result)) == "the port is taken"
+    assert made.kept == []
+
+
+async def test_a_defect_of_the_service_leaves_nothing_behind(made: Made):
+    async def serve(_loaded: Loaded) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await made.writer.write((write(name="a"), write(name="b")), lambda: b"", serve)
+    assert made.kept == []
+
+
+async def test_a_deletion_that_cannot_be_put_into_service_leaves_the_file(made: Made):
+    service = Service()
+    await made.write(service, write())
+    service.refuses = lambda names: True
+    await made.write(service, write(Verb.DELETE))
+    assert made.kept == ["configmap_default_a.yaml"]
+
+
+async def test_what_changes_nothing_puts_nothing_into_service(made: Made):
+    await made.write(Service(), write())
     again = Service()
-    assert not (await made.write(write(Verb.REPLACE), b"", again)).is_new
+    (written,) = await made.write(again, write(Verb.REPLACE))
+    assert isinstance(written, Written)
+    assert not written.is_new
     assert again.latest is None
 
 
-async def test_a_process_that_dies_has_changed_nothing(made: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(apart, "_command", lambda _module: [sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(LoadingFailed):
-        await made.write(write(), b"", Service())
-    assert kept(tmp_path) == []
+async def test_a_process_that_dies_has_changed_nothing(made: Made, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "raise SystemExit(3)"])
+    service = Service()
+    results = await made.write(service, write(name="a"), write(name="b"))
+    assert [(refusal(each).code, "ended with status 3" in str(each)) for each in results] == [(503, True)] * 2
+    assert service.asked == []
+    assert made.kept == []
 
 
-async def test_the_next_process_waits_for_a_while_and_is_used(made: Writer):
-    await made.write(write(), b"", Service())
-    spare = made._spare
-    assert spare is not None
-    await made.write(write(Verb.DELETE), b"", Service())
-    assert made._spare is not spare
-    made._drop_spare()
-    assert made._spare is None
-
-
-def test_a_folder_that_another_process_has_is_told(made: Writer, tmp_path: Path):
+def test_a_folder_that_another_process_has_is_told(tmp_path: Path):
+    first, second = (Writer(Loader(), (), (), tmp_path / "state") for _ in range(2))
+    first.open()
     with pytest.raises(OSError, match="another process has it"):
-        Writer((), (), tmp_path / "state").open()
+        second.open()
+    first.close()
+    second.open()
+    second.close()
 
 
-async def test_the_disk_is_not_waited_for_on_the_event_loop(made: Writer, monkeypatch: pytest.MonkeyPatch):
+async def test_the_disk_is_not_waited_for_on_the_event_loop(made: Made, monkeypatch: pytest.MonkeyPatch):
     threads = []
-    monkeypatch.setattr(staging, "commit", lambda *_args: threads.append(threading.get_ident()))
-    await made.write(write(), b"", Service())
+
+    def commit(_files: object) -> dict[Path, OSError]:
+        threads.append(threading.get_ident())
+        return {}
+
+    monkeypatch.setattr(staging, "commit", commit)
+    await made.write(Service(), write())
     assert len(threads) == 1
     assert threads != [threading.get_ident()]
+
+
+async def test_what_is_in_service_and_cannot_be_kept_says_so(made: Made, monkeypatch: pytest.MonkeyPatch):
+    def commit(files: list[tuple[Path, bool]]) -> dict[Path, OSError]:
+        return {files[1][0]: OSError(28, "No space left on device")}
+
+    monkeypatch.setattr(staging, "commit", commit)
+    results = await made.write(Service(), write(name="a"), write(name="b"))
+    assert isinstance(results[0], Written)
+    assert str(refusal(results[1])) == "it is in service, but cannot be kept: No space left on device"

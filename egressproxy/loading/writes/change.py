@@ -46,7 +46,9 @@ _SERVERS: Final = ("uid", "creationTimestamp", "generation", "resourceVersion", 
 
 
 class Change(NamedTuple):
-    """`resources` are all objects with the change; `resource` is the one that it is about, `text` its file."""
+    """`resources` are all objects with the change; `resource` is the one that it is about, `text` its file, of so many
+    `octets`.
+    """
 
     resources: ResourceSet
     resource: Resource
@@ -56,22 +58,31 @@ class Change(NamedTuple):
     is_same: bool
     warnings: tuple[str, ...] = ()
     is_dry_run: bool = False
+    octets: int = 0
 
 
-def changed(resources: ResourceSet, write: Write, folder: Path) -> Change:
-    """Work out a write. Raises WriteRefused."""
+def changed(resources: ResourceSet, write: Write, folder: Path, waiting: tuple[int, int] = (0, 0)) -> Change:
+    """Work out a write. Raises WriteRefused. `waiting`: new objects, and octets, that will be in the folder, too."""
     kind = kind_class(f"{write.group}/{write.version}" if write.group else write.version, write.kind)
     assert kind is not None, "a kind that is served is understood"
     body = _body(write) if write.body or write.verb is not Verb.DELETE else {}
     name = write.name or _new_name(write, body)
     try:
-        return _changed(resources, write, folder, kind, body, name)
+        return _changed(resources, write, folder, waiting, kind, body, name)
     except WriteRefused as refused:
         refused.name = name
         raise
 
 
-def _changed(resources: ResourceSet, write: Write, folder: Path, kind: type[Resource], body: Any, name: str) -> Change:
+def _changed(
+    resources: ResourceSet,
+    write: Write,
+    folder: Path,
+    waiting: tuple[int, int],
+    kind: type[Resource],
+    body: Any,
+    name: str,
+) -> Change:
     old = resources.get(write.group, write.kind, write.namespace, name)
     implied = _implied(write, name)
     _check_existence(write, name, old is not None, implied is not None)
@@ -89,11 +100,12 @@ def _changed(resources: ResourceSet, write: Write, folder: Path, kind: type[Reso
         return Change(resources, old, "", Path(old.origin.file), False, True, warnings, write.is_dry_run)
     file = file_of(folder, write.group, write.kind, write.namespace, name)
     text = FIRST_LINE + yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
-    _check_room(write, name, len(text.encode()), folder, is_new=old is None)
+    octets = len(text.encode())
+    _check_room(write, name, octets, folder, waiting, is_new=old is None)
     made = _validated(text, write, name, kind, file)
     objects = [made if each is old else each for each in resources.objects]
     together = ResourceSet(objects if old is not None else [*objects, made], resources.warnings)
-    return Change(together, made, text, file, current is None, False, warnings, write.is_dry_run)
+    return Change(together, made, text, file, current is None, False, warnings, write.is_dry_run, octets)
 
 
 def _body(write: Write) -> Any:
@@ -238,12 +250,12 @@ def _check_shape(made: Manifest, write: Write, name: str) -> None:
         raise WriteRefused(422, "Invalid", f"{_title(write, name)} is invalid: {told}", causes)
 
 
-def _check_room(write: Write, name: str, octets: int, folder: Path, *, is_new: bool) -> None:
+def _check_room(write: Write, name: str, octets: int, folder: Path, waiting: tuple[int, int], *, is_new: bool) -> None:
     """Raises WriteRefused(403, 413): what the folder holds has to be read in good time at every start."""
     if octets > MAX_OBJECT:
         message = f"{_title(write, name)} is too large: {octets} bytes of YAML, and {MAX_OBJECT} are possible"
         raise WriteRefused(413, "RequestEntityTooLarge", message)
-    objects, size = usage(folder)
+    objects, size = (there + more for there, more in zip(usage(folder), waiting, strict=True))
     if (is_new and objects >= MAX_OBJECTS) or size + octets > MAX_STATE:
         most = f"{MAX_OBJECTS} objects, {MAX_STATE} bytes"
         message = f"exceeded quota: there are {objects} objects of {size} bytes in --state-dir, and {most} are possible"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -66,13 +67,32 @@ def stage(file: Path, text: str) -> None:
         os.fsync(opened.fileno())
 
 
-def commit(file: Path, is_deleted: bool) -> None:
-    """Put the staged file in place, or remove the one that is there. Raises OSError."""
-    if is_deleted:
-        file.unlink(missing_ok=True)
-    else:
-        os.replace(_staged(file), file)
-    descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def commit(files: Iterable[tuple[Path, bool]]) -> dict[Path, OSError]:
+    """Put staged files of one folder in place, or remove those that are there, where it says True.
+
+    Returns what could not be kept, and why.
+    """
+    failed: dict[Path, OSError] = {}
+    done: list[Path] = []
+    for file, is_deleted in files:
+        try:
+            if is_deleted:
+                file.unlink(missing_ok=True)
+            else:
+                os.replace(_staged(file), file)
+            done.append(file)
+        except OSError as error:
+            failed[file] = error
+    if done:
+        try:
+            _sync(done[0].parent)
+        except OSError as error:
+            failed |= dict.fromkeys(done, error)
+    return failed
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

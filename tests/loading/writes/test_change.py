@@ -48,7 +48,7 @@ class Store:
         if verb is not Verb.DELETE and not change.is_same:
             stage(change.file, change.text)
         if not change.is_same:
-            commit(change.file, verb is Verb.DELETE)
+            commit([(change.file, verb is Verb.DELETE)])
         found: dict[str, Any] = yaml.safe_load(change.file.read_text()) if change.file.exists() else {}
         return found
 

@@ -22,18 +22,18 @@ def test_names_that_are_too_long_for_a_file_are_cut_and_told_apart(tmp_path: Pat
     assert long[0] != long[1]
     for each in long:
         stage(each, "x")
-        commit(each, False)
+        commit([(each, False)])
 
 
 def test_what_is_staged_is_no_manifest_until_it_is_committed(tmp_path: Path):
     file = tmp_path / "a.yaml"
     stage(file, "secret")
     assert manifest_files(tmp_path) == []
-    commit(file, False)
+    commit([(file, False)])
     assert manifest_files(tmp_path) == [file]
     assert file.read_text() == "secret"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    commit(file, True)
+    commit([(file, True)])
     assert os.listdir(tmp_path) == []
 
 
