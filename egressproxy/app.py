@@ -220,7 +220,9 @@ class App:
         except Guarded as error:
             raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
         except Refused as error:
-            raise WriteRefused(422, "Invalid", f"it cannot be put into service: {error}") from None
+            message = f"it cannot be put into service: {error}"
+            causes = [("FieldValueInvalid", message, "spec.listeners")] if isinstance(error, NotBound) else []
+            raise WriteRefused(422, "Invalid", message, causes) from None
         except OSError as error:
             raise WriteRefused(503, "ServiceUnavailable", str(error)) from None
 

@@ -40,6 +40,10 @@ class ApiError(Exception):
         if kind is not None:
             # As in Kubernetes: an object that is not valid is told by its kind, everything else by the resource.
             details |= {"group": kind.group, "kind": kind.kind if reason == "Invalid" else kind.plural}
+        if code == 422 and not causes:
+            # kubectl prints the causes of what is invalid, and not the message. The object as a whole is "<nil>", as in
+            # Kubernetes.
+            causes = (Cause("FieldValueInvalid", message, "<nil>"),)
         if causes:
             details["causes"] = [
                 {"reason": cause.reason, "message": cause.message, **({"field": cause.field} if cause.field else {})}

@@ -146,6 +146,58 @@ def test_what_is_refused_leaves_nothing_behind(cluster: Cluster):
     assert cluster.kubectl("get", "gw", "-A", "-o", "name") == ""
 
 
+def causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Reason and field of each; every one has a message."""
+    found = answer["details"]["causes"]
+    assert all(each["message"] for each in found)
+    return [(each["reason"], each["field"]) for each in found]
+
+
+def test_whatever_is_refused_is_told_with_a_cause_for_each_problem(cluster: Cluster):
+    """kubectl prints the causes of an object that is invalid, and not the message."""
+    taken = cluster.run("create", "-f", "-", stdin=[egress(cluster.gateway.admin_port)])
+    assert f"cannot bind 127.0.0.1 port {cluster.gateway.admin_port}" in taken.stderr
+    content = {"Content-Type": "application/json"}
+    body = json.dumps(egress(cluster.gateway.admin_port)).encode()
+    code, answer = request(cluster, "POST", GATEWAYS, body, **content)
+    assert (code, causes(answer)) == (422, [("FieldValueInvalid", "spec.listeners")])
+
+    wrong = egress(99999)
+    wrong["spec"]["addresses"] = [{"value": "nowhere"}]
+    code, answer = request(cluster, "POST", GATEWAYS, json.dumps(wrong).encode(), **content)
+    fields = {"spec.addresses[0]", "spec.listeners[0].port"}
+    assert (code, {field for _, field in causes(answer)}) == (422, fields)
+
+    cluster.kubectl("apply", "-f", "-", stdin=[egress(free_port())])
+    patch = [{"op": "replace", "path": "/spec/nowhere/0", "value": 1}]
+    json_patch = {"Content-Type": "application/json-patch+json"}
+    code, answer = request(cluster, "PATCH", f"{GATEWAYS}/egress", json.dumps(patch).encode(), **json_patch)
+    assert code == 422
+    assert len(causes(answer)) == 1
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ca", "namespace": "agents"}, "dta": {}}
+    path = "/api/v1/namespaces/agents/configmaps?fieldValidation=Strict"
+    code, answer = request(cluster, "POST", path, json.dumps(config_map).encode(), **content)
+    assert (code, causes(answer)) == (400, [("FieldValueInvalid", "dta")])
+
+
+def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(cluster: Cluster):
+    gateway = egress(free_port())
+    gateway["spec"]["listeners"].append({"name": "odd", "port": free_port(), "protocol": "HTPS"})
+    told = cluster.run("apply", "-f", "-", stdin=[gateway])
+    assert told.returncode == 0
+    (warning,) = (line for line in told.stderr.splitlines() if line.startswith("Warning: "))
+    assert warning.startswith("Warning: spec.listeners[1]: listener odd: Accepted is False (UnsupportedProtocol): ")
+    assert warning.endswith("did you mean HTTPS?")
+    policy = m.policy(["a.example"], traffic={"circuitBreaker": {"maxRequests": 1}, "healthCheck": {}})
+    policy["spec"]["targetRefs"][0]["name"] = "egress"
+    for how in ("--dry-run=server", "--dry-run=none"):
+        told = cluster.run("apply", how, "-f", "-", stdin=[policy])
+        assert told.returncode == 0
+        assert "traffic.circuitBreaker is not supported yet" in told.stderr
+        assert "traffic.healthCheck is not supported yet" in told.stderr
+    assert cluster.run("apply", "-f", "-", stdin=[m.config_map("quiet", {"a": "b"})]).stderr == ""
+
+
 def test_a_dry_run_changes_nothing(cluster: Cluster):
     assert "dry run" in cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=[egress(free_port())])
     assert (

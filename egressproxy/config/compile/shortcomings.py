@@ -18,7 +18,7 @@ from egressproxy.config.load import ResourceSet
 from egressproxy.config.problems import Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
-__all__ = ["all_findings", "shortcomings"]
+__all__ = ["all_findings", "findings_of", "shortcomings"]
 
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
 _GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
@@ -60,6 +60,13 @@ def all_findings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
         for each in compiled.warnings
     ]
     return list(dict.fromkeys([*said, *shortcomings(resources, compiled)]))
+
+
+def findings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
+    """What of `all_findings` is about one object."""
+    status = compiled.statuses.get(resource.key, {})
+    warned = (each for each in compiled.warnings if each.object == str(resource))
+    return list(dict.fromkeys([*warned, *_of_object(resource, status)]))
 
 
 def shortcomings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from egressproxy.loading.outcome import Outcomes, Result, write_outcomes
 from egressproxy.loading.result import Loaded
 from egressproxy.loading.writes.change import Change, changed, refusal_of
 from egressproxy.loading.writes.staging import file_of, stage
+from egressproxy.loading.writes.warnings import with_warnings
 from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
 from egressproxy.transport.listening import why_unusable
 
@@ -81,6 +82,8 @@ class _Batch:
             resources = list(changes.values())[-1].resources
             made = self._compiled(resources, changes)
             if made is not None and self._stage(changes):
+                for number, change in changes.items():
+                    self.results[number] = _written(with_warnings(change, made), str(change.file))
                 return resources, made
         return None
 
@@ -126,10 +129,10 @@ class _Batch:
         """Raises WriteRefused, and nearly everything."""
         change = changed(self._resources, write, self._state)
         try:
-            compiled(change.resources, self._bind, self._previous, why_unusable)
+            made = compiled(change.resources, self._bind, self._previous, why_unusable)
         except ConfigError as error:
             return refusal_of(error, write, change.resource.name, change.file)
-        return _written(change, "")
+        return _written(with_warnings(change, made), "")
 
     def _compiled(self, resources: ResourceSet, changes: dict[int, Change]) -> Compiled | None:
         """None where it fails: fewer writes are taken the next time."""

@@ -270,7 +270,9 @@ def _known(made: Manifest, write: Write, name: str) -> tuple[Manifest, tuple[str
     warnings = tuple(f'unknown field "{path[:MAX_PATH]}"' for path in gone[:MAX_WARNINGS])
     if write.field_validation is FieldValidation.STRICT:
         message = f"{_title(write, name)} cannot be taken: strict decoding error: {', '.join(warnings)}"
-        raise WriteRefused(400, "BadRequest", message)
+        paths = (path[:MAX_PATH] for path in gone[:MAX_WARNINGS])
+        causes = [("FieldValueInvalid", "unknown field", path) for path in paths]
+        raise WriteRefused(400, "BadRequest", message, causes)
     return made, warnings
 
 
