@@ -28,6 +28,7 @@ from egressproxy.loading.result import Loaded, Place, builtin
 from egressproxy.model.api_write import Write, WriteRefused, Written
 from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.secret import Secret
+from egressproxy.model.secret_source import ConfigSource, SecretSource
 from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.diagnostics import Diagnostics
@@ -78,6 +79,7 @@ class RunOptions:
     """What `egressproxy run` was asked for. `bind`: IP literals and networks, `admin`, `metrics`: (address, port)."""
 
     config: tuple[Path, ...] = ()
+    secrets: tuple[SecretSource, ...] = ()
     bind: tuple[str, ...] = ("127.0.0.1",)
     admin: tuple[str, int] | None = ("127.0.0.1", 15000)
     metrics: tuple[str, int] | None = None
@@ -91,6 +93,11 @@ class RunOptions:
     api_token_file: Path | None = None
     guarded: bool = False  # a reload that would allow what was denied lately has to be acknowledged
     session_key: Secret | None = None  # None: one is made up
+
+    @property
+    def sources(self) -> tuple[ConfigSource, ...]:
+        """What the configuration is read from."""
+        return (*self.config, *self.secrets)
 
 
 def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
@@ -250,7 +257,7 @@ class App:
             await self._fleet.stop()
 
     async def _serve(self) -> int:
-        changed = changes(self.options.config, self._stop)  # what changes from here on is seen
+        changed = changes(self.options.sources, self._stop)  # what changes from here on is seen
         try:
             self._open_state()
             await self._fleet.start()
@@ -260,7 +267,7 @@ class App:
             return self._start_failed(str(error))
         rest_memory()
         self._announce()
-        watcher = asyncio.create_task(self._watch(changed)) if self.options.config else None
+        watcher = asyncio.create_task(self._watch(changed)) if self.options.sources else None
         reloader = asyncio.create_task(self._reload_when_asked())
         clock = asyncio.create_task(self._look_at_certificates())
         await self._stop.wait()
@@ -315,7 +322,7 @@ class App:
         if self.options.state_dir is not None:
             from egressproxy.loading.writer import Writer
 
-            self._writer = Writer(self._loader, self.options.config, self.options.bind, self.options.state_dir)
+            self._writer = Writer(self._loader, self.options.sources, self.options.bind, self.options.state_dir)
             self._writer.open()
 
     async def _start_admin(self) -> None:
@@ -404,7 +411,7 @@ class App:
     async def _read(self) -> Loaded:
         if not self._is_configured:
             return builtin()
-        return await self._loader.load(self.options.config, self.options.bind, self._memory(), self.options.state_dir)
+        return await self._loader.load(self.options.sources, self.options.bind, self._memory(), self.options.state_dir)
 
     @property
     def _is_configured(self) -> bool:

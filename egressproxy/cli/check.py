@@ -12,11 +12,13 @@ import click
 
 from egressproxy.cli.addresses import address_or_network
 from egressproxy.cli.problems import show_findings, show_problems
+from egressproxy.cli.secrets import secret_options
 
 if TYPE_CHECKING:
     from egressproxy.config.compile.contract import Compiled
     from egressproxy.config.load import ResourceSet
     from egressproxy.config.resources.meta import Resource
+    from egressproxy.model.secret_source import SecretSource
     from egressproxy.spec.policy import ExtensionSpec
 
 __all__ = ["command"]
@@ -35,6 +37,7 @@ __all__ = ["command"]
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @click.option("--allow-unserved", is_flag=True, help="What would not be served as it is written does not fail.")
+@secret_options
 def command(
     paths: tuple[Path, ...],
     config: tuple[Path, ...],
@@ -42,6 +45,7 @@ def command(
     output: str,
     strict: bool,
     allow_unserved: bool,
+    sources: tuple[SecretSource, ...],
 ) -> None:
     """Read files and folders as `run` would, and print every problem at once with its place.
 
@@ -66,7 +70,7 @@ def command(
     from egressproxy.loading.compilation import loaded
 
     try:
-        resources, compiled = loaded(paths + config, bind)
+        resources, compiled = loaded((*paths, *config, *sources), bind)
         _build_filters(resources, compiled)
     except ConfigError as error:
         if output == "json":

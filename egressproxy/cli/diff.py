@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from egressproxy.gateway.recent import RecentDecision
     from egressproxy.spec.gateway import ConfigSpec
 
+from egressproxy.cli.secrets import secret_options
+from egressproxy.model.secret_source import SecretSource
+
 __all__ = ["command"]
 
 #: Requests of an access log that are decided again: more do not say more.
@@ -48,6 +51,7 @@ MAX_DECISIONS = 100_000
     help="As in `run`. The default: that of the running process; with OLD, 127.0.0.1.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@secret_options
 def command(
     paths: tuple[Path, ...],
     config: tuple[Path, ...],
@@ -55,6 +59,7 @@ def command(
     access_log: Path | None,
     bind: tuple[str, ...],
     output: str,
+    sources: tuple[SecretSource, ...],
 ) -> None:
     """Compare two configurations (files or folders), or a running process with a new one, in what is served:
     listeners, routes, rules, backends and what policies say there, by name and field; and the recent decisions that
@@ -79,12 +84,12 @@ def command(
 
     if old_path:
         bind = bind or ("127.0.0.1",)
-        old = _compiled(old_path[0], bind)
+        old = _compiled(old_path[0], sources, bind)
         before = outline(old)
     else:
         running = ask(admin or ADMIN, "/model")
         old, before, bind = None, running["model"], bind or tuple(running["bind"])
-    new = _compiled(new_path, bind)
+    new = _compiled(new_path, sources, bind)
     found: dict[str, Any] = compare(before, outline(new))
     if access_log is not None or admin is not None:
         found |= _flips(old, new, admin, access_log)
@@ -96,13 +101,13 @@ def command(
     sys.exit(0 if found["same"] else 1)
 
 
-def _compiled(path: Path, bind: tuple[str, ...]) -> ConfigSpec:
+def _compiled(path: Path, secrets: tuple[SecretSource, ...], bind: tuple[str, ...]) -> ConfigSpec:
     """Exits with 2 where it is refused."""
     from egressproxy.config.problems import ConfigError
     from egressproxy.loading.compilation import loaded
 
     try:
-        return loaded((path,), bind)[1].spec
+        return loaded((path, *secrets), bind)[1].spec
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         sys.exit(2)

@@ -13,7 +13,9 @@ from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.problems import show_problems
+from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
+from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 __all__ = ["command"]
 
@@ -41,9 +43,11 @@ METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "PO
     help="As in `run`, with --config.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@secret_options
 def command(
     method: str, url: str, identity: str, config: tuple[Path, ...], admin: tuple[str, int] | None,
     headers: tuple[str, ...], gateway: str, listener: str, no_dns: bool, bind: tuple[str, ...], output: str,
+    sources: tuple[SecretSource, ...],
 ) -> None:  # fmt: skip
     """Explain a request: the listener, the rule that wins and the runner-up, what policy says, the backends with a
     verdict on each address, TLS, filters in their order, credentials by name, limits and timeouts; or the denial, with
@@ -61,13 +65,15 @@ def command(
 
     Exit status: 0 it would be let through, 1 it would be denied or could not be served, 2 wrong usage.
     """
+    if sources and not config:
+        raise click.UsageError("Secrets are for manifests: give --config, too; a running process has its own")
     if config and admin is not None:
         raise click.UsageError("--config or --admin: one of them says who is asked")
     if method.upper() in METHODS:  # other spellings are other methods, but nobody means them here
         method = method.upper()
     pairs = [("method", method), ("url", url), ("as", identity), ("gateway", gateway), ("listener", listener)]
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
-    found = _of_files(config, bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
+    found = _of_files((*config, *sources), bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
     if output == "json":
         click.echo(json.dumps(found, indent=2))
     else:
@@ -75,7 +81,7 @@ def command(
     sys.exit(0 if found["verdict"] == "allowed" else 1)
 
 
-def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
+def _of_files(config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
     """What a process with this configuration would say. Exits with 2 where it cannot be served."""
     import asyncio
 

@@ -13,8 +13,10 @@ from click.core import ParameterSource
 from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.numbers import seconds, whole_number
 from egressproxy.cli.problems import show_problems
+from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret import Secret
+from egressproxy.model.secret_source import SecretSource
 
 __all__ = ["command"]
 
@@ -112,6 +114,7 @@ def _key(path: Path) -> Secret:
     help=f"Processes that serve, each on one core, {MAX_WORKERS} at most; they share the listening sockets. With 1 this"
     " process serves itself.",
 )  # fmt: skip
+@secret_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -129,6 +132,7 @@ def command(
     state_dir: Path | None,
     api_writes: bool,
     api_token_file: Path | None,
+    sources: tuple[SecretSource, ...],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
@@ -140,6 +144,7 @@ def command(
       egressproxy run
       egressproxy run --config policies/
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
+      egressproxy run --config policies/ --secret openai=/var/run/secrets/openai --secret-env front:token=FRONT_TOKEN
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
@@ -148,6 +153,8 @@ def command(
     from egressproxy.loading.apart import LoaderProcess
 
     _check_state(config, state_dir)
+    if sources and not config and state_dir is None:
+        raise click.UsageError("Secrets are for a configuration: give --config, too")
     _check_writes(admin, state_dir, api_writes, api_token_file)
     if not config and state_dir is None and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
         raise click.UsageError(
@@ -168,6 +175,7 @@ def command(
 
     options = app.RunOptions(
         config=config,
+        secrets=sources,
         bind=bind,
         admin=admin,
         metrics=metrics,

@@ -9,6 +9,7 @@ ours in the manifests of others, and say nothing to us, are left out with a warn
 
 from __future__ import annotations
 
+import base64
 import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +29,10 @@ from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import class_for, kind_class
 from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, Spot, without_nulls
 from egressproxy.config.resources.others import is_for_gateways, why_left_out
+from egressproxy.config.secret_files import read_secrets
 from egressproxy.config.yaml_reader import MAX_FILE_BYTES, Document, Place, read_documents
 from egressproxy.model import state_folder
+from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 __all__ = ["ResourceSet", "load", "load_text"]
 
@@ -83,20 +86,23 @@ class ResourceSet:
         return f"ResourceSet({len(self.objects)} objects)"
 
 
-def load(paths: Sequence[Path], state: Path | None = None) -> ResourceSet:
+def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.
 
+    Secrets may come from elsewhere, too (`secret_files`); none of them may stand in a manifest, as well.
     `state` is the folder of objects that were written through the API: it may have none.
 
     Raises ConfigError with every problem in every file.
     """
     reader = _Reader()
     with _collector_paused():
-        for path in paths:
+        manifests = [path for path in paths if isinstance(path, Path)]
+        for path in manifests:
             for file in reader.files(path):
                 reader.read_file(file)
-        if paths or state is None:
-            reader.require_objects(", ".join(map(str, paths)))
+        if manifests or state is None:
+            reader.require_objects(", ".join(map(str, manifests)))
+        reader.add_secrets([source for source in paths if isinstance(source, SecretSource)])
         if state is not None:
             for file in reader.files(state):
                 reader.read_file(file, is_from_api=True)
@@ -179,6 +185,23 @@ class _Reader:
                 "rename them; the keys of a ConfigMap are the names of its files: write config.yaml, or name the file"
             )
             self.unread.append(Problem(str(folder), 0, 0, "", "", message, remedy))
+
+    def add_secrets(self, sources: Sequence[SecretSource]) -> None:
+        """Objects for the Secrets whose data no manifest holds."""
+        for secret in read_secrets(sources, self.problems):
+            data = {key: base64.b64encode(value).decode() for key, value in secret.data.items()}
+            kind = "kubernetes.io/tls" if {"tls.crt", "tls.key"} <= data.keys() else "Opaque"
+            metadata = {"name": secret.name, "namespace": secret.namespace}
+            value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
+            made = Secret.model_validate(value)
+            made.written(value, Origin(secret.origin))
+            first = self.objects.setdefault(made.key, made)
+            if first is not made:
+                message = f"the same object stands at {first.origin}"
+                problem = Problem(
+                    secret.origin, 0, 0, str(made), "", message, "take it out of the manifest, or leave the option out"
+                )
+                self.problems.append(problem)
 
     def read_file(self, path: Path, *, is_from_api: bool = False) -> None:
         """A file that is given by hand and lies in a state folder is from the API all the same."""

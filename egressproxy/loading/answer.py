@@ -12,6 +12,7 @@ from egressproxy.config.problems import ConfigError
 from egressproxy.loading.compilation import loaded
 from egressproxy.loading.result import Loaded, pack_plain, pack_shown, places, read_plain, write_answer
 from egressproxy.model.api_write import Write
+from egressproxy.model.secret_source import ConfigSource
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.packing import pack
 from egressproxy.transport.listening import why_unusable
@@ -20,7 +21,7 @@ __all__ = ["answer"]
 
 
 def answer(
-    paths: tuple[Path, ...],
+    paths: tuple[ConfigSource, ...],
     bind: tuple[str, ...],
     memory: bytes,
     state: Path | None = None,

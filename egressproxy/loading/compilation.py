@@ -10,13 +10,14 @@ from egressproxy.config.compile import Compiled, Defaults, compile_config
 from egressproxy.config.load import ResourceSet, load
 from egressproxy.filters.catalog import Catalog
 from egressproxy.loading.denials import denials
+from egressproxy.model.secret_source import ConfigSource
 from egressproxy.routing.patterns import compile_pattern
 
 __all__ = ["compiled", "loaded"]
 
 
 def loaded(
-    paths: Sequence[Path],
+    paths: Sequence[ConfigSource],
     bind: tuple[str, ...],
     previous: Compiled | None = None,
     why_unusable: Callable[[str], str] | None = None,

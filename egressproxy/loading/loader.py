@@ -17,6 +17,7 @@ from egressproxy.loading.outcome import Outcomes, read_outcomes
 from egressproxy.loading.request import Kind, write_request
 from egressproxy.loading.result import Loaded, read_answer
 from egressproxy.model.api_write import Write
+from egressproxy.model.secret_source import ConfigSource
 
 __all__ = ["QUIET_S", "Loader"]
 
@@ -46,7 +47,7 @@ class Loader:
         return self._process.pid if self._process is not None else None
 
     async def load(
-        self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
+        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
     ) -> Loaded:
         """Read these files and folders, and those of `state`, what was written through the API. `memory` is that of the
         configuration in service. One who waits no longer ends it.
@@ -56,7 +57,7 @@ class Loader:
         return await self._asked(Kind.LOAD, write_request(paths, bind, memory, state, ()), read_answer)
 
     async def work_out(
-        self, paths: Sequence[Path], bind: tuple[str, ...], memory: bytes, state: Path, writes: Sequence[Write]
+        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes, state: Path, writes: Sequence[Write]
     ) -> Outcomes:
         """The same with these writes, each as far as it can be taken. Raises LoadingFailed, OSError."""
         return await self._asked(Kind.LOAD, write_request(paths, bind, memory, state, writes), read_outcomes)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.loading.result import read_plain_value
 from egressproxy.model.api_write import FieldValidation, Verb, Write
+from egressproxy.model.secret_source import ConfigSource, plain_source, source_of
 
 __all__ = ["STATUS", "Kind", "Request", "read_request", "write_request"]
 
@@ -31,7 +32,7 @@ class Kind(Enum):
 class Request(NamedTuple):
     """The arguments of `loading.answer.answer`. Without writes it is a loading."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[ConfigSource, ...]
     bind: tuple[str, ...]
     memory: bytes
     state: Path | None
@@ -39,19 +40,19 @@ class Request(NamedTuple):
 
 
 def write_request(
-    paths: Sequence[Path], bind: tuple[str, ...], memory: bytes, state: Path | None, writes: Sequence[Write]
+    paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes, state: Path | None, writes: Sequence[Write]
 ) -> bytes:
     """For `read_request`, in a process of ours."""
     folder = None if state is None else os.fspath(state)
     asked = [_plain(write) for write in writes]
-    return pickle.dumps((tuple(map(os.fspath, paths)), bind, memory, folder, asked), protocol=5)
+    return pickle.dumps((tuple(map(plain_source, paths)), bind, memory, folder, asked), protocol=5)
 
 
 def read_request(data: bytes) -> Request:
     """Raises nearly everything if this is no (whole) request."""
     paths, bind, memory, folder, asked = read_plain_value(io.BytesIO(data))
     state = None if folder is None else Path(folder)
-    return Request(tuple(map(Path, paths)), bind, memory, state, tuple(map(_write, asked)))
+    return Request(tuple(map(source_of, paths)), bind, memory, state, tuple(map(_write, asked)))
 
 
 def _plain(write: Write) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from egressproxy.loading.outcome import Result
 from egressproxy.loading.result import Loaded
 from egressproxy.loading.writes import staging
 from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.model.secret_source import ConfigSource
 
 __all__ = ["Writer"]
 
@@ -26,7 +27,7 @@ Serve = Callable[[Loaded], Awaitable[None]]
 class Writer:
     """Belongs to the event loop; one call at a time. `open` comes first, `close` last."""
 
-    def __init__(self, loader: Loader, config: Sequence[Path], bind: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, loader: Loader, config: Sequence[ConfigSource], bind: tuple[str, ...], folder: Path) -> None:
         self._loader = loader
         self._config = config
         self._bind = bind

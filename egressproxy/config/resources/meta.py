@@ -94,7 +94,8 @@ class Origin:
         return spot[2:] if key else spot[:2]
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else "-"
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return place or "-"
 
 
 NOWHERE = Origin()

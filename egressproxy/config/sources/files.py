@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from watchfiles import Change, awatch
 
 from egressproxy.config.manifests import SUFFIXES, manifest_files
+from egressproxy.config.secret_files import secret_folders
+from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 __all__ = ["changes"]
 
@@ -34,34 +36,42 @@ _FILTERS = ".py"
 _Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
 
-def changes(paths: Sequence[Path], stop: asyncio.Event) -> AsyncIterator[None]:
+def changes(sources: Sequence[ConfigSource], stop: asyncio.Event) -> AsyncIterator[None]:
     """Yield once for every settled change of these files and folders, counted from this call, until `stop` is set.
 
     A single file is watched through its folder, since replacing it by rename gives it a new inode. Files and folders
-    that are not there are waited for. Changes during the consumer's work are yielded after it.
+    that are not there are waited for. Changes during the consumer's work are yielded after it. Of Secrets in raw files
+    every file counts.
     """
-    return _changes(tuple(paths), stop, _fingerprint(paths))
+    paths = tuple(source for source in sources if isinstance(source, Path))
+    secrets = tuple(source for source in sources if isinstance(source, SecretSource))
+    return _changes(paths, secrets, stop, _all_fingerprints(paths, secrets))
 
 
-async def _changes(paths: Sequence[Path], stop: asyncio.Event, last: _Fingerprint) -> AsyncGenerator[None, None]:
+async def _changes(
+    paths: Sequence[Path], secrets: Sequence[SecretSource], stop: asyncio.Event, last: _Fingerprint
+) -> AsyncGenerator[None, None]:
     while not stop.is_set():
-        folders = _folders(paths)
-        async with aclosing(_looks(paths, folders, stop)) as looks:
+        raw = tuple(secret_folders(secrets))
+        folders = _folders(paths) | _inodes(raw)
+        async with aclosing(_looks(paths, raw, folders, stop)) as looks:
             async for touched in looks:
-                now = await asyncio.to_thread(_fingerprint, paths)
+                now = await asyncio.to_thread(_all_fingerprints, paths, secrets)
                 if touched or now != last:
                     last = now
                     yield None
-                if _folders(paths) != folders:
+                if _folders(paths) | _inodes(secret_folders(secrets)) != folders:
                     break  # one was removed or made again: an old watch does not see the new one
 
 
-async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.Event) -> AsyncGenerator[bool, None]:
+async def _looks(
+    paths: Sequence[Path], raw: Sequence[Path], folders: dict[str, int], stop: asyncio.Event
+) -> AsyncGenerator[bool, None]:
     """Yield whenever it is time to look; true if one that counts was certainly written to."""
     try:
         watch = awatch(
             *folders,
-            watch_filter=_Filter(paths),
+            watch_filter=_Filter(paths, raw),
             debounce=_PATIENCE_MS,
             step=_QUIET_MS,
             stop_event=stop,
@@ -82,8 +92,9 @@ async def _looks(paths: Sequence[Path], folders: dict[str, int], stop: asyncio.E
 class _Filter:
     """Lets through what happens in the folders of the paths, and to the folders themselves."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._folders = {os.path.abspath(_folder(path)) for path in paths}
+    def __init__(self, paths: Iterable[Path], raw: Iterable[Path]) -> None:
+        """`raw` are folders of Secrets in raw files."""
+        self._folders = {os.path.abspath(folder) for folder in (*map(_folder, paths), *raw)}
 
     def __call__(self, change: Change, path: str) -> bool:
         path = os.path.abspath(path)
@@ -118,6 +129,33 @@ def _folders(paths: Iterable[Path]) -> dict[str, int]:
     return found
 
 
+def _inodes(folders: Iterable[Path]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for folder in folders:
+        with suppress(OSError):
+            found[str(folder)] = folder.stat().st_ino
+    return found
+
+
+def _all_fingerprints(paths: Iterable[Path], secrets: Iterable[SecretSource]) -> _Fingerprint:
+    """Of manifests and filters; and of everything that is in the folders of Secrets, or is one's single file."""
+    raw = {source.path for source in secrets if source.path is not None}
+    for folder in secret_folders(secrets):
+        if folder.is_dir() and not raw.isdisjoint((folder, *folder.parents)):
+            with suppress(OSError):
+                raw.update(file for file in folder.iterdir() if not file.name.startswith(".."))
+    return _fingerprint(paths) + tuple(_state(file) for file in sorted(raw))
+
+
+def _state(file: Path) -> tuple[str, int, int, int, int]:
+    """Of what it leads to; zeros where there is nothing."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return str(file), 0, 0, 0, 0
+    return str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
     found: list[tuple[str, int, int, int, int]] = []
     for path in paths:
@@ -127,10 +165,5 @@ def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
         except OSError:
             files = [path]
         for file in files:
-            try:
-                stat = file.stat()
-            except OSError:
-                found.append((str(file), 0, 0, 0, 0))
-            else:
-                found.append((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            found.append(_state(file))
     return tuple(found)

@@ -24,6 +24,7 @@ from egressproxy.loading.writes.change import Change, changed, refusal_of
 from egressproxy.loading.writes.staging import file_of, stage
 from egressproxy.loading.writes.warnings import with_warnings
 from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.model.secret_source import ConfigSource
 from egressproxy.transport.listening import why_unusable
 
 __all__ = ["written"]
@@ -35,7 +36,7 @@ HandOver = Callable[[ResourceSet, Compiled, Compiled | None], Loaded]
 
 
 def written(
-    paths: tuple[Path, ...],
+    paths: tuple[ConfigSource, ...],
     bind: tuple[str, ...],
     previous: Compiled | None,
     state: Path,

@@ -13,6 +13,8 @@ from watchfiles import awatch
 
 from egressproxy.config.sources import files
 from egressproxy.config.sources.files import changes
+from egressproxy.model.secret_source import SecretSource
+from tests.support.mounted import mount
 from tests.support.waiting import WAIT_S, until
 
 
@@ -212,3 +214,51 @@ async def test_a_write_that_leaves_size_and_time_alone_is_still_seen(tmp_path: P
 async def test_stopping_ends_the_watch(tmp_path: Path) -> None:
     async with watching(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("is_root", [False, True])
+async def test_a_mounted_secret_that_is_exchanged_is_a_change(tmp_path: Path, is_root: bool):
+    folder = tmp_path / "secrets" / "openai"
+    mount(folder, {"token": "a"})
+    manifest = tmp_path / "config" / "a.yaml"
+    manifest.parent.mkdir()
+    manifest.write_text("a")
+    source = SecretSource(path=folder.parent) if is_root else SecretSource(name="openai", path=folder)
+    stop, seen = asyncio.Event(), asyncio.Queue[None]()
+
+    async def watch() -> None:
+        async for _ in changes((manifest, source), stop):
+            seen.put_nowait(None)
+
+    task = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    mount(folder, {"token": "b"})
+    await asyncio.wait_for(seen.get(), WAIT_S)
+    (folder / "..noise").write_text("x")
+    if is_root:
+        mount(folder.parent / "another", {"token": "c"})
+    else:
+        mount(folder, {"token": "b", "more": "c"})
+    await asyncio.wait_for(seen.get(), WAIT_S)
+    stop.set()
+    await asyncio.wait_for(task, WAIT_S)
+
+
+async def test_a_single_file_of_a_secret_that_is_replaced_is_a_change(tmp_path: Path):
+    file = tmp_path / "raw" / "token"
+    file.parent.mkdir()
+    file.write_text("a")
+    stop, seen = asyncio.Event(), asyncio.Queue[None]()
+
+    async def watch() -> None:
+        async for _ in changes((SecretSource(name="a", path=file),), stop):
+            seen.put_nowait(None)
+
+    task = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    fresh = file.with_name("fresh")
+    fresh.write_text("b")
+    fresh.replace(file)
+    await asyncio.wait_for(seen.get(), WAIT_S)
+    stop.set()
+    await asyncio.wait_for(task, WAIT_S)

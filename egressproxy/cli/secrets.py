@@ -1,0 +1,88 @@
+"""The options by which Secrets come from files and from the environment; the same for all verbs that read manifests."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from egressproxy.model.secret import Secret
+from egressproxy.model.secret_source import SecretSource
+
+__all__ = ["secret_options", "secret_sources"]
+
+_TARGET: Final = re.compile(r"(?:(?P<namespace>[^/:=]+)/)?(?P<name>[^/:=]+)(?::(?P<key>[^/:=]+))?")
+_FORM: Final = "[NAMESPACE/]NAME[:KEY]=PATH"
+_FORM_ENV: Final = "[NAMESPACE/]NAME:KEY=VARIABLE"
+
+
+def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `--secret`, `--secrets` and `--secret-env`; the command gets what they say as `sources`."""
+
+    @wraps(command)
+    def with_sources(
+        *args: Any, secret: tuple[str, ...], secrets: tuple[Path, ...], secret_env: tuple[str, ...], **options: Any
+    ) -> Any:
+        return command(*args, sources=secret_sources(secret, secrets, secret_env), **options)
+
+    made: Callable[..., Any] = with_sources
+    for option in (
+        click.option(
+            "--secret-env", "secret_env", multiple=True, metavar=_FORM_ENV,
+            help="An entry of a Secret that stands in a variable of the environment, read at the start; may be given"
+            " again.",
+        ),
+        click.option(
+            "--secrets", "secrets", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
+            metavar="DIR", help="A folder of Secrets in raw files: DIR/NAME/KEY, or DIR/NAMESPACE/NAME/KEY.",
+        ),
+        click.option(
+            "--secret", "secret", multiple=True, metavar=_FORM,
+            help="A Secret in raw files: a folder with a file for each key, such as a mounted one, or one file; may be"
+            " given again.",
+        ),
+    ):  # fmt: skip
+        made = option(made)
+    return made
+
+
+def secret_sources(
+    secret: Sequence[str], secrets: Sequence[Path], secret_env: Sequence[str]
+) -> tuple[SecretSource, ...]:
+    """What these options say. Raises click.BadParameter.
+
+    The variables are taken out of the environment: no process that is started from here needs them.
+    """
+    made = [SecretSource(path=folder) for folder in secrets]
+    for written in secret:
+        namespace, name, key, path = _parts(written, "--secret", _FORM)
+        if not Path(path).exists():
+            raise click.BadParameter(f"{path}: there is no such file or folder", param_hint="--secret")
+        made.append(SecretSource(namespace, name, key, Path(path)))
+    for written in secret_env:
+        namespace, name, key, variable = _parts(written, "--secret-env", _FORM_ENV)
+        if not key:
+            raise click.BadParameter(f"{written}: write {_FORM_ENV}", param_hint="--secret-env")
+        value = os.environb.get(os.fsencode(variable))
+        if not value:
+            said = "is not set" if value is None else "is empty"
+            raise click.BadParameter(f"the environment variable {variable} {said}", param_hint="--secret-env")
+        made.append(SecretSource(namespace, name, key, variable=variable, value=Secret(value)))
+    for source in made:
+        if source.variable:
+            os.environ.pop(source.variable, None)
+    return tuple(made)
+
+
+def _parts(written: str, option: str, form: str) -> tuple[str, str, str, str]:
+    """Namespace, name, key ("" where none is said), and what stands behind the sign."""
+    target, sign, rest = written.partition("=")
+    found = _TARGET.fullmatch(target)
+    if found is None or not sign or not rest:
+        raise click.BadParameter(f"{target}: write {form}", param_hint=option)
+    return found["namespace"] or "default", found["name"], found["key"] or "", rest

@@ -1,0 +1,104 @@
+"""Secrets out of mounted folders and the environment, with the real process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message
+from tests.support import manifests as m
+from tests.support.mounted import mount
+from tests.support.name_server import NameServer
+from tests.support.net import free_port
+from tests.support.process import GatewayProcess
+from tests.support.waiting import wait_until
+from tests.support.writing import Client
+
+HOST = "origin.test"
+
+
+@pytest.fixture
+def dns() -> Iterator[NameServer]:
+    with NameServer({"*": ["127.0.0.1"]}) as server:
+        yield server
+
+
+def injecting(name: str, origin: Origin) -> m.Manifest:
+    config = {
+        "secretRef": {"name": name, "key": "token"}, "header": "X-Key", "template": "{}", "allowPlaintext": True,
+    }  # fmt: skip
+    extension = {"name": "key", "type": "egressproxy.io/CredentialInjector:v1", "config": config}
+    return m.backend(name, HOST, origin.port, extensions=[extension])
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == pid:
+                yield int(entry.name)
+                yield from descendants(int(entry.name))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_mounted_secret_is_in_force_and_a_rotated_one_by_itself(dns: NameServer, tmp_path: Path, workers: str):
+    mounted, port = tmp_path / "mounted", free_port()
+    mount(mounted, {"token": "first-value\n"})
+    heads: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        while True:
+            heads.append(read_message(sock)[0])
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    with Origin(serve) as origin:
+        objects = [
+            m.gateway(m.http_listener(port)),
+            m.policy(dns=dns.address, cidrs=ALLOW_LOOPBACK),
+            injecting("mounted", origin),
+            injecting("variable", origin),
+            m.http_route("r", m.prefix_rule("/mounted", "mounted"), m.prefix_rule("/variable", "variable")),
+        ]
+        arguments = [
+            "--secret", f"agents/mounted={mounted}", "--secret-env", "agents/variable:token=EGRESS_KEY",
+            "--workers", workers, "--state-dir", str(tmp_path / "state"), "--api-writes", "--log-level", "debug",
+        ]  # fmt: skip
+        environment = {"EGRESS_KEY": "value-of-the-environment"}
+        with GatewayProcess(tmp_path / "gw", objects, arguments=arguments, environment=environment) as gateway:
+
+            def sent(path: str) -> bytes:
+                with client(port) as sock:
+                    assert ask(sock, get(HOST, port, path, absolute=False))[0] == 200
+                return heads[-1]
+
+            assert b"x-key: first-value\r\n" in sent("/mounted").lower()
+            assert b"x-key: value-of-the-environment\r\n" in sent("/variable").lower()
+            mount(mounted, {"token": "second-value"})
+            wait_until(lambda: b"x-key: second-value\r\n" in sent("/mounted").lower())
+            status, shown = gateway.admin("/api/v1/namespaces/agents/secrets")
+            assert status == 200
+            assert '"mounted"' in shown
+            api = Client(gateway)
+            body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mounted"}, "stringData": {"token": "z"}}
+            for answer in (
+                api.send("POST", "/api/v1/namespaces/agents/secrets", body),
+                api.send("PUT", "/api/v1/namespaces/agents/secrets/mounted", body),
+                api.send("DELETE", "/api/v1/namespaces/agents/secrets/mounted"),
+            ):
+                assert answer[0] in (403, 409, 422), answer
+            assert b"second-value" in sent("/mounted")
+            for text in (shown, gateway.stderr, gateway.admin("/config")[1], gateway.admin("/model")[1]):
+                assert not any(hidden in text for hidden in ("first-value", "second-value", "value-of-the-environment"))
+            for pid in descendants(gateway.pid):
+                assert b"value-of-the-environment" not in Path(f"/proc/{pid}/environ").read_bytes()
+            command = Path(f"/proc/{gateway.pid}/cmdline").read_bytes()
+            assert b"EGRESS_KEY" in command
+            assert b"value-of-the-environment" not in command
+    assert os.environ.get("EGRESS_KEY") is None
