@@ -457,7 +457,7 @@ def _degrade(conditions: Conditions, reason: str, message: str) -> None:
 def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None) -> PortForm | None:
     """The port that a reference means: the one it names, else the only one. None: Dynamic, without ports."""
     if number is not None and ports:
-        form = next((port for port in ports if port.number == number), None)
+        form = next((port for port in ports if port.number in (number, 0)), None)
         if form is None:
             raise Unresolved("BackendNotFound", f"{backend} has no port {number}")
         return form

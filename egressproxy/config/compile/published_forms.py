@@ -74,7 +74,7 @@ class PortForm:
 def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
     """The ports of a destination. Without `ports`: the one that `fqdn.port` names, or 443.
 
-    Empty for Dynamic and Failover without ports.
+    Without them a Dynamic destination has number 0, for every port, where it says tls; else none, as Failover.
     """
     destination = spec.destination
     fqdn = destination.fqdn
@@ -83,7 +83,7 @@ def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
     if destination.ports:
         return tuple(_port(entry, shared, protocol) for entry in destination.ports)
     if destination.type in ("Dynamic", "Failover"):
-        return ()
+        return (PortForm(0, "HTTP", shared),) if shared is not None and destination.type == "Dynamic" else ()
     number = fqdn.port if fqdn is not None and fqdn.port is not None else DEFAULT_PORT
     return (_over_tls(PortForm(number, protocol or "HTTP", shared)),)
 

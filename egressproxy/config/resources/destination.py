@@ -236,9 +236,9 @@ class FqdnBackend(Model):
     """
     port: Annotated[Port | None, Field(description="The port, where the destination has no ports.")] = None
     tls: FqdnTls | None = None
-    """How TLS is spoken, where the destination has no ports."""
+    """How TLS is spoken at the ports that do not say it."""
     protocol: NamedProtocol | None = None
-    """What is spoken, where the destination has no ports."""
+    """What is spoken at the ports that do not say it."""
 
 
 class IpBackend(Model):

@@ -281,3 +281,13 @@ def test_filters_of_a_draft_close_the_backend():
     error, condition = refused(form)
     assert "write extensions" in error
     assert condition[:2] == ("False", "UnsupportedValue")
+
+
+def test_tls_beside_a_dynamic_destination_is_how_https_is_verified(pki: Pki):
+    form = backend(f"{{destination: {{type: Dynamic}}, tls: {{mode: SIMPLE, {PLAIN_CA}}}}}")
+    found = served(form, ca(pki))
+    assert (found.destination, found.port) == (Destination.DYNAMIC, 0)
+    assert found.tls is not None
+    assert found.tls.ca_pem.strip() == pki.ca_pem.strip()
+    route = ROUTE.replace("name: b}", "name: b, port: 8443}")
+    assert rule(compiled(REVERSE, route, form, ca(pki))).backends[0].backend is not None
