@@ -122,6 +122,8 @@ class GatewayError(Exception):
 
     source = Source.GATEWAY
     default_status = 500
+    policy = "-"  # the EgressPolicy that refuses, and the hostname or range of its entry: what a denial is counted by
+    entry = "-"
     is_quotable = True  # message and remedy are ours: no path, field or body of the request is in them
 
     def __init__(

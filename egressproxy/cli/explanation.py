@@ -106,6 +106,9 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
     for entry in policy["entries"]:
         said = ", ".join(f"{key}: {_listed(value)}" for key, value in entry.items() if key != "policy")
         yield "", f"allowed by an entry of {entry['policy']}: {said}", ""
+    counted = policy.get("counted")
+    if counted:
+        yield "", f"in metrics and the log: policy {counted['policy']}, entry {counted['entry']}", "dim"
     denied = policy.get("wouldDeny")
     if denied:
         yield "", f"would deny: {denied.get('message', denied['reason'])}", "yellow"

@@ -120,14 +120,24 @@ def judge(x: Exchange, route: Route, authority: Authority) -> None:
 
 
 def default_route(x: Exchange, listener: Listener, authority: Authority) -> Route:
-    """What the listener's policy says of a destination that no route matches."""
-    if listener.mode is Mode.OPEN:
-        enforce(x, Mode.ENFORCE, listener.destinations.firm_refusal(authority))
-    else:
-        enforce(x, listener.mode, listener.destinations.refusal(authority))
-    if listener.default is None:
+    """What the listener's policy says of a destination that no route matches; traffic is counted by what allows it."""
+    defaults = listener.defaults
+    if defaults is None:
         raise Denied(Reason.NO_POLICY, f"{authority.host} is not allowed: no policy and no route says so")
-    return listener.default
+    known = defaults.known.get((authority.host, authority.port))
+    if known is not None:
+        return known
+    if listener.mode is Mode.OPEN:
+        denied, mode = listener.destinations.firm_refusal(authority), Mode.ENFORCE
+    else:
+        denied, mode = listener.destinations.refusal(authority), listener.mode
+    if denied is None:
+        return defaults.allowed(authority)
+    try:
+        enforce(x, mode, denied)
+    finally:
+        del denied  # its traceback holds this frame: no cycle
+    return defaults.reported()
 
 
 def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:

@@ -23,6 +23,7 @@ from egressproxy.gateway.attempts import NO_RETRIES, Attempts
 from egressproxy.gateway.authorization.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
 from egressproxy.gateway.authorization.over_http import HttpAsker
 from egressproxy.gateway.connector import NO_PORTS, Connector, served_ports
+from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Listener, Port, Route, Snapshot
 from egressproxy.gateway.mirror import Mirror
 from egressproxy.gateway.network import Network
@@ -159,7 +160,7 @@ class _Builder:
         streams = yield from HostTable.building(entries)
         destinations = self.destination_policy(spec.policy)
         yield None
-        default = None
+        defaults = None
         if spec.default_backend is not None:
             yield from self.blocking(spec.extensions, (spec.default_backend,))
             policy = spec.policy
@@ -167,13 +168,15 @@ class _Builder:
                 spec, "-", spec.extensions, (spec.default_backend,), policy, policy.timeouts.request_s, None,
                 retry=policy.retries,
             )  # fmt: skip
+            count = partial(self.metrics.series, spec.gateway, "-", "-", "-", "-")
+            defaults = DefaultRoutes(default, policy, destinations, count)
         terminate = None
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE:
             shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
             terminate = yield from self.context(spec.tls, shares_port=shares_port)
         return Listener(
             replace(spec, http_routes=(), tls_routes=(), tcp_routes=()),  # they are in the tables now
-            table, hosts, streams, default, destinations, self.metrics.series(spec.gateway, "-", "-"),
+            table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"),
             is_forward=spec.protocol is ListenerProtocol.FORWARD_PROXY,
             scheme=b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http", terminate=terminate,
         )  # fmt: skip

@@ -39,7 +39,7 @@ from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http1.writer import CONTINUE, answer_bytes, interim_bytes, request_bytes, response_bytes
 from egressproxy.telemetry.access_log import AccessLog
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.descriptors import descriptors
 from egressproxy.transport.driver import pause
 from egressproxy.transport.flow import BodySink
@@ -59,14 +59,13 @@ ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 class Conductor:
     """Serves every exchange of this process. Implements RequestHandler for its client connections."""
 
-    def __init__(
-        self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes, notices: Notices | None = None
-    ) -> None:
+    def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes, metrics: Metrics) -> None:
         self.wheel = wheel
         self.access_log = access_log
         self.recent: Remembered = deque(maxlen=KEPT)
         self.pseudonym = pseudonym
-        self.notices = notices or Notices()
+        self.metrics = metrics
+        self.notices = metrics.notices
         # Connections of clients to all listeners. With an upstream connection for each, one client has three quarters
         # of the descriptors, where no limit says anything.
         self.clients = Shares(sys.maxsize, descriptors() * 3 // 8)
@@ -445,6 +444,8 @@ class Conductor:
         x.denied = is_denial(error)
         if x.denied or is_told(error):
             self.notices.refused(x.series, error, "" if life.route is None else life.route.kind)
+        if error.policy != "-":
+            x.series = self.metrics.denied_by(x.series, error.policy, error.entry)
 
     def complete(self, x: Exchange, client: ClientConnection) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""

@@ -60,7 +60,7 @@ class Gateway:
         self.wheel = TimerWheel()
         self.wheel.start(loop)
         self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key)
-        self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics.notices)
+        self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics)
         self.snapshot: Snapshot | None = None
         self._bind = bind
         self._bound: dict[tuple[str, int], BoundPort] = {}

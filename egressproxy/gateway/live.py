@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import ssl
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
@@ -27,6 +28,7 @@ from egressproxy.transport.timers import TICK_S
 if TYPE_CHECKING:
     from egressproxy.gateway.attempts import Attempts
     from egressproxy.gateway.authorization.external_auth import ExternalAuth
+    from egressproxy.gateway.default_routes import DefaultRoutes
     from egressproxy.gateway.mirror import Mirror
 
 __all__ = ["EXACT_BELOW_S", "Choice", "Listener", "Port", "Route", "Snapshot"]
@@ -99,6 +101,12 @@ class Choice:
     def originates_tls(self) -> bool:
         """Whether the backend is configured with TLS."""
         return self.connector is not None and self.connector.spec.backend.tls is not None
+
+    def counted_in(self, series: Series) -> Choice:
+        """The same, whose traffic is counted elsewhere."""
+        made = copy(self)
+        made.series = series
+        return made
 
     def __repr__(self) -> str:
         return f"Choice({self.backend}, weight={self.weight})"
@@ -202,6 +210,18 @@ class Route:
             raise choice.fault(self.name)
         return choice
 
+    def counted_in(self, series: Series) -> Route:
+        """The same, with what it shares (pools, filters, budgets of retries), whose traffic is counted elsewhere."""
+        made = copy(self)
+        made.series = series
+        made.choices = tuple(choice.counted_in(series) for choice in self.choices)
+        return made
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it serves what no route matches."""
+        return self.name == "-"
+
     def __repr__(self) -> str:
         return f"Route({self.name}, {len(self.choices)} choices)"
 
@@ -227,7 +247,7 @@ class Listener:
     """One listener of a Gateway."""
 
     __slots__ = (
-        "default",
+        "defaults",
         "destinations",
         "gateway",
         "hosts",
@@ -251,7 +271,7 @@ class Listener:
         http: HttpTable[Route],
         hosts: HostTable[bool],
         streams: HostTable[Route],
-        default: Route | None,
+        defaults: DefaultRoutes | None,
         destinations: DestinationPolicy,
         series: Series,
         *,
@@ -266,7 +286,7 @@ class Listener:
         self.http = http
         self.hosts = hosts  # the hostnames that any HTTPRoute serves and permits by itself, on port 80
         self.streams = streams
-        self.default = default
+        self.defaults = defaults  # a forward proxy: of what no route matches
         self.destinations = destinations
         self.series = series
         self.mode = spec.policy.mode

@@ -50,6 +50,7 @@ class Denial:
             detail=f"{leads}denied by {_entry(rule, authority)} in {field}",
         )
         denied.is_firm = rule.is_firm
+        denied.policy, denied.entry = rule.policy, _pattern(rule, authority)
         return denied
 
 
@@ -170,6 +171,15 @@ class DestinationPolicy:
             return SniCheck.ANY
         return SniCheck.MATCH
 
+    def entry(self, authority: Authority) -> tuple[str, str] | None:
+        """What allows this destination: a policy, and the hostname or range of its entry, as it is written.
+
+        Of several levels the most specific; None unless each of them has such an entry (Mode Open, Report).
+        """
+        rules = [group.find(authority) for group in self._allow]
+        found = rules[-1] if rules and None not in rules else None
+        return (found.policy, self._allow[-1].pattern(authority)) if found is not None else None
+
     def grounds(self, authority: Authority) -> tuple[DestinationRule, ...]:
         """The entries that allow this destination, one of each level that says something; for explanations."""
         found = (group.find(authority) for group in self._allow)
@@ -191,12 +201,14 @@ class DestinationPolicy:
                 remedy += "; not being public, it has to be in addresses.allow, too"
         where = f"on port {port} " if is_port_alone else ""
         message = f"{host} is not allowed {where}by policy {policy}"
-        return Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
+        denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
+        denied.policy = policy
+        return denied
 
 
 def _for_others(authority: Authority, rule: DestinationRule) -> Denied:
     """An entry would allow it to clients whom nobody tells apart."""
-    return Denied(
+    denied = Denied(
         Reason.DESTINATION_NOT_ALLOWED,
         f"{authority.host} is allowed by policy {rule.policy} to its subjects alone, and no client is known to be one",
         rule=f"EgressPolicy {rule.policy}",
@@ -204,6 +216,8 @@ def _for_others(authority: Authority, rule: DestinationRule) -> Denied:
         f"{rule.policy}, and it holds for everybody",
         detail=f"{_entry(rule, authority)} in destinations.allow is for subjects",
     )
+    denied.policy = rule.policy
+    return denied
 
 
 class _Entries:
@@ -257,6 +271,26 @@ class _Entries:
                     return rule
         return None
 
+    def pattern(self, authority: Authority) -> str:
+        """The hostname or range by which `find` finds its entry, as it is written; "*" for every host.
+
+        A few probes, however many names stand in the entry: a client names as many hosts below a wildcard as it likes.
+        """
+        address, port, host = authority.address, authority.port, authority.host
+        if address is not None:
+            for network, rule in self._networks:
+                if address.version == network.version and address in network and _has_port(rule, port):
+                    return str(network)
+        if any(_has_port(rule, port) for rule in self._hosts.exact(host) or ()):
+            return host
+        dot = host.find(".")
+        while dot >= 0:
+            suffix = f"*{host[dot:]}"
+            if any(_has_port(rule, port) for rule in self._hosts.exactly(suffix) or ()):
+                return suffix
+            dot = host.find(".", dot + 1)
+        return "*"
+
 
 def _firm_first(rules: Iterable[DestinationRule]) -> tuple[_Entries, ...]:
     """The entries of a deny list. Those that mode Report does not lift stand in front: they decide, if one matches."""
@@ -267,6 +301,16 @@ def _firm_first(rules: Iterable[DestinationRule]) -> tuple[_Entries, ...]:
 
 def _has_port(rule: DestinationRule, port: int) -> bool:
     return not rule.ports or port in rule.ports
+
+
+def _pattern(rule: DestinationRule, authority: Authority) -> str:
+    """The one hostname or range of an entry that matches this destination, as it is written: the most specific."""
+    host, names = authority.host, [pattern for pattern in rule.hostnames if _matches(pattern, authority.host)]
+    if names:
+        return max(names, key=lambda pattern: (pattern == host, len(pattern)))
+    spellings = aliases(authority.address) if authority.address is not None else ()
+    ranges = [net for net in rule.cidrs if any(each.version == net.version and each in net for each in spellings)]
+    return str(max(ranges, key=lambda net: net.prefixlen)) if ranges else "*"
 
 
 def _entry(rule: DestinationRule, authority: Authority) -> str:

@@ -277,6 +277,8 @@ class PolicySpec:
     extensions: tuple[ExtensionSpec, ...] = ()
     #: The policies that took part, for messages: "namespace/name".
     sources: tuple[str, ...] = ()
+    #: The one of them that says the mode; "-" for none.
+    mode_source: str = field(default="-", compare=False)
 
 
 def entry_text(hostnames: Iterable[str] = (), cidrs: Iterable[Network] = (), ports: Iterable[int] = ()) -> str:

@@ -27,7 +27,7 @@ from typing import Any, Final
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import Shares, client_of, most_of
-from egressproxy.telemetry.metrics import logged_status
+from egressproxy.telemetry.metrics import Series, decided_by, logged_status
 from egressproxy.telemetry.response_flags import flags_for
 
 __all__ = ["AccessLog"]
@@ -51,6 +51,8 @@ WARN_INTERVAL_S: Final = 60.0
 _QUOTES: Final = 40
 #: Places whose part of a line is kept; more than there are routes and identities in nearly every configuration.
 MAX_PLACES: Final = 16_384
+#: kind, gateway, listener, route, backend, namespace, service account; and the series, which says by what policy.
+_Place = tuple[str, str, str, str, str, str, str, Series | None]
 _OK: Final = Reason.OK
 _METHODS: Final = {
     name.encode(): name
@@ -95,7 +97,7 @@ class AccessLog:
         self._stamps: dict[int, str] = {}
         self._millisecond = -1  # of the last line, and how it is written
         self._moment = ""
-        self._places: dict[tuple[str, ...], str] = {}
+        self._places: dict[_Place, str] = {}
         self._denials_second = -1
         self._denials = 0
         self._logged = Shares(max_denials_per_s, most_of(max_denials_per_s))  # of them, in this second
@@ -186,7 +188,7 @@ class AccessLog:
             self._millisecond = millisecond
             self._moment = f'{{"time":"{self._stamp(millisecond // 1000)}.{millisecond % 1000:03}Z",'
         identity = x.identity
-        key = x.kind, x.gateway, x.listener, x.route, x.backend, identity.namespace, identity.service_account
+        key = x.kind, x.gateway, x.listener, x.route, x.backend, identity.namespace, identity.service_account, x.series
         place = self._places.get(key) or self._place(key)
         method = _METHODS.get(x.method)
         authority = x.authority
@@ -208,18 +210,21 @@ class AccessLog:
             and len(path) <= MAX_TEXT
         ):
             return self._moment + place + rest
-        return _dumps(self._values(x))
+        return self._explained(x)
 
-    def _place(self, key: tuple[str, ...]) -> str:
-        """The part of a line that says where: the configuration's words, and who the client is."""
+    def _place(self, key: _Place) -> str:
+        """The part of a line that says where and by whom: the configuration's words, and who the client is."""
         if len(self._places) >= MAX_PLACES:
             self._places.clear()
+        *where, series = key
         keys = ("kind", "gateway", "listener", "route", "backend", "namespace", "service_account")
-        place = self._places[key] = _dumps(dict(zip(keys, key, strict=True)))[1:-2] + ","
+        said = {**dict(zip(keys, where, strict=True)), **_decision(series)}
+        place = self._places[key] = _dumps(said)[1:-2] + ","
         return place
 
     def _explained(self, x: Exchange) -> str:
         values = self._values(x)
+        values |= _decision(x.series)
         if x.rule != "-":
             values["rule"] = x.rule
         if x.detail:
@@ -267,6 +272,15 @@ class AccessLog:
 
     def __repr__(self) -> str:
         return f"AccessLog({self._writer}, {len(self._lines)} recorded, {self.suppressed} suppressed)"
+
+
+def _decision(series: Series | None) -> dict[str, str]:
+    """The policy that has allowed or denied, and its entry; nothing where a route was asked."""
+    policy, entry = decided_by(series)
+    if (policy, entry) == ("-", "-"):
+        return {}
+    said = {"policy": policy, "entry": entry}
+    return said if policy == "-" else {**said, "rule": f"EgressPolicy {policy}"}
 
 
 def _dumps(values: dict[str, Any]) -> str:

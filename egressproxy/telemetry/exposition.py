@@ -19,7 +19,7 @@ from egressproxy.telemetry.process_figures import ProcessFigures
 
 __all__ = ["Exposition"]
 
-_LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account")
+_LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account", "policy", "entry")
 
 
 def _bound_texts(bounds: Iterable[float]) -> tuple[str, ...]:
@@ -131,9 +131,9 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     )
     for (backend, state), count in sorted(counts.upstream.items()):
         if state == "waiting":
-            waiting.add_metric(("-", "-", backend, "-", "-"), count)
+            waiting.add_metric(("-", "-", backend, "-", "-", "-", "-"), count)
         else:
-            upstream.add_metric(("-", "-", backend, "-", "-", state), count)
+            upstream.add_metric(("-", "-", backend, "-", "-", "-", "-", state), count)
     yield upstream
     yield waiting
     downstream = GaugeMetricFamily(

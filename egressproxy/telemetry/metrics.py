@@ -2,9 +2,9 @@
 
 A `Series` is bound to its labels when a Snapshot is built and is kept over reloads, so that no counter goes backwards.
 Label values come from the configuration and from closed enums, never from a client; identities, which a certificate
-authority could mint without end, share one overflow series once there are too many. A scrape has two halves: `gather`
-here reads live objects and belongs on the event loop; `telemetry/exposition` makes text of the `Counts`, of this
-process or of several added up, and may do that in another thread.
+authority could mint without end, and entries of policies share one overflow series once there are too many. A scrape
+has two halves: `gather` here reads live objects and belongs on the event loop; `telemetry/exposition` makes text of the
+`Counts`, of this process or of several added up, and may do that in another thread.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "Reading",
     "Series",
     "UpstreamSource",
+    "decided_by",
     "logged_status",
 ]
 
@@ -62,6 +63,9 @@ BUCKETS_S: Final = (
 
 #: Label sets that tell identities apart before new identities are counted under OVERFLOW.
 MAX_IDENTITY_SERIES: Final = 1000
+#: Label sets that tell entries of policies apart, over all configurations of the process, before new ones are counted
+#: under OVERFLOW. There is one for each entry that was used.
+MAX_ENTRY_SERIES: Final = 1000
 OVERFLOW: Final = "_other"
 #: Statuses that are told apart in one label set: which there are is the origin's choice. Others are counted as the x00
 #: of their class, which is what they mean to whoever does not know them (RFC 9110 section 15).
@@ -75,8 +79,8 @@ CLIENT_CLOSED: Final = 499
 
 _OK: Final = Reason.OK
 
-#: gateway, route, backend, namespace, service account.
-Labels = tuple[str, str, str, str, str]
+#: gateway, route, backend, namespace, service account; policy and entry, where a policy has allowed or denied.
+Labels = tuple[str, str, str, str, str, str, str]
 
 #: What every series counts in before there was anything: shared, and so never written to.
 _NO_STATUS: Final[dict[int, int]] = {}
@@ -116,6 +120,11 @@ HistogramSource = Callable[[], tuple[tuple[int, ...], float]]
 def logged_status(x: Exchange) -> int:
     """The status to count and log: as sent; 499 where the client left before an answer; 0 where nothing was sent."""
     return x.status or (CLIENT_CLOSED if x.reason is Reason.CLIENT_GONE else 0)
+
+
+def decided_by(series: Series | None) -> tuple[str, str]:
+    """The policy and the entry that what is counted here was allowed or denied by; "-" for none."""
+    return series.labels[5:] if series is not None else ("-", "-")
 
 
 class Series:
@@ -324,6 +333,7 @@ class Metrics:
         self.config_last_reload_timestamp_s = 0.0
         self._series: dict[Labels, Series] = {}
         self._identity_series = 0
+        self._entry_series = 0
         self._upstream_sources: list[UpstreamSource] = []
         self._downstream_sources: list[DownstreamSource] = []
         self._filter_sources: list[FilterSource] = []
@@ -352,18 +362,28 @@ class Metrics:
         backend: str,
         namespace: str = "-",
         service_account: str = "-",
+        policy: str = "-",
+        entry: str = "-",
     ) -> Series:
         """Get or create: the same labels give the same object for the life of the process."""
-        key = (gateway, route, backend, namespace, service_account)
+        key = (gateway, route, backend, namespace, service_account, policy, entry)
         found = self._series.get(key)
         if found is not None:
             return found
         if namespace != "-" or service_account != "-":
             if self._identity_series >= MAX_IDENTITY_SERIES and namespace != OVERFLOW:
-                return self.series(gateway, route, backend, OVERFLOW, OVERFLOW)
+                return self.series(gateway, route, backend, OVERFLOW, OVERFLOW, policy, entry)
             self._identity_series += 1
+        if policy != "-" or entry != "-":
+            if self._entry_series >= MAX_ENTRY_SERIES and policy != OVERFLOW:
+                return self.series(gateway, route, backend, namespace, service_account, OVERFLOW, OVERFLOW)
+            self._entry_series += 1
         made = self._series[key] = Series(key)
         return made
+
+    def denied_by(self, series: Series, policy: str, entry: str) -> Series:
+        """The counters of what was counted in `series`, and a policy has refused."""
+        return self.series(*series.labels[:5], policy, entry)
 
     def count_dns(self, result: str) -> None:
         """A lookup ended; `result` is one of the few words of the resolver: "ok", "hit", "stale", "nxdomain" …"""

@@ -118,7 +118,7 @@ class CountedAt(Protocol):
     """The part of `metrics.Series` that says where something happened: gateway, route, backend, …"""
 
     @property
-    def labels(self) -> tuple[str, str, str, str, str]: ...
+    def labels(self) -> tuple[str, str, str, str, str, str, str]: ...
 
 
 class FailingFilter(Protocol):
@@ -145,7 +145,7 @@ class Notices:
 
         `series` is where the exchange is counted, `route_kind` the kind of its route, "" where it has none.
         """
-        key = (series, error.reason.value, error.rule)
+        key = (series.labels[:3], error.reason.value, error.rule)  # whatever the entry that has let it pass
         message = error.message if error.is_quotable else ""
         if not self._is_counted(key, message):
             self._begin(key, message, _refusal(series.labels, error, message, route_kind))

@@ -274,13 +274,15 @@ class AddressPolicy:
         )
         told = ", ".join(sorted(set(kinds))) or "unknown"
         first = next(filter(None, closings), None)
-        return Denied(
+        denied = Denied(
             Reason.ADDRESS_DENIED,
             f"{Authority(host, port)} leads to an address that may not be dialled ({told})",
             rule=self._rule if first is None else f"EgressPolicy {first.policy}",
             remedy=self._remedy(host, addresses, kinds, first),
             detail=detail,
         )
+        denied.policy = first.policy if first is not None else self._rule.removeprefix("EgressPolicy ")
+        return denied
 
     def _closing(self, address: IPAddress, port: int) -> Closing | None:
         return self._closed.closing(address, port) if self._closed is not None else None

@@ -62,6 +62,11 @@ def test_two_hosts_through_a_proxy_with_a_password_that_changes(workers: int, tm
                 assert ask(sock, get("other.test", origin.port))[0] == 403
             assert [line.split(b" ")[0] for line in proxy.asked] == [b"GET", b"CONNECT"]
             assert proxy.refused == 0
+            gateway.mark()  # of all workers
+            for entry in ("api.test", "files.test"):
+                assert gateway.metric("egress_requests_total", policy="agents/default", entry=entry, route="-") == 1
+            assert gateway.metric("egress_denied_total", policy="agents/default", entry="-") == 1
+            assert gateway.wait_for_record(kind="tunnel")["entry"] == "files.test"
 
             proxy.allow("robot", "changed-horse")
             with client(forward) as sock:

@@ -87,10 +87,10 @@ async def test_a_filter_that_runs_code_of_others_is_built_in_another_thread(
 ):
     (tmp_path / "mine.py").write_text(FILTER)
     snapshot = await gateway.prepare(with_filter(config, tmp_path))
-    default = snapshot.ports["127.0.0.1", 3128].first.default
+    default = snapshot.ports["127.0.0.1", 3128].first.defaults
     assert default is not None
-    assert default.chain.request_headers is not None
-    made = default.chain.request_headers[0].call.__self__  # type: ignore[attr-defined]
+    assert default.route.chain.request_headers is not None
+    made = default.route.chain.request_headers[0].call.__self__  # type: ignore[attr-defined]
     assert made.thread != threading.get_ident()
 
 

@@ -250,3 +250,33 @@ def test_an_entry_that_is_there_for_subjects_is_not_advised_once_more():
     other = policy.refusal(parse_authority(b"a.test:80", None))
     assert other is not None
     assert "add {hostnames" in other.remedy
+
+
+# --- what allows -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("named", "entry"),
+    [
+        ("a.test:443", "a.test"),
+        ("a.test:80", "*"),
+        ("x.a.test:443", "*.a.test"),
+        ("y.x.a.test:443", "*.x.a.test"),
+        ("y.x.a.test:22", "*.a.test"),
+        ("192.0.2.1:443", "192.0.2.0/24"),
+        ("198.51.100.1:443", "*"),
+    ],
+)
+def test_the_entry_that_allows_is_the_one_that_is_found(named: str, entry: str):
+    rules = (
+        rule("a.test", ports=(443,)), rule("*.a.test"), rule("*.x.a.test", ports=(443,)),
+        DestinationRule(cidrs=(ip_network("192.0.2.0/24"),), policy="ns/p"), DestinationRule(policy="ns/p"),
+    )  # fmt: skip
+    policy = DestinationPolicy(DestinationsSpec((rules,)))
+    found = policy.entry(parse_authority(named.encode(), None))
+    assert found is not None
+    assert found[1] == entry
+
+
+def test_where_a_level_has_no_entry_nothing_is_named():
+    policy = DestinationPolicy(DestinationsSpec(((rule("a.test"),), ())))
+    assert policy.entry(parse_authority(b"a.test:443", None)) is None
+    assert DestinationPolicy(DestinationsSpec()).entry(parse_authority(b"a.test:443", None)) is None

@@ -521,7 +521,7 @@ class Conversation:
         self.network = Network(self.loop, self.wheel, self.metrics.count_dns, b"gw")
         self.network.dialer = self.dialer  # type: ignore[assignment]
         self.network.resolver = lambda _spec: self.names  # type: ignore[method-assign, assignment, return-value]
-        self.conductor = Conductor(self.wheel, self.log, b"gw", self.metrics.notices)
+        self.conductor = Conductor(self.wheel, self.log, b"gw", self.metrics)
         self.conductor._id_prefix = "test"
         self.snapshot = build(spec, self.catalog, self.network, self.metrics, None)
         self.snapshot.filters.seal()

@@ -360,8 +360,8 @@ def test_adding_changes_nothing_of_what_is_added():
     total = Counts()
     total.add(first)
     total.add(first)
-    assert first.series["g", "r", "b", "-", "-"].requests == {200: 1}
-    assert sum(first.series["g", "r", "b", "-", "-"].buckets) == 1
+    assert first.series["g", "r", "b", "-", "-", "-", "-"].requests == {200: 1}
+    assert sum(first.series["g", "r", "b", "-", "-", "-", "-"].buckets) == 1
 
 
 def test_of_a_process_that_has_ended_the_counters_stay():

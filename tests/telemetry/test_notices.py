@@ -14,8 +14,8 @@ from egressproxy.telemetry import notices as module
 from egressproxy.telemetry.metrics import Series
 from egressproxy.telemetry.notices import MAX_GROUPS, MAX_MESSAGE, MAX_SIMILAR, Notices, Severity, Subject, event_reason
 
-AT_GATEWAY = Series(("agents/gw", "-", "-", "-", "-"))
-AT_ROUTE = Series(("agents/gw", "agents/api", "agents/origin", "-", "-"))
+AT_GATEWAY = Series(("agents/gw", "-", "-", "-", "-", "-", "-"))
+AT_ROUTE = Series(("agents/gw", "agents/api", "agents/origin", "-", "-", "-", "-"))
 POLICY = Subject("EgressPolicy", "agents", "rules")
 GATEWAY = Subject("Gateway", "agents", "gw")
 
@@ -83,7 +83,7 @@ def test_many_destinations_are_counted_together_beyond_a_number():
 def test_what_is_kept_is_bounded():
     notices = Notices()
     for number in range(MAX_GROUPS + 50):
-        notices.refused(Series((f"agents/gw{number}", "-", "-", "-", "-")), denied())
+        notices.refused(Series((f"agents/gw{number}", "-", "-", "-", "-", "-", "-")), denied())
     assert len(notices.take()) == MAX_GROUPS
 
 

@@ -51,7 +51,7 @@ def test_counts_come_back():
     metrics.add_histogram("lags", "Lag.", (0.1, 1.0), lambda: ((3, 2, 1), 4.5))
     found = decode(encode(Counted(3, metrics.gather(), True)))
     assert isinstance(found.part, Counts)
-    assert found.part.series["g", "r", "b", "-", "-"].attempts == {"ok": 1}
+    assert found.part.series["g", "r", "b", "-", "-", "-", "-"].attempts == {"ok": 1}
     assert found.part.dns_lookups == {"hit": 1}
     assert found.part.readings["lag"] == Reading(Kind.PEAK, "Lag.", 0.25)
     assert found.part.histograms["lags"] == Histogram("Lag.", (0.1, 1.0), (3, 2, 1), 4.5)

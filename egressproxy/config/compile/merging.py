@@ -123,6 +123,7 @@ class Merger:
             limits=merge_limits(ordered),
             retries=policy_retry(self._winner("traffic.retries", retries)),
             sources=tuple(policy.full_name for policy in policies),
+            mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),
         )
         return Merged(
             policy=spec,

@@ -44,6 +44,7 @@ from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.spec.backend import Destination
 from egressproxy.spec.policy import Mode
+from egressproxy.telemetry.metrics import decided_by
 
 __all__ = ["explain"]
 
@@ -131,7 +132,7 @@ def _tunnel_route(decided: Decision) -> dict[str, Any] | None:
     route = decided.route
     if route is None:
         return None
-    if route is decided.listener.default:
+    if route.is_default:
         return {"name": "-", "why": "no TLSRoute has this host: policy decides"}
     kind = "TLSRoute" if route.is_tls_only else "TCPRoute"
     why = "its hostname is the most specific one" if route.is_tls_only else "the oldest route of this listener"
@@ -141,7 +142,7 @@ def _tunnel_route(decided: Decision) -> dict[str, Any] | None:
 def _policy(decided: Decision) -> dict[str, Any]:
     """What the policies say of the destination."""
     listener, route, x = decided.listener, decided.route, decided.x
-    is_default = route is None or route is listener.default
+    is_default = route is None or route.is_default
     mode = listener.mode if is_default or route is None else route.mode
     made: dict[str, Any] = {"mode": mode.value, "decision": "allowed", "entries": []}
     if decided.error is not None and x.authority is None:
@@ -161,6 +162,9 @@ def _policy(decided: Decision) -> dict[str, Any]:
         made["decision"] = "allowed: mode is Open, and it is denied nowhere"
     if is_default and x.authority is not None and decided.error is None and mode is not Mode.OPEN:
         made["entries"] = [entry_values(rule) for rule in listener.destinations.grounds(x.authority)]
+    if route is not None and is_default and decided.error is None:
+        policy, entry = decided_by(route.series)
+        made["counted"] = {"policy": policy, "entry": entry}
     made["policies"] = list(listener.spec.policy.sources)
     return made
 
@@ -168,7 +172,7 @@ def _policy(decided: Decision) -> dict[str, Any]:
 def _refusal(decided: Decision, authority: Authority) -> Denied | None:
     """What Report mode lets pass."""
     listener, route = decided.listener, decided.route
-    if route is None or route is listener.default:
+    if route is None or route.is_default:
         return listener.destinations.refusal(authority)
     denied = route.destinations.denial(authority)
     if denied is None and route.permission is not None:
