@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,11 +111,17 @@ CLIENTS = [
 ]
 # fmt: on
 
-ROWS = [(client, way) for client in CLIENTS for way in client.ways]
+#: These take a second or more of the processor for a single request: by one way each here, the others are `slow`.
+LONG = {"pip", "boto3", "openai", "anthropic", "npm"}
+
+
+def row(client: Client, way: Way) -> Any:
+    is_slow = client.name in LONG and way is not Way.TLS
+    return pytest.param(client, way, id=f"{client.name}-{way.value}", marks=[pytest.mark.slow] if is_slow else [])
 
 
 @pytest.mark.parametrize("outcome", Outcome, ids=lambda outcome: outcome.value)
-@pytest.mark.parametrize(("client", "way"), ROWS, ids=[f"{client.name}-{way.value}" for client, way in ROWS])
+@pytest.mark.parametrize(("client", "way"), [row(client, way) for client in CLIENTS for way in client.ways])
 def test_a_client_is_served_denied_or_told(
     world: World, require: Require, node_modules: str, tmp_path: Path, client: Client, way: Way, outcome: Outcome
 ):
