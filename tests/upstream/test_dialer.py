@@ -130,8 +130,8 @@ def test_no_answer_is_a_timeout_within_one_budget_for_all(run: Any):
             loop = asyncio.get_running_loop()
             started = loop.time()
             with pytest.raises(UpstreamFault) as caught:
-                await Dialer(stagger_s=0.01).dial([one, two, three], asyncio.Protocol, timeout_s=0.2)
-            assert 0.15 < loop.time() - started < 1
+                await Dialer(stagger_s=0.01).dial([one, two, three], asyncio.Protocol, timeout_s=1.0)
+            assert 0.95 < loop.time() - started < 2.5, "one after the other would take three"
             fault = fault_of(caught)
             assert (fault.reason, fault.status) == (Reason.CONNECT_TIMEOUT, 504)
 
@@ -323,7 +323,7 @@ def test_a_name_with_many_silent_addresses_has_four_attempts_at_once_and_eight_i
     async def main() -> None:
         with deaf("0.0.0.0") as (_, port):
             with pytest.raises(UpstreamFault) as caught:
-                await Dialer(stagger_s=0.001).dial(many(port), asyncio.Protocol, timeout_s=0.4)
+                await Dialer(stagger_s=0.001).dial(many(port), asyncio.Protocol, timeout_s=1.0)
             assert fault_of(caught).reason is Reason.CONNECT_TIMEOUT
             await settle(lambda: not counted.open)
         assert counted.made == 8
