@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from egressproxy import app
@@ -13,6 +14,7 @@ from egressproxy.app import RunOptions
 from egressproxy.cli import main
 from egressproxy.model.secret import Secret
 from egressproxy.model.secret_source import SecretSource
+from tests.support.mounted import mount
 
 MANIFESTS = """
 apiVersion: gateway.networking.k8s.io/v1
@@ -103,3 +105,19 @@ def test_wrong_usage_says_what_to_write(folder: Path, arguments: tuple[str, ...]
 def test_secrets_without_a_configuration_are_wrong_usage(folder: Path):
     assert invoke("run", "--secret", f"key={folder / 'token'}").exit_code == 2
     assert invoke("explain", "GET", "http://a/", "--secret", f"key={folder / 'token'}").exit_code == 2
+
+
+def test_the_pod_of_the_docs_is_served_as_it_is_written(tmp_path: Path):
+    """Its ConfigMap and its Secret as they are mounted, and the options of its container."""
+    docs = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    block = next(text for text in docs.split("```yaml\n")[1:] if "kind: Deployment" in text.partition("```")[0])
+    config_map, secret, deployment = yaml.safe_load_all(block.partition("```")[0])
+    mount(tmp_path / "etc", config_map["data"])
+    mount(tmp_path / "openai", secret["stringData"])
+    container = deployment["spec"]["template"]["spec"]["containers"][1]
+    places = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert container["args"][:3] == ["run", "--config", "/etc/egressproxy"]
+    assert places == {"/etc/egressproxy": "configuration", "/var/run/secrets/openai": "openai"}
+    option = container["args"][4].replace("/var/run/secrets/openai", str(tmp_path / "openai"))
+    result = invoke("check", "--strict", tmp_path / "etc", container["args"][3], option)
+    assert result.exit_code == 0, result.output

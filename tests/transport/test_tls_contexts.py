@@ -3,13 +3,16 @@ from __future__ import annotations
 import os
 import ssl
 import struct
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from egressproxy.model.secret import Secret
 from egressproxy.spec.backend import BackendTlsSpec
 from egressproxy.spec.gateway import CertificateSpec, ClientCertificatesSpec, ListenerTlsSpec
+from egressproxy.transport import tls_contexts
 from egressproxy.transport.tls_contexts import (
     client_context,
     client_tls,
@@ -466,3 +469,21 @@ def test_a_listener_that_has_its_port_for_itself_resumes_sessions(version: ssl.T
     client.maximum_version = version
     session = shake(server, client).session
     assert shake(server, client, session).session_reused
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+def test_the_systems_roots_are_those_that_openssl_is_told(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "ca.pem").write_text(PKI.ca_pem)
+    command = ("openssl", "x509", "-hash", "-noout", "-in", str(tmp_path / "ca.pem"))
+    name = subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+    (tmp_path / f"{name}.0").write_text(PKI.ca_pem)
+    assert refused(BackendTlsSpec(), "a.test", "a.test")
+    monkeypatch.setenv(variable, str(tmp_path / "ca.pem" if variable == "SSL_CERT_FILE" else tmp_path))
+    tls_contexts._client_context.cache_clear()  # they are read once for each setting
+    try:
+        assert handshake(BackendTlsSpec(), "a.test", "a.test").certificate_names == ["a.test"]
+    finally:
+        monkeypatch.undo()
+        tls_contexts._client_context.cache_clear()
