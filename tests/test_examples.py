@@ -15,6 +15,9 @@ from click.testing import CliRunner
 
 from egressproxy.cli import main
 from egressproxy.errors import Reason
+from egressproxy.filters import Exchange, Filter, FilterContext
+from egressproxy.model.message import RequestHead, ResponseHead
+from tests.support.pki import Pki, chain
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
@@ -53,8 +56,22 @@ def yaml_blocks() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "text"), yaml_blocks(), ids=[name for name, _ in yaml_blocks()])
 def test_every_whole_configuration_in_the_documentation_is_good(name: str, text: str, tmp_path: Path):
     path = tmp_path / f"{name}.yaml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text + certificates(text), encoding="utf-8")
     check(path)
+
+
+def certificates(text: str) -> str:
+    """The Secrets of a page's listeners, which a reader makes with openssl."""
+    made = ""
+    for gateway in [one for one in yaml.safe_load_all(text) if one["kind"] == "Gateway"]:
+        for listener in gateway["spec"]["listeners"]:
+            for ref in listener.get("tls", {}).get("certificateRefs", ()):
+                leaf = Pki().issue(listener["hostname"])
+                data = {"tls.crt": chain(leaf), "tls.key": leaf.private_key_pem.bytes().decode()}
+                meta = {"name": ref["name"], "namespace": gateway["metadata"]["namespace"]}
+                secret = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls"}
+                made += "---\n" + yaml.safe_dump({**secret, "metadata": meta, "stringData": data})
+    return made
 
 
 def test_the_example_of_a_filter_is_good_beside_the_gateway_of_the_readme(tmp_path: Path):
@@ -146,3 +163,28 @@ def pages() -> list[Path]:
 def test_every_link_between_pages_leads_somewhere(page: Path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+FILTER_API = {
+    "Exchange": (Exchange, r"^\| attribute \| type \| holds \|\n\|---\|---\|---\|\n((?:\|.*\n)+)"),
+    "RequestHead": (RequestHead, r"^\| `x\.request` .*\n\|---\|---\|---\|\n((?:\|.*\n)+)"),
+    "ResponseHead": (ResponseHead, r"^\| `x\.response` .*\n\|---\|---\|---\|\n((?:\|.*\n)+)"),
+    "Filter": (Filter, r"^\| (?:method \| is called|class attribute) .*\n\|---\|---\|---\|\n((?:\|.*\n)+)"),
+    "FilterContext": (FilterContext, r"^## FilterContext\n\n\| attribute .*\n\|---\|---\|\n((?:\|.*\n)+)"),
+}
+
+
+@pytest.mark.parametrize("name", FILTER_API)
+def test_the_filter_api_page_names_what_is_there(name: str):
+    kind, table = FILTER_API[name]
+    page = (ROOT / "docs" / "filter-api.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(table, page, re.MULTILINE))
+    named = [word for row in rows.splitlines() for word in re.findall(r"`(\w+)", row.split("|")[1])]
+    assert len(named) >= 3
+    assert [word for word in named if not hasattr(kind, word)] == []
+
+
+def test_the_filter_api_page_leaves_out_no_method():
+    page = (ROOT / "docs" / "filter-api.md").read_text(encoding="utf-8")
+    methods = [name for name in vars(Filter) if not name.startswith("_")]
+    assert [name for name in methods if f"`{name}" not in page] == []

@@ -45,16 +45,17 @@ OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 _INDEX: Final = """egressproxy admin
-/healthz /livez    the process answers
-/readyz            every listener is bound; 503 says what is missing
-/metrics           Prometheus or OpenMetrics text
-/api /apis         the configuration in service with its status, as Kubernetes shapes it: for kubectl --server
-/openapi/v2 /v3    what these objects may say
-/config            all of it in one List
-/explain           ?method=&url=&as=&header=: what would become of a request, and why
-/decisions         the latest decisions, without queries and headers
-/model             what is served, as egressproxy diff compares it
-/reload            POST, on loopback: egressproxy reload
+/healthz /livez             the process answers
+/readyz                     every listener is bound; 503 says what is missing
+/metrics                    Prometheus or OpenMetrics text
+/api /apis                  the configuration in service with its status, as Kubernetes shapes it: for kubectl --server
+/openapi/v2 /openapi/v3     what these objects may say
+/config                     all of it in one List
+/explain                    ?method=&url=&as=&header=&gateway=&listener=&dns=0: what would become of a request, and why
+/decisions                  the latest decisions, without queries and headers
+/model                      what is served, as egressproxy diff compares it
+/reload                     POST, on loopback: what egressproxy reload sends
+/version                    the version of egressproxy, and of the Kubernetes that this API is like
 """
 
 _WRITES_ARE_OFF: Final = (

@@ -61,7 +61,8 @@ def _key(path: Path) -> Secret:
 )  # fmt: skip
 @click.option(
     "--admin", type=address_and_port, default="127.0.0.1:15000", show_default=True, metavar="HOST:PORT",
-    help="Health, metrics and the configuration in service, read-only. `off` for none.",
+    help="Health, metrics and the configuration in service. Read-only, but for POST /reload and, with --api-writes, "
+    "objects. `off` for none.",
 )  # fmt: skip
 @click.option(
     "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",

@@ -270,3 +270,11 @@ async def test_what_cannot_be_selected_by_is_a_status_object(admin: AdminServer)
 )
 async def test_a_target_has_one_reading(admin: AdminServer, target: str, status: int):
     assert (await ask(admin, target)).status == status
+
+
+async def test_the_index_names_what_is_answered(admin: AdminServer):
+    lines = (await ask(admin, "/")).body.decode().splitlines()[1:]
+    named = [word for line in lines for word in line.split("   ")[0].split() if word.startswith("/")]
+    assert {"/metrics", "/version", "/openapi/v3", "/reload"} <= set(named)
+    asked = [path for path in named if path not in ("/explain", "/decisions", "/model", "/reload")]  # not here
+    assert [path for path in asked if (await ask(admin, path)).status == 404] == []
