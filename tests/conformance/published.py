@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMS", "HOST", "Form"]
+__all__ = ["FORMS", "HOST", "INJECTOR", "Form", "clear", "second"]
 
 HOST = "models.test"
 

@@ -9,6 +9,7 @@ import base64
 import http.client
 import http.server
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import yaml
 from click.testing import CliRunner
 
 from egressproxy.cli import main
-from tests.conformance.published import FORMS, HOST, INJECTOR, Form, second
+from tests.conformance.published import FORMS, HOST, INJECTOR, Form, clear, second
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import can_bind_low_ports, free_port, loopback_address
@@ -30,6 +31,7 @@ from tests.support.process import GatewayProcess
 
 pytestmark = pytest.mark.timeout(180)
 GRANT = "gateway.networking.k8s.io/v1beta1"
+PROTOTYPE_GROUP = "ainetworking.prototype.x-k8s.io"
 KEY = "sk-of-the-platform"
 SERVED = [form for form in FORMS if form.refused is None]
 REFUSED = [form for form in FORMS if form.refused is not None]
@@ -38,6 +40,7 @@ APPLIED = [
     form for form in FORMS if form.name in ("first-simple", "second-simple", "prototype-whole", "draft", "gep-4894")
 ]
 #: Credentials never go in plain text, unless the manifest says so.
+STREAM = Form("stream", clear(second("Simple")))
 IN_CLEAR = Form("key-in-clear", second("INSECURE_DISABLE", number=8080), 8080, is_tls=False)
 
 
@@ -110,6 +113,8 @@ def secret(name: str, namespace: str, data: dict[str, bytes]) -> m.Manifest:
 @dataclass
 class World:
     port: int
+    tcp_port: int
+    tls_port: int
     dns: NameServer
     origin: Origin
     pki: Pki
@@ -121,9 +126,14 @@ class World:
 
     def around(self) -> list[m.Manifest]:
         """The Gateway, its policy and the platform's key."""
-        listener = m.http_listener(self.port, allowedRoutes={"namespaces": {"from": "All"}})
+        everybody = {"allowedRoutes": {"namespaces": {"from": "All"}}}
+        listeners = [
+            m.http_listener(self.port, **everybody),
+            {"name": "tcp", "port": self.tcp_port, "protocol": "TCP", **everybody},
+            {"name": "tls", "port": self.tls_port, "protocol": "TLS", "tls": {"mode": "Passthrough"}, **everybody},
+        ]
         return [
-            m.gateway(listener, namespace="gateways"),
+            m.gateway(*listeners, namespace="gateways"),
             m.policy(dns=self.dns.address, cidrs=["127.0.0.0/8"], namespace="gateways"),
             secret("models-api-key", "platform-keys", {"token": KEY.encode()}),
         ]
@@ -139,6 +149,8 @@ class World:
             "to": [{"group": "", "kind": "Secret", "name": "models-api-key"}],
         }
         ref = {"group": group, "kind": form.called or kind, "name": made["metadata"]["name"]}
+        if group == PROTOTYPE_GROUP:  # as the routes of its samples do
+            ref["port"] = form.port
         route = {
             "parentRefs": [{"name": "gw", "namespace": "gateways"}],
             "hostnames": [f"{form.name}.test"],
@@ -150,6 +162,20 @@ class World:
             secret("egress-client-cert", form.name, pair),
             m.manifest(GRANT, "ReferenceGrant", form.name, "platform-keys", spec=grant),
             m.manifest("gateway.networking.k8s.io/v1", "HTTPRoute", "models", form.name, spec=route),
+        ]
+
+    def streams(self, form: Form) -> list[m.Manifest]:
+        """A TCPRoute and a TLSRoute to the Backend of a form."""
+        made = self.backend(form)
+        ref = {"group": made["apiVersion"].partition("/")[0], "kind": made["kind"], "name": made["metadata"]["name"]}
+        rules = [{"backendRefs": [ref]}]
+        parent = {"name": "gw", "namespace": "gateways"}
+        tcp = {"parentRefs": [{**parent, "sectionName": "tcp"}], "rules": rules}
+        tls = {"parentRefs": [{**parent, "sectionName": "tls"}], "hostnames": [HOST], "rules": rules}
+        version = "gateway.networking.k8s.io/v1alpha2"
+        return [
+            m.manifest(version, "TCPRoute", "stream", form.name, spec=tcp),
+            m.manifest(version, "TLSRoute", "stream", form.name, spec=tls),
         ]
 
     def ask(self, form: Form, path: str = "/v1") -> tuple[int, dict[str, Any]]:
@@ -172,7 +198,7 @@ def world() -> Iterator[World]:
     origin = Origin(loopback_address(), pki).start()
     try:
         with NameServer({HOST: [origin.address]}) as dns:
-            yield World(free_port(), dns, origin, pki)
+            yield World(free_port(), free_port(), free_port(), dns, origin, pki)
     finally:
         origin.stop()
 
@@ -182,7 +208,8 @@ def gateway(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("published")
     roots = folder / "roots.pem"
     roots.write_text(world.pki.ca_pem)
-    objects = world.around() + [each for form in (*FORMS, IN_CLEAR) for each in world.objects(form)]
+    objects = world.around() + [each for form in (*FORMS, IN_CLEAR, STREAM) for each in world.objects(form)]
+    objects += world.streams(STREAM)
     environment = {"SSL_CERT_FILE": str(roots)}  # what the system trusts
     writes = ["--state-dir", str(folder / "state"), "--api-writes"]
     with GatewayProcess(folder / "gw", objects, environment=environment, arguments=writes) as process:
@@ -252,6 +279,20 @@ def test_a_key_does_not_go_out_in_plain_text(world: World, gateway: GatewayProce
     status, _ = world.ask(IN_CLEAR, "/in-clear")
     assert status == 403
     assert not [each for each in world.origin.seen if each["path"] == "/in-clear"]
+
+
+def test_protocol_tls_is_a_stream_for_a_tcp_route_and_a_tls_route(world: World, gateway: GatewayProcess):
+    """From a TCP listener it goes on in TLS; what is TLS already passes as it is."""
+    plain = http.client.HTTPConnection("127.0.0.1", world.tcp_port, timeout=20)
+    passed = http.client.HTTPSConnection("127.0.0.1", world.tls_port, timeout=20)
+    passed.sock = world.pki.client_context().wrap_socket(
+        socket.create_connection(("127.0.0.1", world.tls_port), 20), server_hostname=HOST
+    )
+    for connection in (plain, passed):
+        connection.request("GET", "/stream", headers={"Host": "of.the.client"})
+        seen = json.loads(connection.getresponse().read())
+        connection.close()
+        assert (seen["is_tls"], seen["host"], seen["authorization"]) == (True, "of.the.client", "")
 
 
 @pytest.mark.parametrize("form", FORMS, ids=by_name)

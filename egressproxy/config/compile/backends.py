@@ -216,7 +216,7 @@ class Backends:
             _degrade(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
         wrong = "; ".join(unknown_options(backend.spec)) if not isinstance(backend, XBackend) else ""
         if wrong:
-            _degrade(conditions, "UnsupportedValue", wrong)
+            _degrade(conditions, "UnsupportedProtocolOptions", wrong)
         insecure = _insecurity(backend, has_requests)
         if insecure:
             conditions.set("Insecure", True, "NotVerified", insecure)

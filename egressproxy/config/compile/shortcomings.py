@@ -31,6 +31,8 @@ _SERVED: Final = {
     "egressproxy.io/InvalidCertificate": Severity.WARNING,
     "Overridden": Severity.NOTE,  # a setting for all, and another for some, is how policies are meant to be written
 }
+#: The same for reasons: protocolOptions are compared, and change nothing of what is sent.
+_SERVED_REASONS: Final = {"UnsupportedProtocolOptions": Severity.WARNING}
 #: What a Gateway says of its listeners, each of which says it itself.
 _OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
 #: A field that a message names as the place of what it says, as those do about rules that are dropped.
@@ -103,7 +105,8 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
                     resource,
                     named[1] if named else part.field_path,
                     f"{words}{text}{': ' if rest else ''}{rest}",
-                    severity=_SERVED.get(condition["type"], Severity.UNSERVED),
+                    severity=_SERVED_REASONS.get(condition["reason"])
+                    or _SERVED.get(condition["type"], Severity.UNSERVED),
                     code=_code(condition, part.conditions),
                 )
 

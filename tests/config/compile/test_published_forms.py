@@ -7,6 +7,9 @@ import base64
 import pytest
 
 from egressproxy.config.compile.published_forms import MCP_REVISIONS
+from egressproxy.config.compile.shortcomings import all_findings
+from egressproxy.config.load import load_text
+from egressproxy.config.problems import Severity
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Protocol
 from tests.config.compile.kit import REVERSE, compiled, of_object, rule
 from tests.support.pki import Pki, chain
@@ -223,7 +226,10 @@ def test_a_known_revision_of_mcp_is_well_and_another_is_a_condition():
     assert "not supported" not in conditions("Accepted", well)[2]
     odd = host(form("{version: '2025-06-81'}"))
     assert served(odd).protocol is Protocol.MCP
-    assert conditions("Degraded", odd)[:2] == ("True", "UnsupportedValue")
+    assert conditions("Degraded", odd)[:2] == ("True", "UnsupportedProtocolOptions")
+    manifests = (REVERSE, ROUTE, odd)
+    (found,) = all_findings(load_text("\n---\n".join(manifests)), compiled(*manifests))
+    assert found.severity is Severity.WARNING
     assert "did you mean 2025-06-18?" in conditions("Degraded", odd)[2]
     assert "it starts with /" in conditions("Degraded", host(form("{path: mcp}")))[2]
 
