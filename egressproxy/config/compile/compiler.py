@@ -147,6 +147,7 @@ class _Run:
         self._find_layers()
         for plan in self._plans:
             add_revocations(plan.listeners, self._policies_of, self._references)
+            plan.judge_again()
         for policy in self._policies.objects:
             self._placement.check(policy)
         # Reads every Backend, used or not, so that each has its status and its load errors are found.

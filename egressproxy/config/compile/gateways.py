@@ -79,6 +79,17 @@ class GatewayPlan:
         for attached in self.sets:
             attached.refuse("ParentNotAccepted", "ParentNotProgrammed", of_others)
 
+    def refuse_without_listeners(self) -> None:
+        """Not accept it where none of its own listeners can be served."""
+        if all(listener.problem for listener in self.own):
+            names = "; ".join(f"{listener.listener.name}: {listener.problem}" for listener in self.own)
+            self.refuse("ListenersNotValid", f"no listener can be served ({names})")
+
+    def judge_again(self) -> None:
+        """The same, when more was found to be wrong with its listeners: not where they only have no address."""
+        if self.unusable is None or self.addresses:
+            self.refuse_without_listeners()
+
     def close(self) -> None:
         """State the Gateway's own conditions, once everything about its listeners is known."""
         for plan in self.listeners:
@@ -218,13 +229,7 @@ def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None
         if address.type != "IPAddress":
             message = f"addresses of type {address.type} are not supported: use IPAddress"
             plan.refuse("UnsupportedAddress", message)
-    _refuse_without_listeners(plan)
-
-
-def _refuse_without_listeners(plan: GatewayPlan) -> None:
-    if all(listener.problem for listener in plan.own):
-        names = "; ".join(f"{listener.listener.name}: {listener.problem}" for listener in plan.own)
-        plan.refuse("ListenersNotValid", f"no listener can be served ({names})")
+    plan.refuse_without_listeners()
 
 
 def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults) -> None:
@@ -310,8 +315,7 @@ def _claim_ports(plan: GatewayPlan, book: AddressBook) -> None:
                     "Accepted", "PortUnavailable", f"port {port} of {address} belongs to Gateway {holder}: {remedy}"
                 )
                 break
-    if plan.unusable is None or plan.addresses:
-        _refuse_without_listeners(plan)
+    plan.judge_again()
     for port in {listener.listener.port for listener in plan.listeners if not listener.problem}:
         for address in plan.addresses:
             book.take(port, address, plan.gateway.full_name)

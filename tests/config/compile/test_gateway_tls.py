@@ -17,6 +17,8 @@ from tests.config.compile.kit import (
     of_listener,
     of_object,
     of_route,
+    policy,
+    status,
 )
 from tests.config.compile.kit import (
     PLAIN as PLAIN_BACKEND,
@@ -284,3 +286,23 @@ spec:
     made = compiled(showing("{name: mine, namespace: elsewhere}"), there, grant, ROUTE, SERVICE, POLICY)
     assert backend_of(made).tls is not None
     assert of_object(made, "Gateway", "default/gw", "ResolvedRefs")[:2] == ("True", "ResolvedRefs")
+
+
+def test_a_gateway_whose_only_listener_is_closed_by_a_policy_is_not_accepted_nor_are_its_sets():
+    """The policy is found when the listeners have been judged already: status says what is served all the same."""
+    added = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: more}
+spec:
+  parentRef: {name: gw}
+  listeners: [{name: extra, port: 9000, protocol: HTTP}]
+"""
+    asks = f"{frontend(validation(CA))}\n  allowedListeners: {{namespaces: {{from: Same}}}}"
+    lists = "identity: {certificate: {crlRefs: [{kind: ConfigMap, name: gone}]}}"
+    made = compiled(gateway(HTTPS, more=asks), SERVER, ca(pem=PKI.ca_pem), added, policy(lists))
+    assert not made.spec.listeners
+    assert of_object(made, "Gateway", "default/gw", "Accepted")[:2] == ("False", "ListenersNotValid")
+    assert of_object(made, "Gateway", "default/gw", "Programmed")[0] == "False"
+    assert of_object(made, "ListenerSet", "default/more", "Accepted")[:2] == ("False", "ParentNotAccepted")
+    assert status(made, "Gateway", "default/gw")["attachedListenerSets"] == 0
