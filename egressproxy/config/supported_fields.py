@@ -68,7 +68,7 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
                 continue
             for path, support in rows.items():
                 steps = list(_along(parts, start, path))
-                for field in steps:
+                for field in steps[path.startswith("spec.") :]:  # of the whole there is no level
                     said.setdefault(id(field), (field, [], False))[1].append(support)
                 if steps:
                     said[id(steps[-1])] = (steps[-1], said[id(steps[-1])][1], True)

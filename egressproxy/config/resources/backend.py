@@ -243,9 +243,13 @@ class BackendTlsValidation(Model):
     """Who has to have signed the backend's certificate, and which name it has to carry."""
 
     ca_certificate_refs: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
+    """ConfigMaps or Secrets (key ca.crt) with the CAs that may have signed the certificate."""
     well_known_ca_certificates: Annotated[Literal["System"] | None, Field(alias="wellKnownCACertificates")] = None
+    """Instead: the CAs of the system."""
     hostname: PreciseHostname
+    """The server name that is sent, and that the certificate has to be for."""
     subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
+    """Names of which the certificate has to carry one, instead of `hostname`."""
 
     @model_validator(mode="after")
     def _one_source_of_trust(self) -> Self:
@@ -262,8 +266,11 @@ class XBackendValidation(BackendTlsValidation):
 
 class XBackendTls(Model):
     mode: Literal["None", "ServerOnly", "ClientAndServer"]
+    """None: plain text. ServerOnly: the server shows a certificate. ClientAndServer: the gateway shows one, too."""
     client_certificate_ref: SecretObjectReference | None = None
+    """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode ClientAndServer."""
     validation: XBackendValidation | None = None
+    """What the server's certificate has to be. Default: for the hostname, by a CA of the system."""
 
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
@@ -277,21 +284,29 @@ class XBackendTls(Model):
 
 class XBackendPort(Model):
     name: Label | None = None
+    """Name of the port."""
     port: Port
+    """The port that is dialled."""
 
 
 class ExternalHostnameBackend(Model):
     hostname: ExternalHostname
+    """The name that is resolved and dialled."""
 
 
 class XBackendSpec(Model):
     """`port` is an object with `port` and `name`; the plain number is taken too."""
 
     type: Literal["ExternalHostname"]
+    """What kind of place it is."""
     port: XBackendPort
+    """The port that is dialled."""
     external_hostname: ExternalHostnameBackend
+    """The host."""
     protocol: Literal["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP"] | None = None
+    """What is spoken."""
     tls: XBackendTls | None = None
+    """How TLS is spoken."""
 
     @field_validator("port", mode="before")
     @classmethod
@@ -305,6 +320,7 @@ class XBackend(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: XBackendSpec
+    """Where requests go, and how it is reached."""
 
 
 class GatewayBackend(XBackend):
@@ -316,8 +332,11 @@ class GatewayBackend(XBackend):
 
 class BackendTlsPolicySpec(Model):
     target_refs: Annotated[tuple[PolicyTargetReference, ...], Field(min_length=1, max_length=16)]
+    """The Services that the policy is for."""
     validation: BackendTlsValidation
+    """What the servers' certificates have to be."""
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
+    """Further settings."""
 
     @model_validator(mode="after")
     def _targets_are_told_apart(self) -> Self:
@@ -343,3 +362,4 @@ class BackendTlsPolicy(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha3")
 
     spec: BackendTlsPolicySpec
+    """Which Services it is for, and what their certificates have to be."""

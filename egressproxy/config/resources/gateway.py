@@ -70,8 +70,11 @@ class GatewayClassSpec(Model):
             min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+$"
         ),
     ]
+    """Who serves Gateways of this class."""
     parameters_ref: ParametersReference | None = None
+    """Parameters of the class."""
     description: Annotated[str, Field(max_length=64)] | None = None
+    """A description for people."""
 
 
 class GatewayClass(Resource):
@@ -81,33 +84,43 @@ class GatewayClass(Resource):
     NAMESPACED: ClassVar[bool] = False
 
     spec: GatewayClassSpec
+    """Who serves Gateways of the class."""
 
 
 class RouteNamespaces(Model):
     """From where routes may attach to a listener."""
 
     from_: Annotated[Literal["All", "Selector", "Same", "None"], Field(alias="from")] = "Same"
+    """All namespaces, the Same one, or those of a Selector."""
     selector: LabelSelector | None = None
+    """For from: Selector, the labels of the namespaces."""
 
 
 class RouteGroupKind(Model):
     group: Group = GATEWAY_GROUP
+    """API group of the kind."""
     kind: Kind
+    """A kind of route."""
 
 
 class AllowedRoutes(Model):
     """`kinds` empty: those that the listener's protocol carries."""
 
     namespaces: RouteNamespaces = RouteNamespaces()
+    """From where routes may attach."""
     kinds: Annotated[tuple[RouteGroupKind, ...], Field(max_length=8)] = ()
+    """Which kinds of routes may attach. Left out: those that the protocol carries."""
 
 
 class ListenerTls(Model):
     """Terminate needs a certificate (or options that name one); Passthrough has none."""
 
     mode: TlsMode = TlsMode.TERMINATE
+    """Terminate: TLS ends here. Passthrough: it goes on to the backend."""
     certificate_refs: Annotated[tuple[SecretObjectReference, ...], Field(max_length=64)] = ()
+    """Secrets (tls.crt, tls.key) with the certificates that are shown."""
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
+    """Further settings."""
 
     @model_validator(mode="after")
     def _terminate_has_a_certificate(self) -> Self:
@@ -120,11 +133,17 @@ class Listener(Model):
     """One listener. `protocol` is open: one that is not served is a condition in status, not an error."""
 
     name: Subdomain
+    """Name of the listener, unique in its object: `sectionName` of routes and policies."""
     hostname: Hostname | None = None
+    """The name that clients ask for, or *.suffix. Left out: every name."""
     port: Port
+    """The port that is bound."""
     protocol: Annotated[str, Field(min_length=1, max_length=255)]
+    """What clients speak."""
     tls: ListenerTls | None = None
+    """TLS of the listener."""
     allowed_routes: AllowedRoutes = AllowedRoutes()
+    """Which routes may attach."""
 
     @model_validator(mode="after")
     def _fields_fit_the_protocol(self) -> Self:
@@ -146,7 +165,9 @@ class GatewayAddress(Model):
     """`type` IPAddress: an address to bind. Other types are reported in status."""
 
     type: Annotated[str, Field(min_length=1, max_length=253)] = "IPAddress"
+    """What the address is."""
     value: Annotated[str, Field(max_length=253)] | None = None
+    """The address."""
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:
@@ -165,31 +186,41 @@ class GatewayAddress(Model):
 
 class GatewayInfrastructure(Model):
     labels: dict[str, str] = Field(default_factory=dict, max_length=8)
+    """Labels of what is made for the Gateway."""
     annotations: dict[str, str] = Field(default_factory=dict, max_length=8)
+    """Annotations of what is made for the Gateway."""
     parameters_ref: LocalObjectReference | None = None
+    """Parameters of what is made for the Gateway."""
 
 
 class FrontendValidation(Model):
     """Client certificates: by whom they have to be signed."""
 
     ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(min_length=1, max_length=16)]
+    """The CAs that have to have signed the certificates of clients."""
     mode: Literal["AllowValidOnly", "AllowInsecureFallback"] = "AllowValidOnly"
+    """AllowValidOnly: clients without a good certificate are turned away. AllowInsecureFallback: they are let in."""
 
 
 class FrontendTls(Model):
     validation: FrontendValidation | None = None
+    """What is asked of the certificates of clients."""
 
 
 class FrontendTlsPort(Model):
     port: Port
+    """The port."""
     tls: FrontendTls
+    """What holds at this port instead of the default."""
 
 
 class FrontendTlsSettings(Model):
     """TLS towards clients: for every TLS listener, and for some ports instead."""
 
     default: FrontendTls
+    """What holds at ports that are not listed."""
     per_port: Annotated[tuple[FrontendTlsPort, ...], Field(max_length=64)] = ()
+    """What holds at single ports instead."""
 
     @model_validator(mode="after")
     def _ports_arecheck_unique(self) -> Self:
@@ -201,32 +232,45 @@ class GatewayBackendTls(Model):
     """The client certificate that the Gateway shows to backends."""
 
     client_certificate_ref: SecretObjectReference | None = None
+    """The Secret (tls.crt, tls.key) with the certificate that backends are shown."""
 
 
 class GatewayTls(Model):
     frontend: FrontendTlsSettings | None = None
+    """TLS with clients."""
     backend: GatewayBackendTls | None = None
+    """TLS with backends."""
 
 
 class ListenerNamespaces(Model):
     from_: Annotated[Literal["All", "Selector", "Same", "None"], Field(alias="from")] = "None"
+    """All namespaces, the Same one, those of a Selector, or None."""
     selector: LabelSelector | None = None
+    """For from: Selector, the labels of the namespaces."""
 
 
 class AllowedListeners(Model):
     """From where ListenerSets may attach; by default from nowhere."""
 
     namespaces: ListenerNamespaces = ListenerNamespaces()
+    """From where ListenerSets may attach."""
 
 
 class GatewaySpec(Model):
     gateway_class_name: Name
+    """The GatewayClass, which says who serves the Gateway."""
     listeners: Annotated[tuple[Listener, ...], Field(min_length=1, max_length=64)]
+    """What is bound, and what may attach to it."""
     addresses: Annotated[tuple[GatewayAddress, ...], Field(max_length=16)] = ()
+    """Addresses to bind. Default: those of the process."""
     infrastructure: GatewayInfrastructure | None = None
+    """Settings of what is made for the Gateway."""
     allowed_listeners: AllowedListeners = AllowedListeners()
+    """From where ListenerSets may attach."""
     tls: GatewayTls | None = None
+    """TLS of all listeners, and with all backends."""
     default_scope: Literal["All", "None"] = "None"
+    """Whether routes attach that name no Gateway."""
 
     @model_validator(mode="after")
     def _listeners_are_told_apart(self) -> Self:
@@ -242,18 +286,25 @@ class Gateway(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1")
 
     spec: GatewaySpec
+    """What is bound, and what may attach to it."""
 
 
 class ParentGatewayReference(Model):
     group: Group = GATEWAY_GROUP
+    """API group of the parent."""
     kind: Kind = "Gateway"
+    """Kind of the parent."""
     name: Name
+    """Name of the Gateway."""
     namespace: Label | None = None
+    """Namespace of the Gateway. Default: that of the ListenerSet."""
 
 
 class ListenerSetSpec(Model):
     parent_ref: ParentGatewayReference
+    """The Gateway that the listeners are added to."""
     listeners: Annotated[tuple[Listener, ...], Field(min_length=1, max_length=64)]
+    """The listeners."""
 
     @model_validator(mode="after")
     def _listeners_are_told_apart(self) -> Self:
@@ -269,25 +320,34 @@ class ListenerSet(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1",)
 
     spec: ListenerSetSpec
+    """Which listeners are added to which Gateway."""
 
 
 class ReferenceGrantFrom(Model):
     group: Group
+    """API group of who may refer."""
     kind: Kind
+    """Kind of who may refer."""
     namespace: Label
+    """Namespace of who may refer."""
 
 
 class ReferenceGrantTo(Model):
     """`name` None: every object of that kind."""
 
     group: Group
+    """API group of what may be referred to."""
     kind: Kind
+    """Kind of what may be referred to."""
     name: Name | None = None
+    """Name of what may be referred to."""
 
 
 class ReferenceGrantSpec(Model):
     from_: Annotated[tuple[ReferenceGrantFrom, ...], Field(alias="from", min_length=1, max_length=16)]
+    """Who may refer to objects of this namespace."""
     to: Annotated[tuple[ReferenceGrantTo, ...], Field(min_length=1, max_length=16)]
+    """Which objects of this namespace may be referred to."""
 
 
 class ReferenceGrant(Resource):
@@ -298,6 +358,7 @@ class ReferenceGrant(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1", "v1alpha2")
 
     spec: ReferenceGrantSpec
+    """Who may refer to what."""
 
 
 def _told_apart(listeners: tuple[Listener, ...]) -> None:

@@ -35,15 +35,20 @@ HeaderText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 class HttpHeader(Model):
     name: HeaderName
+    """Name of the field."""
     value: HeaderText
+    """Its value."""
 
 
 class HeaderModifier(Model):
     """`set` replaces, `add` appends, `remove` takes away; names match without regard to case."""
 
     set: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
+    """Fields that replace those of the same name."""
     add: Annotated[tuple[HttpHeader, ...], Field(max_length=16)] = ()
+    """Fields that are added to those of the same name."""
     remove: Annotated[tuple[str, ...], Field(max_length=16)] = ()
+    """Names of fields that are taken away."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -54,7 +59,9 @@ class HeaderModifier(Model):
 
 class Fraction(Model):
     numerator: Annotated[int, Field(strict=True, ge=0)]
+    """How many requests are copied …"""
     denominator: Annotated[int, Field(strict=True, ge=1)] = 100
+    """… of so many."""
 
     @model_validator(mode="after")
     def _is_at_most_one(self) -> Self:
@@ -65,8 +72,11 @@ class Fraction(Model):
 
 class RequestMirror(Model):
     backend_ref: BackendObjectReference
+    """Where the copy goes. What is answered to it is dropped."""
     percent: Annotated[int, Field(strict=True, ge=0, le=100)] | None = None
+    """The share of requests that are copied. Default: all."""
     fraction: Fraction | None = None
+    """The same as a fraction."""
 
     @model_validator(mode="after")
     def _one_share(self) -> Self:
@@ -77,8 +87,11 @@ class RequestMirror(Model):
 
 class PathModifier(Model):
     type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
+    """ReplaceFullPath, or ReplacePrefixMatch."""
     replace_full_path: Annotated[str, Field(max_length=1024)] | None = None
+    """The new path."""
     replace_prefix_match: Annotated[str, Field(max_length=1024)] | None = None
+    """What stands instead of the prefix that matched."""
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
@@ -95,15 +108,22 @@ class PathModifier(Model):
 
 class RequestRedirect(Model):
     scheme: Literal["http", "https"] | None = None
+    """Scheme of the new place. Default: that of the request."""
     hostname: PreciseHostname | None = None
+    """Host of the new place. Default: that of the request."""
     path: PathModifier | None = None
+    """Path of the new place. Default: that of the request."""
     port: Port | None = None
+    """Port of the new place. Default: that of the scheme, else of the listener."""
     status_code: Literal[301, 302, 303, 307, 308] = 302
+    """Status of the answer."""
 
 
 class UrlRewrite(Model):
     hostname: PreciseHostname | None = None
+    """The Host that is sent."""
     path: PathModifier | None = None
+    """The path that is sent."""
 
 
 _ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^:/?#\s]+(:[0-9]{1,5})?")
@@ -123,11 +143,17 @@ AnyMethod = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS"
 
 class CorsFilter(Model):
     allow_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
+    """Origins whose pages may read answers."""
     allow_credentials: Bool = False
+    """Whether pages may send credentials."""
     allow_methods: Annotated[tuple[AnyMethod, ...], Field(max_length=9)] = ()
+    """Methods that pages may use."""
     allow_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
+    """Fields that pages may send."""
     expose_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
+    """Fields of answers that pages may read."""
     max_age: Annotated[int, Field(strict=True, ge=1, le=2_147_483_647)] = 5
+    """Seconds for which browsers may keep the answer to a preflight request."""
 
     @model_validator(mode="after")
     def _star_stands_alone(self) -> Self:
@@ -152,6 +178,7 @@ class ExternalAuthGrpc(Model):
     """`allowed_headers` empty: the server sees all fields."""
 
     allowed_headers: HeaderNames = ()
+    """Fields that the server sees. Default: all."""
 
 
 class ExternalAuthHttp(Model):
@@ -160,20 +187,29 @@ class ExternalAuthHttp(Model):
     """
 
     path: Annotated[str, Field(max_length=1024, pattern=r"^(?:[-A-Za-z0-9/._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})*$")] = ""
+    """What stands before the path of the request that the server is asked."""
     allowed_headers: HeaderNames = ()
+    """Fields that the server sees beside Authorization."""
     allowed_response_headers: HeaderNames = ()
+    """Fields of the server's answer that are copied into the request. Default: all."""
 
 
 class ExternalAuthBody(Model):
     max_size: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
+    """Bytes of the body that the server sees. 0: none."""
 
 
 class ExternalAuthFilter(Model):
     protocol: Literal["HTTP", "GRPC"]
+    """What the server is asked in."""
     backend_ref: BackendObjectReference
+    """The server that decides."""
     grpc: ExternalAuthGrpc | None = None
+    """For protocol GRPC."""
     http: ExternalAuthHttp | None = None
+    """For protocol HTTP."""
     forward_body: ExternalAuthBody | None = None
+    """Whether the server sees the body."""
 
     @model_validator(mode="after")
     def _fits_its_protocol(self) -> Self:
@@ -228,14 +264,23 @@ class HttpFilter(_Filter):
         "CORS",
         "ExternalAuth",
     ]
+    """Which filter it is: its block stands beside."""
     request_header_modifier: HeaderModifier | None = None
+    """Changes fields of the request."""
     response_header_modifier: HeaderModifier | None = None
+    """Changes fields of the answer."""
     request_mirror: RequestMirror | None = None
+    """Sends a copy of the request somewhere else."""
     request_redirect: RequestRedirect | None = None
+    """Answers with a redirect."""
     url_rewrite: UrlRewrite | None = None
+    """Changes the Host and the path that are sent."""
     extension_ref: LocalObjectReference | None = None
+    """A filter of another kind."""
     cors: CorsFilter | None = None
+    """Answers preflight requests, and says which pages may read answers."""
     external_auth: ExternalAuthFilter | None = None
+    """Asks a server whether the request may pass."""
 
     @property
     def backend_ref(self) -> BackendObjectReference | None:
@@ -253,10 +298,15 @@ class GrpcFilter(_Filter):
     }
 
     type: Literal["RequestHeaderModifier", "ResponseHeaderModifier", "RequestMirror", "ExtensionRef"]
+    """Which filter it is: its block stands beside."""
     request_header_modifier: HeaderModifier | None = None
+    """Changes fields of the request."""
     response_header_modifier: HeaderModifier | None = None
+    """Changes fields of the answer."""
     request_mirror: RequestMirror | None = None
+    """Sends a copy of the request somewhere else."""
     extension_ref: LocalObjectReference | None = None
+    """A filter of another kind."""
 
 
 def once_each(filters: tuple[HttpFilter, ...] | tuple[GrpcFilter, ...]) -> None:

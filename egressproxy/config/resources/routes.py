@@ -62,11 +62,14 @@ class BackendRef(BackendObjectReference):
     """A backend and its share of the rule's traffic; weight 0 gets none."""
 
     weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
+    """Its share of the rule's traffic, in proportion to the weights of the others."""
 
 
 class CommonRouteSpec(Model):
     parent_refs: Annotated[tuple[ParentReference, ...], Field(max_length=32)] = ()
+    """The Gateways and ListenerSets, or single listeners of them, that the route attaches to."""
     use_default_gateways: Literal["All", "None"] = "None"
+    """Attach to the default Gateways, too."""
 
     @field_validator("parent_refs")
     @classmethod
@@ -94,7 +97,9 @@ class PathMatch(Model):
     """A path: absolute, without `//`, `/./`, `/../`, encoded slashes and fragments (rules of the CRD)."""
 
     type: PathMatchType = PathMatchType.PREFIX
+    """How the path is compared."""
     value: Annotated[str, Field(max_length=1024)] = "/"
+    """The path, its beginning, or the expression."""
 
     @model_validator(mode="after")
     def _is_a_path(self) -> Self:
@@ -112,23 +117,33 @@ class PathMatch(Model):
 
 class HeaderMatch(Model):
     type: MatchType = MatchType.EXACT
+    """How the value is compared."""
     name: HeaderName
+    """Name of the field, in any case."""
     value: HeaderText
+    """The value, or the expression."""
 
 
 class QueryParamMatch(Model):
     type: MatchType = MatchType.EXACT
+    """How the value is compared."""
     name: HeaderName
+    """Name of the parameter."""
     value: Annotated[str, Field(min_length=1, max_length=1024)]
+    """The value, or the expression."""
 
 
 class HttpMatch(Model):
     """All of it has to hold."""
 
     path: PathMatch = PathMatch()
+    """What the path has to be."""
     headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+    """Fields that the request has to have, all of them."""
     query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
+    """Query parameters that the request has to have, all of them."""
     method: Method | None = None
+    """What the method has to be."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -147,8 +162,11 @@ class GrpcMethodMatch(Model):
     """A gRPC service (with its package) and method; where one is left out, every one of them."""
 
     type: MatchType = MatchType.EXACT
+    """How service and method are compared."""
     service: Annotated[str, Field(max_length=1024)] | None = None
+    """The service with its package, as in package.Service."""
     method: Annotated[str, Field(max_length=1024)] | None = None
+    """The method of the service."""
 
     @model_validator(mode="after")
     def _names_something(self) -> Self:
@@ -166,7 +184,9 @@ class GrpcMatch(Model):
     """All of it has to hold."""
 
     method: GrpcMethodMatch | None = None
+    """What service and method have to be."""
     headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+    """Fields that the request has to have, all of them."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -180,6 +200,7 @@ class GrpcMatch(Model):
 
 class HttpBackendRef(BackendRef):
     filters: Annotated[tuple[HttpFilter, ...], Field(max_length=16)] = ()
+    """Filters for what goes to this backend alone."""
 
     @field_validator("filters")
     @classmethod
@@ -190,6 +211,7 @@ class HttpBackendRef(BackendRef):
 
 class GrpcBackendRef(BackendRef):
     filters: Annotated[tuple[GrpcFilter, ...], Field(max_length=16)] = ()
+    """Filters for what goes to this backend alone."""
 
     @field_validator("filters")
     @classmethod
@@ -202,7 +224,9 @@ class Timeouts(Model):
     """0s disables. `backendRequest` is one attempt, `request` all of them."""
 
     request: Duration | None = None
+    """For the whole exchange, all attempts together."""
     backend_request: Duration | None = None
+    """For one attempt at a backend."""
 
     @model_validator(mode="after")
     def _attempt_fits_the_whole(self) -> Self:
@@ -216,20 +240,29 @@ class Timeouts(Model):
 
 class Retry(Model):
     codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
+    """Statuses of a backend that are tried again."""
     attempts: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """How often it is tried again."""
     backoff: Duration | None = None
+    """The pause before the next attempt."""
 
 
 class CookieConfig(Model):
     lifetime_type: Literal["Permanent", "Session"] = "Session"
+    """Session: the cookie ends with the browser. Permanent: after absoluteTimeout."""
 
 
 class SessionPersistence(Model):
     session_name: Annotated[str, Field(max_length=128)] | None = None
+    """Name of the cookie or field."""
     absolute_timeout: Duration | None = None
+    """How long a session may last."""
     idle_timeout: Duration | None = None
+    """How long a session may be idle."""
     type: Literal["Cookie", "Header"] = "Cookie"
+    """What carries the session."""
     cookie_config: CookieConfig | None = None
+    """Settings of the cookie."""
 
     @model_validator(mode="after")
     def _permanent_has_an_end(self) -> Self:
@@ -242,12 +275,19 @@ class HttpRule(Model):
     """A rule without matches matches PathPrefix `/`."""
 
     name: Subdomain | None = None
+    """Name of the rule, unique in the route."""
     matches: Annotated[tuple[HttpMatch, ...], Field(max_length=64)] = (HttpMatch(),)
+    """Requests that the rule is for: one of these has to hold."""
     filters: Annotated[tuple[HttpFilter, ...], Field(max_length=16)] = ()
+    """What is done to requests and answers."""
     backend_refs: Annotated[tuple[HttpBackendRef, ...], Field(max_length=16)] = ()
+    """Where requests go, by weight."""
     timeouts: Timeouts | None = None
+    """How long requests may take."""
     retry: Retry | None = None
+    """What is tried again."""
     session_persistence: SessionPersistence | None = None
+    """Requests of one session go to the same backend and endpoint."""
 
     @field_validator("matches")
     @classmethod
@@ -284,10 +324,15 @@ class GrpcRule(Model):
     """A rule without matches matches every gRPC request."""
 
     name: Subdomain | None = None
+    """Name of the rule, unique in the route."""
     matches: Annotated[tuple[GrpcMatch, ...], Field(max_length=64)] = (GrpcMatch(),)
+    """Requests that the rule is for: one of these has to hold."""
     filters: Annotated[tuple[GrpcFilter, ...], Field(max_length=16)] = ()
+    """What is done to requests and answers."""
     backend_refs: Annotated[tuple[GrpcBackendRef, ...], Field(max_length=16)] = ()
+    """Where requests go, by weight."""
     session_persistence: SessionPersistence | None = None
+    """Requests of one session go to the same backend and endpoint."""
 
     @field_validator("matches")
     @classmethod
@@ -305,7 +350,9 @@ class StreamRule(Model):
     """A rule of a TLSRoute or TCPRoute: backends by weight, nothing to match."""
 
     name: Subdomain | None = None
+    """Name of the rule, unique in the route."""
     backend_refs: Annotated[tuple[BackendRef, ...], Field(min_length=1, max_length=16)]
+    """Where connections go, by weight."""
 
 
 def _rule_names_are_unique(rules: tuple[HttpRule, ...] | tuple[GrpcRule, ...] | tuple[StreamRule, ...]) -> None:
@@ -317,7 +364,9 @@ def _rule_names_are_unique(rules: tuple[HttpRule, ...] | tuple[GrpcRule, ...] | 
 
 class HttpRouteSpec(CommonRouteSpec):
     hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
+    """Names that requests ask for, exact or as *.suffix. Left out: those of the listener."""
     rules: Annotated[tuple[HttpRule, ...], Field(min_length=1, max_length=16)] = (HttpRule(),)
+    """What becomes of requests."""
 
     @model_validator(mode="after")
     def _fits_the_crd(self) -> Self:
@@ -335,11 +384,14 @@ class HttpRoute(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1", "v1alpha2")
 
     spec: HttpRouteSpec
+    """Which requests the route is for, and what becomes of them."""
 
 
 class GrpcRouteSpec(CommonRouteSpec):
     hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
+    """Names that requests ask for, exact or as *.suffix. Left out: those of the listener."""
     rules: Annotated[tuple[GrpcRule, ...], Field(max_length=16)] = ()
+    """What becomes of requests."""
 
     @model_validator(mode="after")
     def _fits_the_crd(self) -> Self:
@@ -357,11 +409,14 @@ class GrpcRoute(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha2")
 
     spec: GrpcRouteSpec
+    """Which requests the route is for, and what becomes of them."""
 
 
 class TlsRouteSpec(CommonRouteSpec):
     hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
+    """Server names (SNI) of connections, exact or as *.suffix. Left out: those of the listener."""
     rules: Annotated[tuple[StreamRule, ...], Field(min_length=1, max_length=16)]
+    """Where connections go."""
 
     @model_validator(mode="after")
     def _fits_the_crd(self) -> Self:
@@ -377,10 +432,12 @@ class TlsRoute(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha3", "v1alpha2")
 
     spec: TlsRouteSpec
+    """Which connections the route is for, and where they go."""
 
 
 class TcpRouteSpec(CommonRouteSpec):
     rules: Annotated[tuple[StreamRule, ...], Field(min_length=1, max_length=16)]
+    """Where connections go."""
 
     @model_validator(mode="after")
     def _fits_the_crd(self) -> Self:
@@ -394,3 +451,4 @@ class TcpRoute(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha2")
 
     spec: TcpRouteSpec
+    """Which connections the route is for, and where they go."""
