@@ -20,6 +20,8 @@ from egressproxy.model.message import RequestHead, ResponseHead
 from tests.support.pki import Pki, chain
 
 ROOT = Path(__file__).resolve().parents[1]
+#: A Gateway among the objects of a block, and not in the text of a ConfigMap.
+_GATEWAY = re.compile("^kind: Gateway$", re.MULTILINE)
 EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
 
 
@@ -49,7 +51,7 @@ def yaml_blocks() -> list[tuple[str, str]]:
     found = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-        found += [(f"{page.name}-{number}", block) for number, block in enumerate(blocks) if "kind: Gateway\n" in block]
+        found += [(f"{page.name}-{number}", block) for number, block in enumerate(blocks) if _GATEWAY.search(block)]
     return found
 
 
@@ -85,7 +87,7 @@ def fragments() -> list[tuple[str, str]]:
     found = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-        whole = [block for block in blocks if block.startswith("apiVersion: ") and "kind: Gateway\n" not in block]
+        whole = [block for block in blocks if block.startswith("apiVersion: ") and not _GATEWAY.search(block)]
         found += [(f"{page.name}-{number}", block) for number, block in enumerate(whole)]
     return found
 
