@@ -22,9 +22,12 @@ CASES       ?=
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip -qq --disable-pip-version-check
 CASES_VENV  := .cache/cases-venv
+# For every supported Python and every Linux; where packages come from is not written down.
+LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+               --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow smoke check format lint types imports image-lint cases cases-venv bench bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow smoke check format lint types imports image-lint lock cases cases-venv bench bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +63,12 @@ imports: install-dev
 image-lint: install-dev
 	@if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint --config docker/hadolint.yaml docker/Dockerfile && echo "docker/Dockerfile: no findings"; \
 	else echo "hadolint is not available for this machine: docker/Dockerfile is not checked"; fi
+
+lock: ## write down the versions and hashes of what the image installs, the newest that pyproject.toml allows
+	@$(PYTHON) -m venv .cache/lock-venv && .cache/lock-venv/bin/python -m pip -qq --disable-pip-version-check install uv
+	@$(LOCK) pyproject.toml --output-file requirements.lock
+	@sed -n '/^requires = /s/.*\["\(.*\)"\].*/\1/p' pyproject.toml | $(LOCK) - --output-file requirements-build.lock
+	@echo "requirements.lock and requirements-build.lock are written: look at the difference, and run the tests with it"
 
 cases: install ## run the attack cases that stand beside the checkout (options: CASES="--group smuggling -j 2")
 	@if [ ! -f $(SHARED_CASES)/run_cases.py ]; then \

@@ -157,6 +157,23 @@ def test_the_composed_gateway_shows_its_metrics_to_prometheus_and_its_admin_addr
     assert scraped["static_configs"] == [{"targets": [f"egressproxy:{given['--metrics'].rpartition(':')[2]}"]}]
 
 
+def test_the_composed_gateway_reads_a_folder_whose_files_can_be_replaced(tmp_path: Path):
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    service = compose["services"]["egressproxy"]
+    (volume,) = service["volumes"]
+    source, target, _ = volume.split(":")
+    folder = ROOT / "docker" / source
+    assert folder.is_dir(), "a file that is mounted alone never shows what a rename puts in its place"
+    assert target == service["command"][service["command"].index("--config") + 1]
+    check(folder)
+    (manifests,) = folder.iterdir()
+    without = [
+        re.sub(r"^#.*\n", "", each.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for each in (manifests, ROOT / "config" / "minimal.yaml")
+    ]
+    assert without[0] == without[1]
+
+
 def pages() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
