@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,10 +38,12 @@ def main(*, is_kept: bool) -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes longer than using none
     import egressproxy.loading.answer
     import egressproxy.loading.writes.answer  # noqa: F401 (all that any request takes: this is the long part)
+    from egressproxy.loading.compilation import preparations
 
-    gc.collect()
     control = socket.socket(fileno=0)
+    prepared = preparations() if is_kept else iter(())
     while True:
+        _prepare(prepared, control)
         kind, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if not kind:
             os._exit(0)  # the one that asks is gone
@@ -55,6 +57,15 @@ def main(*, is_kept: bool) -> None:
             control.sendall(STATUS.pack(os.waitstatus_to_exitcode(status)))
         except OSError:
             os._exit(0)
+
+
+def _prepare(prepared: Iterator[None], control: socket.socket) -> None:
+    """While nobody asks: what is made now, no copy has to make."""
+    while not select.select((control,), (), (), 0)[0]:
+        try:
+            next(prepared)
+        except StopIteration:
+            return
 
 
 def _serve(kind: Kind, descriptors: Sequence[int]) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.filters import settings_adapter
 from egressproxy.config.load import ResourceSet, load
+from egressproxy.config.resources.kinds import KINDS
+from egressproxy.filters.builtin import BUILTIN_TYPES
 from egressproxy.filters.catalog import Catalog
 from egressproxy.loading.denials import denials
 from egressproxy.model.secret_source import ConfigSource
 from egressproxy.routing.patterns import compile_pattern
 
-__all__ = ["compiled", "loaded"]
+__all__ = ["compiled", "loaded", "preparations"]
 
 
 def loaded(
@@ -42,3 +47,15 @@ def compiled(
     if why_unusable is not None:
         defaults = replace(defaults, why_unusable=why_unusable)
     return compile_config(resources, Catalog(), defaults, previous)
+
+
+def preparations() -> Iterator[None]:
+    """Make, some milliseconds at a time, what a loading would make at its first use: models, and checks of configs."""
+    codecs.lookup("utf-8-sig")
+    for kind in KINDS:
+        kind.model_rebuild()
+        yield
+    for each in BUILTIN_TYPES:
+        settings_adapter(each.config_model)
+        yield
+    gc.collect()

@@ -126,8 +126,16 @@ def memory_of(pid: int) -> bytes:
 def test_it_keeps_nothing_of_what_it_read(folder: Path):
     process = LoaderProcess(is_kept=True)
     try:
-        load(process, folder)
-        before, descriptors = len(memory_of(process.pid)), os.listdir(f"/proc/{process.pid}/fd")
+        sizes = [0, 1, 2]
+
+        def is_steady() -> bool:
+            """It has made all that it makes before it is asked."""
+            load(process, folder)
+            sizes.append(len(memory_of(process.pid)))
+            return len(set(sizes[-3:])) == 1
+
+        wait_until(is_steady)
+        before, descriptors = sizes[-1], os.listdir(f"/proc/{process.pid}/fd")
         m.write(folder / "more.yaml", [m.config_map(f"c{number}", {"a": "CANARY-41"}) for number in range(1000)])
         assert load(process, folder).objects == 1002
         assert not copies(process)

@@ -33,7 +33,15 @@ from egressproxy.model.secret import Secret
 from egressproxy.spec.gateway import ListenerProtocol
 from egressproxy.spec.policy import ExtensionSpec, FilterSettings
 
-__all__ = ["BACKEND_PHASES", "INJECTOR", "ExtensionCompiler", "FilterNotSupported", "Placed", "ordered"]
+__all__ = [
+    "BACKEND_PHASES",
+    "INJECTOR",
+    "ExtensionCompiler",
+    "FilterNotSupported",
+    "Placed",
+    "ordered",
+    "settings_adapter",
+]
 
 #: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
 BACKEND_PHASES = frozenset({"connect", "backend-request", "backend-response"})
@@ -63,8 +71,18 @@ INJECTOR = "egressproxy.io/CredentialInjector:"
 
 _DEFAULT_TIMEOUT_S = 5.0
 
+#: For the types of catalogues, which are part of the program: there are few.
+ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
+
 #: What an editor leaves at the end of a Secret; the injector takes it off.
 _SPACE = b" \t\r\n"
+
+
+def settings_adapter(model: type[Any]) -> TypeAdapter[Any]:
+    """What checks the configs of a type: made once, at the first config."""
+    if model not in ADAPTERS:
+        ADAPTERS[model] = TypeAdapter(model)
+    return ADAPTERS[model]
 
 
 class FilterNotSupported(Exception):
@@ -100,7 +118,6 @@ class ExtensionCompiler:
         self._catalog = catalog
         self._references = references
         self._problems = problems
-        self._adapters: dict[str, TypeAdapter[Any]] = {}
         self._valid: dict[tuple[str, str], FilterSettings | None] = {}
         #: What is wrong with extensions and is told in status, by declaring object.
         self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
@@ -214,7 +231,7 @@ class ExtensionCompiler:
         raw = extension.settings if isinstance(extension, WorkingGroupExtension) else extension.config
         raw_name = "rawConfig" if isinstance(extension, WorkingGroupExtension) and extension.raw_config else "config"
         try:
-            config = self._adapter(found).validate_python(raw)
+            config = settings_adapter(found.config_model).validate_python(raw)
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=True):
                 loc, on_key = field_path(detail["loc"])
@@ -263,12 +280,6 @@ class ExtensionCompiler:
         self.faults[owner.key].note_unknown(made, path, self._catalog.names())
         return made
 
-    def _adapter(self, found: FilterTypeInfo) -> TypeAdapter[Any]:
-        adapter = self._adapters.get(found.name)
-        if adapter is None:
-            adapter = self._adapters[found.name] = TypeAdapter(found.config_model)
-        return adapter
-
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
         """The config for whoever serves, one object for equal ones; None for a type whose configs cannot be sent.
 
@@ -276,7 +287,7 @@ class ExtensionCompiler:
         """
         key = (found.name, text)
         if key not in self._valid:
-            config = self._adapter(found).validate_json(text)
+            config = settings_adapter(found.config_model).validate_json(text)
             self._valid[key] = config if isinstance(config, FilterSettings) else None
         return self._valid[key]
 
