@@ -16,6 +16,7 @@ from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.extension_faults import ExtensionFaults
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.merging import Losses, Merged, Merger, dns_notes
+from egressproxy.config.compile.published_forms import port_forms
 from egressproxy.config.compile.references import Names, References, Unresolved
 from egressproxy.config.compile.status import Ancestors, Conditions
 from egressproxy.config.load import ResourceSet
@@ -107,14 +108,18 @@ class Policies:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
             elif policy.spec.subjects and not support.SUBJECTS:
                 conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
-            for note in [*_notes(policy, ref.kind), *self._parent_notes(policy, target)]:
+            for note in [
+                *_notes(policy, ref.kind),
+                *self._parent_notes(policy, target),
+                *self._tls_notes(policy, target),
+            ]:
                 conditions.add_note("Accepted", note)
             losses = self._merger.losses.get((policy.key, target, section), Losses())
             _state(conditions, "Conflicted", "Conflicted", losses.conflicts)
             _state(conditions, "Overridden", "Overridden", losses.overrides)
             faults[policy.key].state(conditions)
             if parent is not None:
-                message = f"{parent.message}; what is to go through it is refused (500)"
+                message = f"{parent.said}; what is to go through it is refused (500)"
                 if conditions.says("ResolvedRefs"):
                     conditions.add_note("ResolvedRefs", message)
                 else:
@@ -132,6 +137,16 @@ class Policies:
         if isinstance(found, Service) or getattr(destination, "type", "") in ("Ip", "Service"):
             return [f"parent does nothing here: {found} is reached directly, unless it names a parent itself."]
         return []
+
+    def _tls_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
+        """Where the floor for TLS is one for nothing."""
+        found = self._resources.get(*target)
+        if policy.spec.tls is None or not isinstance(found, Backend) or found.spec.parent is not None:
+            return []
+        is_plain = all(form.tls is None or form.tls.mode == "None" for form in port_forms(found.spec))
+        if found.spec.destination.type not in ("Fqdn", "Ip") or not is_plain or not policy.spec.tls.model_fields_set:
+            return []
+        return [f"tls does nothing here: {found} is reached without TLS."]
 
     def _not_found(self, target: Key, section: str) -> str:
         """Why the policy holds nowhere by this target, what the author may have meant, and what follows."""
@@ -219,6 +234,8 @@ def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
         notes.append("limits per Identity are not supported yet and do nothing.")
     if limits.store is not None and limits.store.type != "Memory":
         notes.append("limits.store is not supported yet: every process counts for itself.")
+    elif limits.store is not None and (limits.store.backend_ref or limits.store.secret_ref):
+        notes.append("backendRef and secretRef of limits.store do nothing with type Memory.")
     if target_kind not in ("Gateway", "ListenerSet"):
         names = ("maxHeadBytes", "maxFields", "connections", "connectionsPerClient", "tunnels")
         snake = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")

@@ -138,7 +138,12 @@ def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
         return
     checks = {"caBundleRef": tls.cas, "subjectAltNames": written.subject_alt_names, "crlRefs": written.crl_refs}
     if tls.mode == "None":
-        idle = [name for name, value in {"sni": tls.sni, **checks, "pins": written.pins}.items() if value]
+        more = {
+            "pins": written.pins,
+            "minVersion": "min_version" in written.model_fields_set,
+            "insecureSkipVerify": written.insecure_skip_verify,
+        }
+        idle = [name for name, value in {"sni": tls.sni, **checks, **more}.items() if value]
         if idle:
             # The published examples have these fields beside every mode: no reason to fail a check.
             effect = "not used" if is_published else "does nothing"

@@ -323,6 +323,7 @@ def test_some_ports_that_cannot_be_used_degrade_the_backend():
     ("port", "said"),
     [
         ("{number: 80, tls: {mode: None, sni: b.example, pins: []}}", "tls.sni with mode None: does nothing"),
+        ("{number: 80, tls: {mode: None, minVersion: '1.2'}}", "tls.minVersion with mode None: does nothing"),
         (
             "{number: 443, tls: {mode: Simple, insecureSkipVerify: true, subjectAltNames: [b.example]}}",
             "tls.subjectAltNames with insecureSkipVerify: does nothing",

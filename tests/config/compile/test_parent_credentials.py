@@ -87,12 +87,12 @@ def test_what_an_editor_leaves_at_the_end_is_no_part_of_it(username: bytes, pass
 @pytest.mark.parametrize(
     ("username", "password", "named"),
     [
-        (b"robot\r\nX-Evil: 1", b"word", "username holds a control character"),
-        (b"robot", b"wo\nrd", "password holds a control character"),
-        (b"robot", b"wo\x00rd", "password holds a control character"),
-        (b"robot\n\n", b"word", "username holds a control character"),
-        (b"ro:bot", b"word", "colon"),
-        (None, b"word", "username"),
+        (b"robot\r\nX-Evil: 1", b"sesame", "username holds a control character"),
+        (b"robot", b"ses\name", "password holds a control character"),
+        (b"robot", b"ses\x00ame", "password holds a control character"),
+        (b"robot\n\n", b"sesame", "username holds a control character"),
+        (b"ro:bot", b"sesame", "colon"),
+        (None, b"sesame", "username"),
         (b"robot", None, "password"),
     ],
 )
@@ -104,7 +104,9 @@ def test_a_secret_that_cannot_be_shown_closes_what_is_behind_the_parent(
     assert status == "False"
     assert named in message
     for value in (username, password):
-        assert value is None or value.strip() not in (b"word", b"ro:bot", b"wo\nrd") or value.decode() not in message
+        assert (
+            value is None or value.strip() not in (b"sesame", b"ro:bot", b"ses\name") or value.decode() not in message
+        )
 
 
 def test_a_secret_that_is_not_there_closes_it():

@@ -240,6 +240,18 @@ def test_every_target_of_a_policy_has_conditions_of_its_own():
             "gw",
             "sni of destinations.deny does",
         ),
+        (
+            "tls: {minVersion: '1.3'}",
+            "Backend",
+            "plain",
+            "tls does nothing here: Backend default/plain is reached with",
+        ),
+        (
+            "limits: {store: {type: Memory, secretRef: {name: s}}}",
+            "Gateway",
+            "gw",
+            "backendRef and secretRef of limits.store do nothing with type Memory",
+        ),
         ("subjects: [{namespace: a, serviceAccount: b}]\nmode: Open", "Gateway", "gw", "no client is known to be a/b,"),
     ],
 )
