@@ -107,7 +107,8 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
         said = ", ".join(f"{key}: {_listed(value)}" for key, value in entry.items() if key != "policy")
         yield "", f"allowed by an entry of {entry['policy']}: {said}", ""
     counted = policy.get("counted")
-    if counted:
+    patterns = [name for entry in policy["entries"] for key in ("hostnames", "cidrs") for name in entry.get(key, ())]
+    if counted and patterns != [counted["entry"]]:  # else the line above says it
         yield "", f"in metrics and the log: policy {counted['policy']}, entry {counted['entry']}", "dim"
     denied = policy.get("wouldDeny")
     if denied:

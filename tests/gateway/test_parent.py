@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from egressproxy.errors import Reason
 from egressproxy.filters.base import Filter
+from egressproxy.gateway.conductor import wanted_credentials
+from egressproxy.gateway.live import Choice
 from egressproxy.gateway.parent import proxy_authorization
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import Secret
@@ -19,6 +23,7 @@ from tests.gateway.test_opening import ip_backend
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 
+_BEHIND = BackendSpec("b", Destination.DYNAMIC)
 CORP = {"name": "corp"}
 LOGIN = {**CORP, "credentialsRef": {"name": "login"}, "allowPlaintext": True}
 PASSWORD = "pass:word"
@@ -274,6 +279,14 @@ def test_a_parent_that_wants_credentials_says_what_to_configure(converse_on: Sta
     assert "agents/corp asks for credentials" in error["message"]
     assert "parent.credentialsRef" in error["remedy"]
     assert record["detail"] == "it was shown no credentials"
+
+
+def test_a_407_of_an_origin_behind_the_parents_tunnel_is_not_the_parents():
+    x = Exchange("-", "-", "-", 0.0)
+    choice = SimpleNamespace(connector=SimpleNamespace(parent=object(), spec=SimpleNamespace(backend=_BEHIND)))
+    assert wanted_credentials(x, cast(Choice, choice)).reason is Reason.PARENT_AUTH
+    x.backend_is_secure = True
+    assert wanted_credentials(x, cast(Choice, choice)).reason is Reason.BAD_RESPONSE
 
 
 @pytest.mark.parametrize("request_", [GET, connect("a.example:22")])

@@ -80,6 +80,13 @@ def test_many_destinations_are_counted_together_beyond_a_number():
     assert [notice.count for notice in found if notice.is_combined] == [100 - MAX_SIMILAR]
 
 
+def test_the_entry_that_has_let_it_pass_makes_no_other_notice():
+    notices = Notices()
+    for entry in ("a.test", "*.b.test"):
+        notices.refused(Series(("agents/gw", "-", "-", "-", "-", "agents/default", entry)), denied())
+    assert [notice.count for notice in notices.take()] == [2]
+
+
 def test_what_is_kept_is_bounded():
     notices = Notices()
     for number in range(MAX_GROUPS + 50):

@@ -67,6 +67,33 @@ def test_a_parent_is_asked_for_the_server_and_for_nothing_that_a_client_names(co
     talk.client << OK_PASSED
 
 
+@pytest.mark.parametrize("is_let_in", [True, False])
+def test_a_parent_is_shown_credentials_for_the_server_and_a_407_of_it_lets_nobody_pass(
+    converse: Start, is_let_in: bool
+):
+    login = m.secret("login", {"username": "robot", "password": "word"})
+    parent = {"name": "parent", "credentialsRef": {"name": "login"}, "allowPlaintext": True}
+    server = m.backend("auth", "auth.example", 9000, parent=parent)
+    rule = {**m.prefix_rule("/", "a"), "filters": [auth()]}
+    talk = converse(reverse(rule, objects=(server, m.backend("parent", "parent.example", 3128), login)))
+    talk.client >> GET
+    talk.dialled("parent.example", 3128)
+    asked = talk.origin.take(rb"GET http://auth.example:9000/x.*?\r\n\r\n")[0]
+    assert asked.count(b"Proxy-Authorization: Basic cm9ib3Q6d29yZA==\r\n") == 1
+    if is_let_in:
+        talk.origin >> ALLOWED
+        talk.dialled("a.example", 80)
+        assert b"Proxy-Authorization" not in talk.origin.take(rb"GET /x.*?\r\n\r\n")[0]
+        talk.origin >> OK
+        talk.client << OK_PASSED
+    else:
+        talk.origin >> b"HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm=x\r\nContent-Length: 0\r\n\r\n"
+        status, _, fields, error = talk.client.answer()
+        assert (status, error["reason"]) == (502, "ext_auth_error")
+        assert "Proxy-Authenticate" not in fields
+        assert "does not accept the credentials" in talk.record()["detail"]
+
+
 def test_the_connection_to_the_server_is_used_again_and_replaced_when_it_died(converse_on: Start):
     talk = converse_on(guarded())
     origins = []

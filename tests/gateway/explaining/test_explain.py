@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.cli.explanation import lines
 from egressproxy.gateway.explaining.explain import explain
 from egressproxy.gateway.explaining.question import Question, QuestionError
 from egressproxy.gateway.explaining.trial import offline
@@ -113,6 +114,49 @@ def test_what_policy_allows_names_the_entry():
     assert found["route"]["name"] == "-"
     assert found["policy"]["entries"] == [{"policy": "agents/default", "hostnames": ["*.example"]}]
     assert "has to name a.example" in found["notes"][0]
+
+
+def behind_policy(parent: Manifest, **sections: Any) -> list[Manifest]:
+    """A policy that names the parent, and the Secret that it is shown."""
+    said = {"name": "corp", "credentialsRef": {"name": "login"}, "allowPlaintext": True}
+    login = m.secret("login", {"username": "robot", "password": TOKEN})
+    return [*open_forward("a.example", "*.b.example", parent=said, **sections), parent, login]
+
+
+@pytest.mark.parametrize("question", [("CONNECT", "a.example:443"), ("GET", "http://a.example/")])
+def test_the_parent_of_a_policy_is_shown_with_the_policy_and_the_name_of_the_secret(question: tuple[str, str]):
+    found = ask(behind_policy(m.backend("corp", "inside.example", 3128, tls=True)), *question)
+    (backend,) = found["backends"]
+    assert found["verdict"] == "allowed", found["error"]
+    assert (backend["via"], backend["parentBy"]) == (["agents/corp"], "EgressPolicy agents/default")
+    assert backend["dns"] == "resolved by the parent agents/corp"
+    parent = backend["parent"]
+    assert (parent["name"], parent["credentials"]) == ("agents/corp", "Secret agents/login")
+    assert parent["tls"]["sni"] == "inside.example", "TLS to the parent is ours, in a tunnel too"
+    (address,) = parent["addresses"]
+    assert (address["verdict"], address["why"]) == (
+        "dial", "private: allowed by the operator, who has named this parent"
+    )  # fmt: skip
+    text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
+    assert "parent agents/corp (parent of EgressPolicy agents/default)" in text
+    assert "is shown username and password of Secret agents/login (Basic)" in text
+
+
+def test_the_parent_of_a_backend_with_an_address_is_shown():
+    ip = m.backend("ip", "-", 80, parent={"name": "corp"})
+    ip["spec"]["destination"] = {"type": "Ip", "ip": {"address": "10.0.0.9"}, "ports": [{"number": 80}]}
+    objects = [*routed(m.prefix_rule("/", "ip")), ip, m.backend("corp", "meta.example", 3128)]
+    found = ask(objects, "GET", "http://api.example/")
+    assert found["verdict"] == "denied"
+    assert found["error"]["reason"] == "resolved_denied"
+    assert found["backends"][0]["parent"]["credentials"] is None
+
+
+def test_what_is_allowed_says_how_it_is_counted():
+    found = ask(open_forward("a.example", "*.b.example"), "CONNECT", "x.b.example:443", dns="false")
+    assert found["policy"]["counted"] == {"policy": "agents/default", "entry": "*.b.example"}
+    assert ("", "in metrics and the log: policy agents/default, entry *.b.example", "dim") in list(lines(found))
+    assert "counted" not in ask(routed(), "GET", "https://api.example/v1/models", dns="false")["policy"]
 
 
 def test_each_address_has_its_verdict_in_the_words_of_the_address_policy():
