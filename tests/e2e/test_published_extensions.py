@@ -257,5 +257,5 @@ def test_an_unknown_type_closes_its_backend_and_everything_says_so(
     _, text = verb("check", str(folder))
     assert "Backend agents/closed" in text
     assert (
-        "Degraded is True (UnsupportedExtensionType): spec.extensions[0].type: extension scan has the unknown" in text
+        "spec.extensions[0].type: Degraded is True (UnsupportedExtensionType): extension scan has the unknown" in text
     )
