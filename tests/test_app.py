@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from egressproxy.app import App, RunOptions
 from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.problems import ConfigError
 from egressproxy.loading import apart
+from egressproxy.loading.result import Loaded
+from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.protocols.http1 import request_head
 from egressproxy.workers.fleet import Refused
 from tests.support import manifests as m
@@ -207,3 +210,16 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
     assert "ended with status 3" in status["conditions"][-1]["message"]
     os.kill(os.getpid(), signal.SIGTERM)
     assert await serving == 0
+
+
+async def test_a_certificate_that_is_renewed_late_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    app = App(options(tmp_path))
+    now = time.time()
+    late = Validity(CertificateUse.CLIENT, "Secret", "agents", "ours", now - 900, now + 100, now + 100)
+    good = Validity(CertificateUse.LISTENER, "Secret", "agents", "front", now - 100, now + 900, now + 900)
+    app._loaded = Loaded(validities=(late, good))
+    for _ in range(2):
+        app._tell_late_certificates()
+    assert [record.message.partition(" in ")[0] for record in caplog.records] == [
+        "the client certificate of Secret agents/ours expires"
+    ]

@@ -408,3 +408,15 @@ def test_a_stream_to_a_name_that_leads_into_a_denied_range_is_dropped(converse_o
     record = talk.record()
     assert (record["reason"], record["rule"]) == ("resolved_denied", "EgressPolicy agents/default")
     talk.no_dial()
+
+
+def test_behind_its_handshake_a_client_is_sent_nothing_in_plain_text(converse_on: Start):
+    """It would be garbage there, or an attack."""
+    pki = Pki()
+    talk = converse_on(terminating(pki))
+    talk.names.zone["a.example"] = (ip_address("10.0.0.1"),)
+    talk.counts_octets = False
+    TlsClient(talk.client, pki, "a.example").shakes_hands()
+    talk.until(lambda: bool(talk.records))
+    assert talk.record()["reason"] == "resolved_denied"
+    assert not bytes(talk.client.received).endswith(ACCESS_DENIED)

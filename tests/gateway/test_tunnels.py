@@ -10,8 +10,20 @@ import pytest
 from egressproxy.filters.base import Filter
 from egressproxy.model.exchange import Answer, Exchange
 from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
-from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, VIA, connect, exchange, forward
+from tests.gateway.kit import (
+    ESTABLISHED,
+    GET,
+    OK,
+    OK_PASSED,
+    VIA,
+    TlsClient,
+    certificate,
+    connect,
+    exchange,
+    forward,
+)
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 from tests.support.pki import Pki
@@ -414,6 +426,24 @@ def test_a_client_that_ends_behind_its_hello(converse_on: Start, is_held: bool):
         talk.origin >> TAKEN
         talk.origin.ends()
         talk.client << TAKEN
+
+
+def test_through_a_proxy_over_tls_the_alert_comes_inside_of_it(converse_on: Start):
+    pki = Pki()
+    gateway = m.gateway(m.forward_listener(3128, tls=terminate("front")))
+    talk = converse_on([gateway, m.policy(["a.example"]), certificate(pki, "proxy.example")])
+    talk.counts_octets = False
+    client = TlsClient(talk.client, pki, "proxy.example").shakes_hands()
+    client >> connect("a.example:443")
+    talk.dialled("a.example", 443)
+    talk.until(lambda: bool(talk.client.received))
+    assert client.reads() == ESTABLISHED
+    client >> client_hello("b.example")
+    talk.until(lambda: bool(talk.client.received))
+    assert client.reads() == UNRECOGNIZED_NAME
+    talk.origin.is_closed()
+    record = talk.record()
+    assert (record["reason"], record["bytes_out"]) == ("sni_mismatch", len(ESTABLISHED) + len(UNRECOGNIZED_NAME))
 
 
 # --- the guard in mode Report --------------------------------------------------------------------------------------
