@@ -2,7 +2,7 @@
 
 Ours, the working group's Backend and XBackendDestination, XBackend, and core Services. A backend that asks for
 something which is not served (a protocol, fail-over) is not used at all: what refers to it answers 500.
-Sources: resources.md section 3, GEP-4488, Gateway API v1 BackendRef.
+Sources: the AI Gateway working group's egress proposal, GEP-4488, Gateway API v1 BackendRef.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from egressproxy.config.compile import support
+from egressproxy.config.compile.backend_kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
+from egressproxy.config.compile.backend_notes import (
+    backend_notes,
+    degrade,
+    insecurity,
+    what_became,
+    wrong_options,
+)
 from egressproxy.config.compile.backend_tls import validated_tls
 from egressproxy.config.compile.backend_uses import backend_refs, stream_carriers
 from egressproxy.config.compile.contract import Key, Status, kind_of, scope_of
 from egressproxy.config.compile.extension_faults import must_run
 from egressproxy.config.compile.filters import BACKEND_LEVEL, ExtensionCompiler, Place, Placed, ordered
-from egressproxy.config.compile.merging import dns_notes
 from egressproxy.config.compile.parent_credentials import parent_credentials
 from egressproxy.config.compile.published_forms import (
     PortForm,
     TlsForm,
     check_tls,
-    described,
-    notes,
     port_forms,
     protocol_of,
-    unknown_options,
 )
 from egressproxy.config.compile.references import Reference, References, Unresolved
 from egressproxy.config.compile.services import Services
@@ -35,13 +39,9 @@ from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,
-    GatewayBackend,
-    GatewayXBackendDestination,
-    PrototypeBackend,
     WorkingGroupBackend,
     XBackend,
     XBackendDestination,
-    XBackendSpec,
 )
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.parent import BackendParent
@@ -50,30 +50,10 @@ from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.model.certificate import CertificateUse
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
 
-__all__ = ["BACKEND_KINDS", "Backends", "ResolvedBackend"]
-
-AnyBackend = Backend | WorkingGroupBackend | XBackendDestination | XBackend
-
-#: Every class of backends beside Services.
-BACKEND_KINDS: tuple[type[AnyBackend], ...] = (
-    Backend,
-    WorkingGroupBackend,
-    GatewayXBackendDestination,
-    PrototypeBackend,
-    XBackendDestination,
-    XBackend,
-    GatewayBackend,
-)
+__all__ = ["Backends", "ResolvedBackend"]
 
 #: Upstream gateways in a row: each is another CONNECT and another handshake.
 MAX_PARENTS = 8
-
-#: Where nobody speaks plain text.
-HTTPS_PORT = 443
-
-#: Routes may call an XBackendDestination `Backend` (the prototype does), where no Backend of its group has the name.
-_CALLED_BACKEND = (XBackendDestination, GatewayXBackendDestination)
-_ALIASES = {(kind.GROUP, "Backend"): kind.KIND for kind in _CALLED_BACKEND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +105,7 @@ class Backends:
         """
         self._references.check_permitted(source, ref)
         namespace = self._references.namespace_of(source, ref)
-        key = self._key(ref, namespace)
+        key = object_key(self._resources, ref, namespace)
         place = (key, getattr(ref, "port", None), isinstance(source, TlsRoute | TcpRoute))
         found = self._found.get(place)
         if found is None:
@@ -143,18 +123,9 @@ class Backends:
             )
         return found
 
-    def _key(self, ref: Reference, namespace: str) -> Key:
-        """The object that a reference means, which may be there under its other name."""
-        key = (ref.group, ref.kind, namespace, ref.name)
-        alias = _ALIASES.get((ref.group, ref.kind))
-        if alias is None or self._resources.get(*key) is not None:
-            return key
-        other = (ref.group, alias, namespace, ref.name)
-        return other if self._resources.get(*other) is not None else key
-
     def meant(self, source: Resource, ref: Reference) -> Key:
         """The object that a reference means, whether it is there or not."""
-        return self._key(ref, self._references.namespace_of(source, ref))
+        return object_key(self._resources, ref, self._references.namespace_of(source, ref))
 
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
         """Why streams whose TLS ends here must not go on to these backends, "" if they may: one of them speaks TLS."""
@@ -176,7 +147,7 @@ class Backends:
             if (ref.group, ref.kind) == ("", "Service"):
                 found.add((namespace, ref.name))
                 continue
-            backend = self._resources.get(*self._key(ref, namespace))
+            backend = self._resources.get(*object_key(self._resources, ref, namespace))
             if isinstance(backend, Backend | WorkingGroupBackend | XBackendDestination):
                 service = backend.spec.destination.named_service
                 if service is not None:
@@ -193,7 +164,7 @@ class Backends:
         return statuses
 
     def _judge(self, backend: AnyBackend, conditions: Conditions, has_requests: bool) -> list[dict[str, object]]:
-        became = _described(backend.spec) if isinstance(backend, XBackend) else described(backend.spec)
+        became = what_became(backend)
         conditions.set("Accepted", True, "Accepted", f"the backend can be used{': ' if became else ''}{became}")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         failed = 0
@@ -213,14 +184,14 @@ class Backends:
             self._own_extensions(backend)  # their load errors show even where the rest cannot be used
         self._extensions.faults[backend.key].state(conditions)
         if 0 < failed < len(ports):
-            _degrade(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
-        wrong = "; ".join(unknown_options(backend.spec)) if not isinstance(backend, XBackend) else ""
+            degrade(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+        wrong = wrong_options(backend)
         if wrong:
-            _degrade(conditions, "UnsupportedProtocolOptions", wrong)
-        insecure = _insecurity(backend, has_requests)
+            degrade(conditions, "UnsupportedProtocolOptions", wrong)
+        insecure = insecurity(backend, has_requests)
         if insecure:
             conditions.set("Insecure", True, "NotVerified", insecure)
-        for note in _notes(backend):
+        for note in backend_notes(backend):
             conditions.add_note("Accepted", note)
         return conditions.to_list()
 
@@ -228,7 +199,7 @@ class Backends:
         group, kind, namespace, name = key
         if (group, kind) == ("", "Service"):
             if self._resources.get(*key) is None:
-                raise self._references.absent("BackendNotFound", *key, kinds=_KNOWN)
+                raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
             if port is None:
                 raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
             service = self._services.backend(namespace, name, port, is_opaque=is_opaque)
@@ -238,10 +209,10 @@ class Backends:
             return self._read_x_backend(found, port)
         if isinstance(found, Backend | WorkingGroupBackend | XBackendDestination):
             return self._read_destination(found, port, is_stream=is_opaque)
-        if (group, kind) not in _KNOWN:
-            known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(_KNOWN))
+        if (group, kind) not in KNOWN_KINDS:
+            known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(KNOWN_KINDS))
             raise Unresolved("InvalidKind", f"{kind} ({group or 'core'}) is no kind of backend; known are {known}")
-        raise self._references.absent("BackendNotFound", *key, kinds=_KNOWN)
+        raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
         spec = backend.spec
@@ -289,11 +260,7 @@ class Backends:
             protocol = protocol_of(backend, form, is_stream=is_stream)
             check_tls(backend, form)
             tls = self._tls(backend, form.tls)
-            if (
-                form.tls is None
-                and (kind is Destination.FQDN or not destination.ports)
-                and not _is_plain(backend, form)
-            ):
+            if form.tls is None and (kind is Destination.FQDN or not destination.ports):
                 raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[Endpoint, ...] = ()
         hostname = ""
@@ -431,27 +398,12 @@ class _OwnReference:
     port: int | None = None
 
 
-_KNOWN = frozenset({("", "Service"), *((kind.GROUP, kind.KIND) for kind in BACKEND_KINDS)})
-
 #: Reasons that are about the Backend itself; the others are about what it refers to.
 _OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
 #: Gateway API has the reason for references (RouteReasonUnsupportedProtocol), and no such backend can be used.
 _NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
-
-
-def _described(spec: XBackendSpec) -> str:
-    """What an XBackend means, for people."""
-    tls = f"TLS {spec.tls.mode}" if spec.tls is not None and spec.tls.mode != "None" else "plain text"
-    return f"{spec.external_hostname.hostname}:{spec.port.port} ({spec.protocol or 'HTTP'}, {tls})"
-
-
-def _degrade(conditions: Conditions, reason: str, message: str) -> None:
-    if conditions.says("Degraded"):
-        conditions.add_note("Degraded", message)
-    else:
-        conditions.set("Degraded", True, reason, message)
 
 
 def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None) -> PortForm | None:
@@ -465,47 +417,3 @@ def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None)
         listed = ", ".join(str(port.number) for port in ports)
         raise Unresolved("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
     return ports[0] if ports else None
-
-
-def _is_plain(backend: Resource, form: PortForm) -> bool:
-    """Whether a port without tls is in plain text because the schema of its group says so.
-
-    In the published ones tls is optional and number and protocol are not. Port 443 is never meant so.
-    """
-    destination = backend.spec.destination  # type: ignore[attr-defined]
-    return backend.group != Backend.GROUP and bool(destination.ports) and form.number != HTTPS_PORT
-
-
-def _insecurity(backend: AnyBackend, has_requests: bool) -> str:
-    """Why an external backend is not protected, or another one less than it seems; "" if all is well.
-
-    `has_requests`: requests of ours go there, and not streams of others alone.
-    """
-    if isinstance(backend, XBackend):
-        is_plain = backend.spec.tls is not None and backend.spec.tls.mode == "None" and backend.spec.protocol != "TCP"
-        return "requests go in plain text" if is_plain and has_requests else ""
-    forms = port_forms(backend.spec)
-    said = []
-    is_plain = any(
-        (_is_plain(backend, form) if form.tls is None else form.tls.mode == "None") and form.protocol != "TCP"
-        for form in forms
-    )
-    if backend.spec.destination.type == "Fqdn" and is_plain and has_requests:
-        said.append("requests go in plain text")
-    if any(form.tls is not None and form.tls.is_unverified for form in forms):
-        said.append("the server's certificate is not verified (insecureSkipVerify)")
-    return "; ".join(said)
-
-
-def _notes(backend: AnyBackend) -> list[str]:
-    """Fields that are accepted and do nothing, or less than they seem to."""
-    made: list[str] = []
-    if not isinstance(backend, XBackend):
-        made += notes(backend.spec)
-        if isinstance(backend, Backend) and backend.spec.resolver is not None:
-            made += dns_notes(backend.spec.resolver, "resolver")
-            if backend.spec.destination.type in ("Ip", "Service"):
-                made.append(f"resolver does nothing for type {backend.spec.destination.type}: no name is resolved.")
-        if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
-            made.append("a Dynamic destination takes the port from the request; of ports one entry counts.")
-    return made

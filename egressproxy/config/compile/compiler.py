@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 
 from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
+from egressproxy.config.compile.backend_kinds import BACKEND_KINDS
 from egressproxy.config.compile.backend_tls import BackendTlsPolicies
-from egressproxy.config.compile.backends import BACKEND_KINDS, Backends
+from egressproxy.config.compile.backends import Backends
 from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.denials import Denials
 from egressproxy.config.compile.filters import ExtensionCompiler

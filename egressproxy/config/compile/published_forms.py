@@ -81,7 +81,9 @@ def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
     shared = _tls(spec.tls or destination.tls or (fqdn.tls if fqdn is not None else None))
     protocol = fqdn.protocol.type if fqdn is not None and fqdn.protocol is not None else ""
     if destination.ports:
-        return tuple(_port(entry, shared, protocol) for entry in destination.ports)
+        forms = (_port(entry, shared, protocol) for entry in destination.ports)
+        is_optional = isinstance(spec, WorkingGroupBackendSpec) and destination.type == "Fqdn"
+        return tuple(map(_plain, forms) if is_optional else forms)
     if destination.type in ("Dynamic", "Failover"):
         return (PortForm(0, "HTTP", shared),) if shared is not None and destination.type == "Dynamic" else ()
     number = fqdn.port if fqdn is not None and fqdn.port is not None else DEFAULT_PORT
@@ -189,6 +191,11 @@ def _spoken(form: PortForm) -> str:
 def _port(entry: BackendPort, shared: TlsForm | None, protocol: str) -> PortForm:
     said = entry.protocol if "protocol" in entry.model_fields_set else protocol or entry.protocol
     return _over_tls(PortForm(entry.value, said, _tls(entry.tls) or shared))
+
+
+def _plain(form: PortForm) -> PortForm:
+    """In the published schemas tls is optional: without it a port is in plain text, but never 443."""
+    return replace(form, tls=TlsForm("None")) if form.tls is None and form.number != DEFAULT_PORT else form
 
 
 def _over_tls(form: PortForm) -> PortForm:

@@ -8,17 +8,15 @@ service decoration.
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic import WithJsonSchema as JsonSchema
 
 from egressproxy.config.resources.meta import BackendObjectReference, Model, ObjectReference, SecretObjectReference
+from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
 from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, Refused
-from egressproxy.spec.backend import Protocol
 
 __all__ = [
     "PUBLISHED",
@@ -33,7 +31,6 @@ __all__ = [
     "IpBackend",
     "McpOptions",
     "NamedProtocol",
-    "ProtocolName",
     "ProtocolOptions",
     "ServiceBackend",
     "require_one_tls",
@@ -41,63 +38,6 @@ __all__ = [
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
-
-_TYPES = {
-    **{name.lower(): name for name in ("Fqdn", "Ip", "Service", "Dynamic", "Failover")},
-    "ipaddress": "Ip",
-    "kubernetesservice": "Service",
-}
-_MODES = {
-    **{name.lower(): name for name in ("None", "Simple", "Mutual", "Passthrough", "Terminate")},
-    "platform_provided": "PlatformProvided",
-    "platformprovided": "PlatformProvided",
-    "insecure_disable": "InsecureDisable",
-    "insecuredisable": "InsecureDisable",
-}
-#: What a port may say beside the protocols that are spoken: HTTP over TLS in two spellings, and agents' HTTP.
-_PROTOCOLS = {name.lower(): name for name in (*(each.value for each in Protocol), "TLS", "HTTPS", "A2A")}
-#: A protocol of a vendor's own, as in `example.com/x`.
-_VENDOR = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9][-._/A-Za-z0-9]*")
-_MAX_PROTOCOL = 256
-
-
-def _spelled(spellings: dict[str, str]) -> BeforeValidator:
-    """Reads an enum value in any of its published spellings, without regard to case."""
-    return BeforeValidator(lambda value: spellings.get(value.lower(), value) if isinstance(value, str) else value)
-
-
-def _enum(description: str, *values: str) -> JsonSchema:
-    return JsonSchema({"type": "string", "enum": list(values), "description": description})
-
-
-def _protocol(value: object) -> str:
-    """Raises Refused."""
-    if not isinstance(value, str):
-        raise Refused("a protocol is text", "write protocol: HTTP")
-    name = _PROTOCOLS.get(value.lower(), value)
-    if name in _PROTOCOLS.values():
-        return name
-    if _VENDOR.fullmatch(value) and len(value) <= _MAX_PROTOCOL:
-        return value
-    near = difflib.get_close_matches(value.upper(), _PROTOCOLS.values(), 1, 0.6)
-    known = ", ".join(_PROTOCOLS.values())
-    raise Refused("not a protocol", f"did you mean {near[0]}?" if near else f"possible are {known}, and example.com/x")
-
-
-#: One of the known protocols in its usual spelling, or a vendor's with its prefix.
-ProtocolName = Annotated[
-    str,
-    PlainValidator(_protocol),
-    JsonSchema(
-        {
-            "type": "string",
-            "maxLength": _MAX_PROTOCOL,
-            "default": "HTTP",
-            "description": f"What is spoken there: {', '.join(_PROTOCOLS.values())}; in any case. A vendor's own is "
-            "written with a prefix, as in example.com/x, and is not served.",
-        }
-    ),
-]
 
 
 class NamedProtocol(Model):
@@ -160,19 +100,6 @@ CaBundleReferences = Annotated[
         }
     ),
 ]
-
-
-#: How a backend is spoken to, in one of the published spellings.
-ModeName = Annotated[
-    Literal["None", "Simple", "Mutual", "PlatformProvided", "InsecureDisable", "Passthrough", "Terminate"],
-    _spelled(_MODES),
-    _enum(
-        "How the backend is spoken to, in any case. PLATFORM_PROVIDED is Simple, INSECURE_DISABLE is None. "
-        "Passthrough and Terminate are the listener's business: a port that says so is not served.",
-        "None", "Simple", "Mutual", "NONE", "SIMPLE", "MUTUAL", "PLATFORM_PROVIDED", "PlatformProvided",
-        "INSECURE_DISABLE", "InsecureDisable", "PASSTHROUGH", "Passthrough", "Terminate",
-    ),
-]  # fmt: skip
 
 
 class BackendTls(Model):
@@ -325,14 +252,7 @@ class BackendDestination(Model):
         "Dynamic": (),
     }
 
-    type: Annotated[
-        Literal["Fqdn", "Ip", "Service", "Dynamic", "Failover"],
-        _spelled(_TYPES),
-        _enum(
-            "What kind of place it is, in any case. FQDN is Fqdn, IPAddress is Ip, KubernetesService is Service.",
-            "Fqdn", "Ip", "Service", "Dynamic", "Failover", "FQDN", "IP", "IPAddress", "KubernetesService",
-        ),
-    ]  # fmt: skip
+    type: TypeName
     fqdn: FqdnBackend | None = None
     """For type Fqdn: the name."""
     ip: IpBackend | None = None

@@ -238,7 +238,7 @@ def test_a_known_revision_of_mcp_is_well_and_another_is_a_condition():
     ("form", "became"),
     [
         (host("", ", tls: {mode: SIMPLE}", ", port: 8443"), "a.example:8443 (HTTP, TLS Simple)"),
-        (host(", ports: [{number: 80, protocol: HTTP}]"), "a.example:80 (HTTP, no tls said)"),
+        (host(", ports: [{number: 80, protocol: HTTP}]"), "a.example:80 (HTTP, plain text)"),
         (
             host(", ports: [{number: 443, protocol: TLS}, {number: 80, tls: {mode: INSECURE_DISABLE}}]"),
             "a.example:443 (HTTP, TLS Simple), a.example:80 (HTTP, plain text)",
