@@ -35,6 +35,9 @@ help: ## list the targets
 run: install ## install what is missing and start the gateway (options: ARGS="…")
 	@exec $(BIN)/egressproxy run $(ARGS)
 
+# Tests start some hundred processes: without compiled files each of them would compile every module that it imports.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: install-dev ## run the whole test suite on all cores, or a part of it (options: ARGS="-k reload")
 	@$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 

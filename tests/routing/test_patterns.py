@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.routing.patterns import MAX_PROGRAM, PatternError, compile_pattern
+from tests.support.properties import examples
 from tests.support.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +177,7 @@ PATTERNS = st.recursive(
 SUBJECTS = st.lists(st.sampled_from([b"a", b"b", b"/", b".", b"A", b"\xff", b"\n"]), max_size=8).map(b"".join)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     st.sampled_from(["", "", "", "(?i)", "^", "(?s)", "(?m)^"]), PATTERNS, st.lists(SUBJECTS, min_size=1, max_size=6)
 )

@@ -8,6 +8,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.model.fields import Fields
 from egressproxy.routing.table import HttpTable, RouteError
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
+from tests.support.properties import examples
 
 EXACT, PREFIX, REGEX = PathMatchType.EXACT, PathMatchType.PREFIX, PathMatchType.REGEX
 
@@ -314,7 +315,7 @@ def naive(routes, host, method, path, headers, query):
     return best and best[1]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(ROUTES, st.lists(REQUESTS, min_size=1, max_size=5))
 def test_the_table_agrees_with_the_precedence_rules_tried_one_by_one(routes, requests):
     made = HttpTable.build([(r, [(r.name, i) for i in range(len(r.rules))]) for r in routes])

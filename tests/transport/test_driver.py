@@ -12,6 +12,7 @@ from hypothesis.strategies import lists, sampled_from
 
 from egressproxy.errors import ClientGone
 from egressproxy.transport.driver import Driver, driven, pause
+from tests.support.properties import examples
 
 
 def test_a_coroutine_that_does_not_wait_ends_within_start():
@@ -177,7 +178,7 @@ def test_an_error_that_nobody_catches_ends_the_exchange_and_is_logged(caplog: py
 EVENTS = ["resume", "throw", "result", "error", "cancel", "turn"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(lists(sampled_from(["pause", "future"]), max_size=5), lists(sampled_from(EVENTS), max_size=14))
 def test_whatever_the_order_of_events_an_exchange_ends_once(waits: list[str], events: list[str]):
     ends = []

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import floats, just, lists, one_of, tuples
 
 from egressproxy.transport.timers import NEVER, TICK_S, Deadline, TimerWheel
+from tests.support.properties import examples
 
 
 def ticking(wheel: TimerWheel, until: float, step: float = TICK_S) -> None:
@@ -94,7 +95,7 @@ def test_what_fails_does_not_reach_its_neighbours():
     assert fired == [1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     lists(
         tuples(floats(0, 3), one_of(just(-1.0), floats(0.001, 5))), min_size=1, max_size=20

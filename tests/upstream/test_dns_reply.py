@@ -34,6 +34,7 @@ from egressproxy.upstream.dns_reply import (
     is_truncated,
     read,
 )
+from tests.support.properties import examples
 
 NAME = dns.name.from_text("a.evil.test.")
 QUERY = dns.message.make_query(NAME, "A", use_edns=0, payload=1232, id=7)
@@ -304,7 +305,7 @@ def as_dnspython_reads_it(wire: bytes) -> DnsAnswer | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SECTION, SECTION, st.sampled_from([0, 3]))
 def test_both_readers_agree(answers: list[Any], authorities: list[Any], code: int):
     reply = dns.message.make_response(QUERY)

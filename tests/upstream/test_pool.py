@@ -11,6 +11,7 @@ from hypothesis.strategies import booleans, data, sampled_from
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.upstream.pool import Claim, Pool
+from tests.support.properties import examples
 
 
 class Connection:
@@ -398,4 +399,4 @@ def _index(items):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

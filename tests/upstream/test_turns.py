@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from egressproxy.upstream import turns as module
 from egressproxy.upstream.turns import LookupTurn, Turns
+from tests.support.properties import examples
 
 
 class Named(LookupTurn):
@@ -114,7 +115,7 @@ def test_places_are_counted_for_each_client_that_waits():
     assert (turns.waiting.of("one"), turns.waiting.of("two")) == (5, 0)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.sampled_from("aabcleen"), st.integers(0, 5), st.integers(0, 3)), max_size=80))
 def test_nobody_is_forgotten_whatever_the_order(steps: list[tuple[str, int, int]]):
     turns: Turns[Named] = Turns()

@@ -13,6 +13,7 @@ from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, 
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.codec import NO_TRAILERS, EndOfMessage, HeadLimits, RequestReader, ResponseReader
 from tests.support.http1_reading import read_requests, read_responses
+from tests.support.properties import examples
 
 GET = b"GET /get HTTP/1.1\r\nHost: a.example\r\nX-A: 1\r\n\r\n"
 POST = b"POST /post HTTP/1.1\r\nHost: a.example\r\nContent-Length: 3\r\nX_Y: 1\r\n\r\nabc"
@@ -357,7 +358,7 @@ LAST = st.one_of(
 CUTS = st.lists(st.integers(min_value=0, max_value=400), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(whole=st.lists(WHOLE, max_size=3), last=LAST, cuts=CUTS)
 def test_requests_read_the_same_however_they_are_cut(whole: list[bytes], last: bytes, cuts: list[int]) -> None:
     data = b"".join(whole) + last
@@ -383,7 +384,7 @@ RESPONSES = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(case=st.sampled_from(RESPONSES), cuts=CUTS, eof=st.sampled_from([None, True, False]))
 def test_responses_read_the_same_however_they_are_cut(
     case: tuple[bytes, bytes], cuts: list[int], eof: bool | None
@@ -443,7 +444,7 @@ RUBBISH = st.one_of(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(
     data=st.sampled_from([GET, POST, CHUNKED]),
     edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), RUBBISH), min_size=1, max_size=3),
