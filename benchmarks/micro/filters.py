@@ -58,6 +58,7 @@ def stages() -> Iterator[Stage]:
         secretRef=REFERENCE["secretRef"],
     )
     yield placed("RequestRateLimit", "RequestRateLimit", limit=10**12, window=1)
+    yield placed("QoSController", "QoSController", requestsPerSecond=10**12)
     yield placed("ConcurrencyLimit, with its release", "ConcurrencyLimit", limit=10)
     yield placed("BodyLimit", "BodyLimit", maxBytes=10)
     yield placed("UrlRewrite: host and prefix", "UrlRewrite", hostname="b", path=prefix)
