@@ -62,7 +62,8 @@ class ResolvedBackend:
 
     `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
     `parents` are those on the way, the next one first; `parent_by` is the policy that has named them, "" for the
-    backend itself, and `error` why they cannot be used. `service` is the Service that a destination of that type means.
+    backend itself (`is_direct`: which says that it has none), and `error` why they cannot be used. `service` is the
+    Service that a destination of that type means.
     """
 
     spec: BackendSpec
@@ -73,6 +74,7 @@ class ResolvedBackend:
     resolver: Dns | None = None
     parents: tuple[ResolvedBackend, ...] = ()
     service: Key | None = None
+    is_direct: bool = False
     parent_by: str = ""
     error: str = ""
 
@@ -300,7 +302,9 @@ class Backends:
         found = ResolvedBackend(
             made, backend.key, number, extensions, said.region or "", said.resolver, service=service
         )
-        return found if said.parent is None else self.behind(found, backend, said.parent)
+        if said.parent is None:
+            return found
+        return replace(found, is_direct=True) if said.parent.direct else self.behind(found, backend, said.parent)
 
     def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
         if backend.key not in self._placed:
@@ -356,7 +360,7 @@ class Backends:
         """Why what these policies send through a parent cannot go there, by policy."""
         problems = {}
         for policy in policies:
-            if policy.spec.parent is not None:
+            if policy.spec.parent is not None and not policy.spec.parent.direct:
                 try:
                     self.behind(_NOWHERE, policy, policy.spec.parent)
                 except Unresolved as unresolved:

@@ -282,7 +282,7 @@ class Merger:
             yield from _dns_blockers(spec.dns, str(policy))
         if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
             yield f"identity of {policy}: clients cannot be told by token or password yet"
-        if spec.subjects and spec.parent is not None:
+        if spec.subjects and spec.parent is not None and not spec.parent.direct:
             yield f"parent of {policy}: subjects are not told apart yet, and its parent is not for everybody"
         if spec.subjects and spec.extensions:
             yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"

@@ -132,7 +132,7 @@ class Policies:
         if policy.spec.parent is None:
             return []
         if isinstance(found, Backend) and found.spec.parent is not None:
-            return [f"parent does nothing here: {found} names its own."]
+            return [f"parent does nothing here: {found} has its own."]
         destination = getattr(found.spec, "destination", None) if found is not None else None  # type: ignore[attr-defined]
         if isinstance(found, Service) or getattr(destination, "type", "") in ("Ip", "Service"):
             return [f"parent does nothing here: {found} is reached directly, unless it names a parent itself."]

@@ -116,7 +116,9 @@ class Weigher:
         used, neither can the backend: it is never reached without.
         """
         chosen = merged.parent
-        if chosen is None or resolved.spec.parent is not None or resolved.spec.destination in _OF_THE_OPERATOR:
+        if chosen is None or chosen.ref.direct or resolved.spec.destination in _OF_THE_OPERATOR:
+            return resolved
+        if resolved.spec.parent is not None or resolved.is_direct:
             return resolved
         key = (resolved.target, resolved.port, chosen.policy.key)
         if key not in self._behind_policies:
@@ -272,7 +274,7 @@ class Weigher:
             limits = policy.spec.limits
             if self._placement.runs(policy, layer):
                 yield f"extensions of {policy}"
-            if policy.spec.parent is not None:
+            if policy.spec.parent is not None and not policy.spec.parent.direct:
                 yield f"parent of {policy}"
             if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
                 yield f"limits of {policy}"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from egressproxy.config.resources.meta import OUR_GROUP, Group, Kind, Model, SecretObjectReference
-from egressproxy.config.resources.values import Bool, Label, Name, Refused
+from egressproxy.config.resources.values import Bool, Label, Refused
 
 __all__ = ["BackendParent"]
 
 
 class BackendParent(Model):
-    """The Backend through which this one is reached, by CONNECT.
+    """The Backend through which this one is reached, by CONNECT; or `direct: true`: none, whatever a policy says.
 
     `credentialsRef` names a Secret with `username` and `password` (type kubernetes.io/basic-auth); the parent is shown
     them in Proxy-Authorization. Where it has no TLS, that needs `allowPlaintext: true`.
@@ -23,14 +24,26 @@ class BackendParent(Model):
     """API group of the parent's kind."""
     kind: Kind = "Backend"
     """Backend, of whichever group."""
-    name: Name
+    name: Annotated[str, Field(max_length=253)] = ""
     """Name of the Backend that is the proxy."""
+    direct: Bool = False
+    """In place of a name: no proxy, though a policy of a wider level names one."""
     namespace: Label | None = None
     """Namespace of the parent. Default: that of the object; another one needs a ReferenceGrant."""
     credentials_ref: SecretObjectReference | None = None
     """Secret with username and password, which the parent is shown as Basic (type kubernetes.io/basic-auth)."""
     allow_plaintext: Bool = False
     """Show them to a parent without TLS, too. Without this, nothing goes through such a parent."""
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        others = self.model_fields_set - {"direct"}
+        if self.direct and others:
+            said = ", ".join(sorted(to_camel(name) for name in others))
+            raise Refused(f"direct: true stands for no parent, and {said} beside it does nothing", "keep one of them")
+        if not self.direct and not self.name:
+            raise Refused("the parent has no name", "name the Backend that is the proxy, or write direct: true")
+        return self
 
     @model_validator(mode="after")
     def _allows_something(self) -> Self:

@@ -163,7 +163,17 @@ spec:
     assert of_object(made, "Backend", "default/far", "ResolvedRefs")[0] == "True"
 
 
-@pytest.mark.parametrize("said", ["parent: {name: corp, allowPlaintext: true}", "parent: null", "parent: {}"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "parent: {name: corp, allowPlaintext: true}",
+        "parent: null",
+        "parent: {}",
+        'parent: {name: ""}',
+        "parent: {name: corp, direct: true}",
+        "parent: {direct: true, credentialsRef: {name: login}}",
+    ],
+)
 def test_what_makes_no_sense_is_refused(said: str):
     with pytest.raises(ConfigError):
         compiled(FORWARD, policy(f"{ALLOW}\n{said}"), corp())

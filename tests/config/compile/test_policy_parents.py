@@ -77,6 +77,20 @@ def test_an_address_that_an_operator_wrote_is_reached_directly():
     assert named(served(made)) == ""
 
 
+def test_direct_is_what_goes_round_the_parent_of_a_wider_policy():
+    own = proxy("plain", "parent: {direct: true}")
+    made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), own, ROUTE)
+    assert (named(default(made)), named(served(made))) == ("default/corp", "")
+    of_route = policy("parent: {direct: true}", "HTTPRoute", "route", "of-route")
+    made = compiled(FORWARD, on("Gateway", "gw", policy_name="wide"), of_route, proxy("corp"), PLAIN, ROUTE)
+    assert (named(default(made)), named(served(made))) == ("default/corp", "")
+    assert of_policy(made, "Overridden", "default/wide")[0] == "True"
+    assert of_policy(made, "ResolvedRefs", "default/of-route") == ("", "", "")
+    narrow = policy("subjects: [{namespace: a}]\nparent: {direct: true}", "HTTPRoute", "route", "of-route")
+    made = compiled(FORWARD, on("Gateway", "gw"), narrow, proxy("corp"), PLAIN, ROUTE)
+    assert named(served(made)) == "default/corp", "what is for some clients alone goes round it for nobody"
+
+
 def test_a_backend_keeps_the_parent_that_it_names():
     made = compiled(
         FORWARD, on("HTTPRoute", "route"), proxy("corp"), proxy("own"), proxy("plain", "parent: {name: own}"), ROUTE
@@ -172,7 +186,7 @@ def test_a_parent_of_a_parent_by_policy_is_not_left_out_in_silence():
 @pytest.mark.parametrize(
     ("backend", "says"),
     [
-        (proxy("plain", "parent: {name: corp}"), "names its own"),
+        (proxy("plain", "parent: {name: corp}"), "has its own"),
         (ip(), "reached directly"),
         (proxy("plain"), ""),
     ],
