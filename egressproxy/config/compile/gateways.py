@@ -336,7 +336,7 @@ def _gateway_notes(gateway: Gateway) -> list[str]:
     notes = []
     spec = gateway.spec
     if spec.infrastructure is not None and (spec.infrastructure.labels or spec.infrastructure.annotations):
-        notes.append("infrastructure does nothing: no objects are created for a Gateway.")
+        notes.append("infrastructure has nothing to be applied to: no objects are created for a Gateway.")
     if spec.default_scope != "None":
         notes.append("defaultScope is not supported: routes have to name this Gateway.")
     return notes

@@ -122,6 +122,12 @@ _LESS: Final[tuple[str, ...]] = (
     "mirrors less",
     "is not attached to another listener",
     "Not everywhere:",
+    "only the first rule is served",
+    "are not applied to",
+    "a name is made up in its place",
+    "the most that there are",
+    "of ports one entry counts",
+    "these listeners are not served",
 )
 
 

@@ -161,7 +161,7 @@ spec:
 
 def test_fields_that_do_nothing_are_named_in_status():
     made = compiled(gateway("{name: a, port: 80, protocol: HTTP}", more="infrastructure: {labels: {a: b}}"))
-    assert "infrastructure does nothing" in of_object(made, "Gateway", "default/gw", "Accepted")[2]
+    assert "infrastructure has nothing to be applied to" in of_object(made, "Gateway", "default/gw", "Accepted")[2]
 
 
 # --- not accepted ----------------------------------------------------------------------------------------------------

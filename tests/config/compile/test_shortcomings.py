@@ -180,3 +180,42 @@ def test_what_clients_are_told_holds_no_names_of_other_objects():
     made = compiled(FORWARD, PLAIN, ROUTE.replace("name: plain}", "name: plian}"))
     (backend,) = rule(made).backends
     assert backend.error == "Backend default/plian does not exist"
+
+
+STREAMS = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw}
+spec:
+  gatewayClassName: egressproxy
+  listeners: [{name: tls, port: 443, protocol: TLS, tls: {mode: Passthrough}}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  hostnames: [a.example]
+  rules:
+  - backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]
+  - backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("manifests", "words"),
+    [
+        ([STREAMS, PLAIN], "only the first rule is served"),
+        ([FORWARD, PLAIN, ROUTE + "    retry: {attempts: 1000}\n"], "counts as"),
+        ([FORWARD, PLAIN, ROUTE + "    sessionPersistence: {sessionName: 'a b'}\n"], "is made up in its place"),
+        ([FORWARD.replace("3128, protocol: egressproxy.io/forward-proxy", "443, protocol: HTTPS"), PLAIN, ROUTE],
+         "these listeners are not served: forward"),
+    ],
+)  # fmt: skip
+def test_what_is_accepted_and_not_done_as_it_is_written_is_not_served(manifests: list[str], words: str):
+    said = [each for each in found(*manifests) if words in each.message]
+    assert [each.severity for each in said] == [Severity.UNSERVED]
+
+
+def test_what_has_nothing_to_be_applied_to_is_served_as_it_is_written():
+    assert found(FORWARD.replace("spec:", "spec:\n  infrastructure: {labels: {a: b}}")) == []
