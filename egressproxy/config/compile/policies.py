@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attempts import retry_problem
+from egressproxy.config.compile.backend_kinds import object_key
 from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.extension_faults import ExtensionFaults
 from egressproxy.config.compile.layers import Layer, Level
@@ -41,7 +42,7 @@ class Policies:
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
         for policy in self._policies:
             for ref in policy.spec.target_refs:
-                key = (ref.group, ref.kind, policy.namespace, ref.name)
+                key = object_key(resources, ref, policy.namespace)
                 self._by_target[key, ref.section_name or ""].append(policy)
         self._layers: dict[tuple[Key, str], Layer | None] = {}
         self._merged: dict[tuple[tuple[Layer, ...], bool], Merged] = {}
@@ -97,7 +98,7 @@ class Policies:
         for ref in policy.spec.target_refs:
             written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
             conditions = ancestors.add({**written, "namespace": policy.namespace})
-            target, section = (ref.group, ref.kind, policy.namespace, ref.name), ref.section_name or ""
+            target, section = object_key(self._resources, ref, policy.namespace), ref.section_name or ""
             if (target, section) not in self._seen:
                 conditions.set("Accepted", False, "TargetNotFound", self._not_found(target, section))
                 continue

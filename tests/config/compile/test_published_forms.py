@@ -297,3 +297,21 @@ def test_tls_beside_a_dynamic_destination_is_how_https_is_verified(pki: Pki):
     assert found.tls.ca_pem.strip() == pki.ca_pem.strip()
     route = ROUTE.replace("name: b}", "name: b, port: 8443}")
     assert rule(compiled(REVERSE, route, form, ca(pki))).backends[0].backend is not None
+
+
+def test_a_policy_holds_for_an_xbackenddestination_that_it_calls_backend_as_routes_do():
+    form = host("", ", tls: {mode: SIMPLE}").replace("kind: Backend", "kind: XBackendDestination")
+    policy = """
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: closed}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Backend, name: b}]
+  destinations: {deny: [{hostnames: [a.example]}]}
+"""
+    made = compiled(REVERSE, ROUTE, form, policy)
+    (found,) = rule(made).backends
+    assert found.policy is not None
+    assert "default/closed" in found.policy.sources
+    status = made.statuses["egressproxy.io", "EgressPolicy", "default", "closed"]
+    assert status["ancestors"][0]["conditions"][0]["reason"] == "Accepted"
