@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -318,28 +319,34 @@ def test_a_new_certificate_of_a_listener_is_shown_to_the_next_client(dns: NameSe
             client(port, old.client_context(), FRONT)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_certificate_that_expires_while_it_is_served_is_told(dns: NameServer, tmp_path: Path, workers: int):
+def test_a_certificate_that_expires_while_it_is_served_is_told(dns: NameServer, tmp_path: Path):
     """Its end is a metric of the configuration, however many processes serve it; a new one takes its place."""
-    pki, port = Pki(), free_port()
+    pki, ports = Pki(), {1: free_port(), 2: free_port()}
     name = "egress_certificate_expiry_timestamp_seconds"
     at = {"use": "listener", "kind": "Secret", "namespace": "agents", "name": "front"}
-    begun = time.time()
 
-    def objects(seconds: float) -> list[m.Manifest]:
+    def objects(port: int, seconds: float) -> list[m.Manifest]:
         return [
             m.gateway({"name": "https", "port": port, "protocol": "HTTPS", "tls": terminate("front")}),
             policy(dns),
             secret_of("front", pki.issue(FRONT, span_s=(-60, seconds))),
         ]
 
-    with GatewayProcess(tmp_path / "gw", objects(15), arguments=["--workers", str(workers)]) as gateway:
-        assert begun + 14 <= gateway.metric(name, **at) <= begun + 16
-        gateway.wait_for_diagnostics("the certificate of Secret agents/front has expired on ")
-        assert "a certificate has begun or ended to be valid" in gateway.stderr
-        gateway.replace(objects(9000))
-        gateway.wait_for_diagnostics("configuration 3 is in service")
-        assert gateway.metric(name, **at) > begun + 8000
-        gateway.replace([m.gateway(m.forward_listener(port))])
-        gateway.wait_for_diagnostics("configuration 4 is in service")
-        assert gateway.metric(name, **at) == 0
+    begun = time.time()
+    gateways = {
+        workers: GatewayProcess(tmp_path / f"{workers}", objects(port, 15), arguments=["--workers", str(workers)])
+        for workers, port in ports.items()
+    }
+    with ExitStack() as stack:
+        for gateway in gateways.values():  # both wait for the same end
+            stack.enter_context(gateway)
+            assert begun + 14 <= gateway.metric(name, **at) <= begun + 17
+        for workers, gateway in gateways.items():
+            gateway.wait_for_diagnostics("the certificate of Secret agents/front has expired on ")
+            assert "a certificate has begun or ended to be valid" in gateway.stderr
+            gateway.replace(objects(ports[workers], 9000))
+            gateway.wait_for_diagnostics("configuration 3 is in service")
+            assert gateway.metric(name, **at) > begun + 8000
+            gateway.replace([m.gateway(m.forward_listener(ports[workers]))])
+            gateway.wait_for_diagnostics("configuration 4 is in service")
+            assert gateway.metric(name, **at) == 0

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import dns.resolver
 import pytest
 import requests
 
+from tests.support import net
 from tests.support.name_server import NameServer
+from tests.support.net import free_port
 from tests.support.origins import basic
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
 from tests.support.waiting import WAIT_S
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def addresses(server: NameServer, name: str, *, tcp: bool) -> list[str]:
@@ -48,3 +58,29 @@ def test_the_origin_answers_and_records_what_came(tmp_path: Path):
         assert posted.content == b"some"
         assert origin.requests("/echo")[0].target == "/echo?a=b"
         assert origin.requests("/echo")[0].get("x-odd") == ["1"]
+
+
+def test_what_one_process_was_given_no_other_is_given(monkeypatch: pytest.MonkeyPatch):
+    """The other way round it would be chance: here we look first where the other process has found its ports."""
+    program = "from tests.support.net import free_port; print([free_port() for _ in range(100)], flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = set(json.loads(other.stdout.readline()))
+
+        class TheirsFirst:
+            @staticmethod
+            def sample(starts: range, _count: int) -> list[int]:
+                return sorted(starts, key=lambda start: theirs.isdisjoint(range(start, start + 64)))
+
+        monkeypatch.setattr(net, "_chosen", TheirsFirst)
+        ours = set(itertools.islice(net._own_ports(), 100))
+        other.kill()
+    assert len(theirs) == len(ours) == 100
+    assert theirs.isdisjoint(ours)
+
+
+def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy, free = taken.getsockname()[1], free_port()
+        monkeypatch.setattr(net, "_ports", iter([busy, free]))
+        assert net.free_port() == free
