@@ -95,12 +95,15 @@ def command(
             "notes": [each.as_dict() for each in notes],
             "objects": len(resources),
         }
-        _print_json({**report, "listeners": [dict(listener) for listener in _listeners(compiled)]})
+        listeners = [dict(listener) for listener in _listeners(compiled)]
+        _print_json({**report, "listeners": listeners, "backends": list(_published_backends(resources))})
     else:
         show_findings(findings, sys.stdout)
         for listener in _listeners(compiled):
             places = ", ".join(listener["addresses"])
             click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {places}")
+        for backend in _published_backends(resources):
+            click.echo(f"backend {backend['name']} ({backend['kind']}): read as {backend['readAs']}")
         less = f" {len(unserved)} not served as written," if unserved else ""
         click.echo(f"{_counted(len(resources), 'object')},{less} {_counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
@@ -153,3 +156,15 @@ def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
             "protocol": listener.protocol.value,
             "addresses": places,
         }
+
+
+def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:
+    """What became of the Backends of other groups, whose forms are not ours."""
+    from egressproxy.config.compile.backend_kinds import BACKEND_KINDS
+    from egressproxy.config.compile.backend_notes import what_became
+    from egressproxy.config.compile.contract import kind_of
+    from egressproxy.config.resources.meta import OUR_GROUP
+
+    for kind in BACKEND_KINDS:
+        for backend in resources.of(kind) if kind.GROUP != OUR_GROUP else ():
+            yield {"name": backend.full_name, "kind": kind_of(backend.key), "readAs": what_became(backend)}

@@ -352,3 +352,26 @@ def test_a_parent_and_a_backend_of_streams_are_not_in_plain_text(tmp_path: Path,
     result = invoke(tmp_path, "--strict")
     assert result.exit_code == 1
     assert "Backend default/corporate: Insecure is True (NotVerified): requests go in plain text" in result.output
+
+
+def test_it_says_what_became_of_a_published_backend(tmp_path: Path):
+    published = """
+apiVersion: gateway.networking.k8s.io/v1alpha1
+kind: Backend
+metadata: {name: models, namespace: agents}
+spec:
+  destination: {type: FQDN, fqdn: {hostname: models.example, port: 8443}}
+  tls: {mode: PLATFORM_PROVIDED}
+"""
+    (tmp_path / "a.yaml").write_text(published)
+    result = invoke(tmp_path, "--allow-unserved")
+    line = "backend agents/models (Backend.gateway.networking.k8s.io): read as models.example:8443 (HTTP, TLS Simple)\n"
+    assert line in result.output
+    report = json.loads(invoke(tmp_path, "--allow-unserved", "-o", "json").output)
+    assert report["backends"] == [
+        {
+            "name": "agents/models",
+            "kind": "Backend.gateway.networking.k8s.io",
+            "readAs": "models.example:8443 (HTTP, TLS Simple)",
+        }
+    ]
