@@ -64,8 +64,9 @@ class Weigher:
         self._placement = placement
         self._hardened: dict[tuple[object, ...], BackendTlsSpec | str] = {}
         self._of_parents: dict[Layer, Layer] = {}
-        #: By backend and its port, and the policy that names the parent.
-        self._behind_policies: dict[tuple[Key, int, Key], ResolvedBackend] = {}
+        #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
+        #: a stream or requests), and each way lives as long as this.
+        self._behind_policies: dict[tuple[int, Key], ResolvedBackend] = {}
         self._of_services: dict[Layer, Layer] = {}
 
     def choices(
@@ -120,7 +121,7 @@ class Weigher:
             return resolved
         if resolved.spec.parent is not None or resolved.is_direct:
             return resolved
-        key = (resolved.target, resolved.port, chosen.policy.key)
+        key = (id(resolved), chosen.policy.key)
         if key not in self._behind_policies:
             try:
                 found = self._backends.behind(resolved, chosen.policy, chosen.ref)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile import Compiled
-from egressproxy.spec.backend import BackendSpec
+from egressproxy.spec.backend import BackendSpec, Protocol
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -204,3 +204,27 @@ def test_a_deny_of_the_parents_name_is_told_at_the_listener():
     )
     made = compiled(FORWARD, said, proxy("corp"))
     assert of_listener(made, "egressproxy.io/Denied")[:2] == ("True", "DestinationDenied")
+
+
+def test_each_port_of_a_dynamic_backend_keeps_what_it_permits_and_its_tls():
+    ports = "ports: [{number: 80, tls: {mode: None}}, {number: 8443, tls: {mode: Simple, sni: x.example}}]"
+    backend = DYNAMIC.replace("name: dynamic", "name: plain").replace("type: Dynamic", f"type: Dynamic, {ports}")
+    routes = [ROUTE.replace("name: route", f"name: r{n}").replace("name: plain", f"name: plain, port: {n}")
+              for n in (80, 8443)]  # fmt: skip
+    made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), backend, *routes)
+    found = [route.rules[0].backends[0].backend for route in listener(made).http_routes]
+    assert [named(each) for each in found] == ["default/corp"] * 2
+    said = [(each.port, each.tls.sni if each.tls is not None else None) for each in found if each is not None]
+    assert said == [(80, None), (8443, "x.example")]
+
+
+def test_a_stream_and_requests_to_one_backend_each_speak_their_own_behind_a_parent():
+    backend = proxy("plain", tls="mode: Simple").replace("tls:", "protocol: TLS, tls:")
+    stream = ROUTE.replace("HTTPRoute", "TLSRoute").replace("  rules:", "  hostnames: [plain.example]\n  rules:")
+    made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), backend, ROUTE, stream)
+    (of_stream,) = listener(made).tls_routes[0].backends
+    assert of_stream.backend is not None
+    assert (of_stream.backend.protocol, named(of_stream.backend)) == (Protocol.TCP, "default/corp")
+    of_requests = served(made)
+    assert of_requests is not None
+    assert (of_requests.protocol, named(of_requests)) == (Protocol.HTTP, "default/corp")
