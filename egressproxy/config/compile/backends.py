@@ -105,9 +105,8 @@ class Backends:
 
         Raises Unresolved.
         """
-        self._references.check_permitted(source, ref)
-        namespace = self._references.namespace_of(source, ref)
-        key = object_key(self._resources, ref, namespace)
+        key = self.meant(source, ref)
+        self._references.check_permitted(source, ref, key[1])
         place = (key, getattr(ref, "port", None), isinstance(source, TlsRoute | TcpRoute))
         found = self._found.get(place)
         if found is None:
@@ -141,15 +140,15 @@ class Backends:
         """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
         found: set[tuple[str, str]] = set()
         for ref in backend_refs(route):
+            key = self.meant(route, ref)
             try:
-                self._references.check_permitted(route, ref)
+                self._references.check_permitted(route, ref, key[1])
             except Unresolved:
                 continue
-            namespace = self._references.namespace_of(route, ref)
-            if (ref.group, ref.kind) == ("", "Service"):
-                found.add((namespace, ref.name))
+            if key[:2] == ("", "Service"):
+                found.add(key[2:])
                 continue
-            backend = self._resources.get(*object_key(self._resources, ref, namespace))
+            backend = self._resources.get(*key)
             if isinstance(backend, Backend | WorkingGroupBackend | XBackendDestination):
                 service = backend.spec.destination.named_service
                 if service is not None:

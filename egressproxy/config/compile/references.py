@@ -175,18 +175,23 @@ class References:
         """What these references mean, for people: `Kind namespace/name`, joined by commas."""
         return ", ".join(f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}" for ref in refs)
 
-    def check_permitted(self, source: Resource, ref: Reference) -> None:
-        """Raise Unresolved (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant."""
+    def check_permitted(self, source: Resource, ref: Reference, kind: str = "") -> None:
+        """Raise Unresolved (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant.
+
+        `kind` is the kind that the object has, where the reference may call it by another ("": it does not): a grant
+        for one kind of backends must not open those of another.
+        """
         namespace = self.namespace_of(source, ref)
         if namespace == source.namespace:
             return
         grants = self._grants.get(namespace, set())
-        place = (source.group, source.KIND, source.namespace, ref.group, ref.kind)
+        place = (source.group, source.KIND, source.namespace, ref.group, kind or ref.kind)
         if (*place, ref.name) not in grants and (*place, "") not in grants:
             raise Unresolved(
                 "RefNotPermitted",
                 f"{source} refers to {ref.kind} {namespace}/{ref.name}: add a ReferenceGrant in namespace {namespace} "
-                f"from {source.KIND} of namespace {source.namespace}",
+                f"from {source.KIND} of namespace {source.namespace}"
+                f"{f' to {kind}, which it is' if kind not in ('', ref.kind) else ''}",
             )
 
     def find(self, source: Resource, ref: Reference) -> Resource | None:

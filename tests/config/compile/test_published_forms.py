@@ -275,6 +275,27 @@ def test_a_reference_to_kind_backend_finds_an_xbackenddestination_of_its_group()
         assert rule(made).backends[0].backend is not None
 
 
+@pytest.mark.parametrize("called", ["Backend", "XBackendDestination"])
+@pytest.mark.parametrize(("granted", "is_open"), [("Backend", False), ("XBackendDestination", True)])
+def test_a_grant_is_for_the_kind_that_the_object_has_however_the_reference_calls_it(
+    called: str, granted: str, is_open: bool
+):
+    text = host("", ", tls: {mode: SIMPLE}").replace("kind: Backend", "kind: XBackendDestination")
+    there = text.replace("name: b", "name: b, namespace: other")
+    grant = f"""
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {{name: grant, namespace: other}}
+spec:
+  from: [{{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: default}}]
+  to: [{{group: gateway.networking.k8s.io, kind: {granted}}}]
+"""
+    route = ROUTE.replace("kind: Backend, name: b", f"kind: {called}, name: b, namespace: other")
+    (found,) = rule(compiled(REVERSE, route, there, grant)).backends
+    assert (found.backend is not None) is is_open
+    assert is_open or "add a ReferenceGrant in namespace other" in found.error
+
+
 def test_a_gateway_backend_in_the_shape_of_an_xbackend_is_served():
     shape = "{type: ExternalHostname, port: 443, externalHostname: {hostname: a.example}, tls: {mode: ServerOnly}}"
     found = served(backend(shape))
