@@ -76,12 +76,12 @@ class Sessions:
         for choice in choices:
             if choice.connector is None:
                 continue
+            backend = choice.connector.spec.backend
+            name = f"{backend.kind} {backend.name} {backend.port}"  # backends of several groups may have one name
             endpoints: Sequence[Endpoint | None] = choice.connector.endpoints or (None,)
             for endpoint in endpoints:
                 host, port = (str(endpoint.address), endpoint.port) if endpoint is not None else ("", 0)
-                place = self._digest(
-                    b"endpoint", f"{choice.connector.name} {choice.connector.spec.backend.port} {host} {port}".encode()
-                )[:12]
+                place = self._digest(b"endpoint", f"{name} {host} {port}".encode())[:12]
                 self._places.setdefault(place, (choice, endpoint))
                 self._names[choice, host, port] = place
 

@@ -322,6 +322,24 @@ def test_a_session_stays_with_a_backend_whose_weight_became_0(converse: Start):
     assert talk.record()["backend"] == "agents/a"
 
 
+def test_backends_of_one_name_in_two_groups_are_two(converse: Start):
+    theirs = m.backend("b", "theirs.example", 80)
+    theirs["apiVersion"] = "gateway.networking.k8s.io/v1alpha1"
+    refs = [{"group": group, "kind": "Backend", "name": "b"} for group in (m.OURS, m.GATEWAY_API)]
+    talk = converse([
+        m.gateway(m.http_listener(8080)),
+        m.http_route("route", {"backendRefs": refs, "sessionPersistence": {}}),
+        m.backend("b", "ours.example", 80),
+        theirs,
+    ])  # fmt: skip
+    cookies = {}
+    while len(cookies) < 2:
+        address, answer = ask(talk)
+        cookies[address] = cookie_of(answer)[0]
+    for address, cookie in (*cookies.items(), *cookies.items()):
+        assert ask(talk, Cookie=cookie)[0] == address
+
+
 def test_gateways_with_other_keys_do_not_take_each_others_tokens(converse: Start):
     one, two = converse(persistent("10.0.0.1")), converse(persistent("10.0.0.1"))
     cookie, _ = cookie_of(ask(one)[1])
