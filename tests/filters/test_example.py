@@ -65,7 +65,8 @@ def test_a_tunnel_is_left_alone(chain):
 
 def test_the_test_in_the_documentation_is_one(tmp_path, monkeypatch):
     document = (FOLDER.parents[1] / "docs" / "filter-api.md").read_text()
-    (shown,) = (code for code in (block.partition("```")[0] for block in document.split("```python\n")[1:]) if "def test_" in code)
+    blocks = (block.partition("```")[0] for block in document.split("```python\n")[1:])
+    (shown,) = (code for code in blocks if "def test_" in code)
     monkeypatch.chdir(FOLDER.parents[1])
     names: dict[str, object] = {}
     exec(shown, names)
