@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator
 
 from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.spec.policy import ExtensionSpec
-from egressproxy.spec.route import WeightedBackend
+from egressproxy.spec.route import MirrorSpec, WeightedBackend
 
 __all__ = ["extensions"]
 
 
 def extensions(config: ConfigSpec) -> Iterator[ExtensionSpec]:
-    """The filters of listeners, rules and backends; one that several places share comes once for each."""
+    """The filters of listeners, rules and backends, those of mirrors and authorization servers too.
+
+    One that several places share comes once for each.
+    """
     for listener in config.listeners:
         yield from listener.extensions
         if listener.default_backend is not None:
@@ -21,6 +24,9 @@ def extensions(config: ConfigSpec) -> Iterator[ExtensionSpec]:
             for rule in route.rules:
                 yield from rule.extensions
                 yield from _of_backends(rule.backends)
+                yield from _of_mirrors(rule.mirrors)
+                if rule.auth is not None:
+                    yield from _of_backends((rule.auth.backend,))
         for stream in (*listener.tls_routes, *listener.tcp_routes):
             yield from stream.extensions
             yield from _of_backends(stream.backends)
@@ -29,3 +35,10 @@ def extensions(config: ConfigSpec) -> Iterator[ExtensionSpec]:
 def _of_backends(backends: Iterable[WeightedBackend]) -> Iterator[ExtensionSpec]:
     for backend in backends:
         yield from backend.extensions
+        yield from _of_mirrors(backend.mirrors)
+
+
+def _of_mirrors(mirrors: Iterable[MirrorSpec]) -> Iterator[ExtensionSpec]:
+    for mirror in mirrors:
+        yield from mirror.extensions
+        yield from _of_backends((mirror.backend,))

@@ -238,6 +238,40 @@ def test_a_filter_that_cannot_be_built_is_a_problem_where_it_is_declared(tmp_pat
     assert verdict.startswith("1 problem: ")
 
 
+MIRRORED = """apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: copied}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - backendRefs: [{group: egressproxy.io, kind: Backend, name: there}]
+    filters:
+    - {type: RequestMirror, requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: copies}}}
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: there}
+spec: {destination: {type: Fqdn, fqdn: {hostname: a.example}, ports: [{number: 443, tls: {mode: Simple}}]}}
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: copies}
+spec:
+  destination: {type: Fqdn, fqdn: {hostname: b.example}, ports: [{number: 443, tls: {mode: Simple}}]}
+  extensions:
+  - {name: mine, type: "egressproxy.io/Python:v1", phase: backend-request, config: {path: mine.py}}
+"""
+
+
+def test_a_filter_of_a_backend_that_only_gets_copies_is_built_too(tmp_path: Path):
+    """`run` would refuse it."""
+    (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + MIRRORED)
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    assert "Backend default/copies: spec.extensions[0].config: filter mine" in result.output
+    assert "there is no such file" in result.output
+
+
 def test_a_filter_that_can_be_built_is_no_problem(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + POLICY)
     (tmp_path / "mine.py").write_text(HEAD + "    def request_headers(self, x): ...\n")

@@ -12,11 +12,21 @@ from egressproxy.filters.trial import failures
 from egressproxy.spec.backend import BackendSpec, Destination
 from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
 from egressproxy.spec.policy import ExtensionSpec
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, StreamRouteSpec, WeightedBackend
+from egressproxy.spec.route import (
+    AuthProtocol,
+    ExternalAuthSpec,
+    HttpRouteSpec,
+    HttpRuleSpec,
+    MirrorSpec,
+    StreamRouteSpec,
+    WeightedBackend,
+)
 
 BAD = ExtensionSpec("bad", "egressproxy.io/Python:v1", "request-headers", config='{"path": "none.py"}', source="X a/b")
 GOOD = ExtensionSpec("good", "egressproxy.io/BodyLimit:v1", "request-headers", config='{"maxBytes": 5}')
 BACKEND = WeightedBackend(BackendSpec("-", Destination.DYNAMIC), extensions=(BAD,))
+PLAIN = WeightedBackend(BackendSpec("-", Destination.DYNAMIC))
+AUTH = ExternalAuthSpec(GOOD, AuthProtocol.HTTP, BACKEND)
 
 
 def listener(**parts: object) -> ConfigSpec:
@@ -31,6 +41,14 @@ def listener(**parts: object) -> ConfigSpec:
         listener(default_backend=BACKEND),
         listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(extensions=(BAD,)),)),)),
         listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(backends=(BACKEND,)),)),)),
+        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(auth=AUTH),)),)),
+        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(mirrors=(MirrorSpec(BACKEND),)),)),)),
+        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(mirrors=(MirrorSpec(PLAIN, (BAD,)),)),)),)),
+        listener(
+            http_routes=(
+                HttpRouteSpec("a/r", (), (HttpRuleSpec(backends=(replace(PLAIN, mirrors=(MirrorSpec(BACKEND),)),)),)),
+            )
+        ),
         listener(tls_routes=(StreamRouteSpec("a/r", (), (), extensions=(BAD,)),)),
         listener(tcp_routes=(StreamRouteSpec("a/r", (), (BACKEND,)),)),
     ],
