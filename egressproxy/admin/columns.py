@@ -138,8 +138,14 @@ def _destination_ports(manifest: Manifest) -> Iterator[str]:
     destination = _at(manifest, "spec", "destination")
     for port in _items(destination, "ports"):
         yield f"{_at(port, 'number') or _at(port, 'port')}/{_at(port, 'protocol') or 'HTTP'}"
-    if number := _at(destination, "fqdn", "port") or _at(manifest, "spec", "port", "port"):
+    if number := _at(destination, "fqdn", "port") or _x_backend_port(manifest):
         yield f"{number}/{_at(manifest, 'spec', 'protocol') or 'HTTP'}"
+
+
+def _x_backend_port(manifest: Manifest) -> str:
+    """The port in the shape of XBackend: a number, or an object with one."""
+    port = _at(manifest, "spec", "port")
+    return str(port if isinstance(port, int) else _at(port, "number") or _at(port, "port") or "")
 
 
 def _service_ports(manifest: Manifest) -> Iterator[str]:
@@ -262,7 +268,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
             _text("spec", "externalHostname", "hostname"),
             "The external hostname.",
         ),
-        Column("Port", _first(_text("spec", "port", "port"), _text("spec", "port")), "Its port."),
+        Column("Port", _x_backend_port, "Its port."),
         _ACCEPTED,
         _AGE,
         _RESOLVED,

@@ -251,7 +251,77 @@ spec:
       name: egress-client-cert
   port: 443
 """
+GEP_4894_SELECTOR = f"""
+apiVersion: {PROPOSAL}
+kind: Backend
+metadata:
+  name: models-api
+spec:
+  type: EndpointSelector
+  endpointSelector:
+    selectorRef:
+      name: my-service
+  port: 8080
+  tls:
+    mode: ServerOnly
+"""
 INSECURE = (("Insecure", "True"),)
+
+
+def x_backend(port: str, more: str = "", tls: str = "") -> str:
+    """XBackend as its types have it (gateway.networking.x-k8s.io); the port was once called otherwise."""
+    validation = f"""
+    validation:
+      hostname: {HOST}"""
+    return f"""
+apiVersion: gateway.networking.x-k8s.io/v1alpha1
+kind: XBackend
+metadata:
+  name: models-api
+spec:
+  type: ExternalHostname
+  port:
+    {port}
+  externalHostname:
+    hostname: {HOST}{more}
+  tls:
+    mode: ServerOnly{tls or validation}
+"""
+
+
+X_BACKEND_CA = f"""
+    validation:
+      hostname: {HOST}
+      caCertificateRefs:
+      - group: ""
+        kind: ConfigMap
+        name: vendor-ca"""
+X_BACKEND_SELECTOR = """
+apiVersion: gateway.networking.x-k8s.io/v1alpha1
+kind: XBackend
+metadata:
+  name: models-api
+spec:
+  type: EndpointSelector
+  port:
+    number: 8080
+  endpointSelector:
+    matchLabels:
+      app: models
+"""
+X_BACKEND_H2C = f"""
+apiVersion: gateway.networking.x-k8s.io/v1alpha1
+kind: XBackend
+metadata:
+  name: models-api
+spec:
+  type: ExternalHostname
+  port:
+    number: 8080
+  externalHostname:
+    hostname: {HOST}
+  protocol: H2C
+"""
 
 
 def clear(form: str) -> str:
@@ -290,4 +360,11 @@ FORMS = (
     Form("draft-filters", DRAFT_FILTERS, refused=("Accepted", "UnsupportedValue")),
     Form("draft-protocol", DRAFT_PROTOCOL, refused=("ResolvedRefs", "UnsupportedProtocol")),
     Form("gep-4894", GEP_4894, client="egress-client"),
+    Form("gep-4894-selector", GEP_4894_SELECTOR, refused=("Accepted", "UnsupportedValue")),
+    Form("xbackend", x_backend("number: 443", tls=X_BACKEND_CA)),
+    Form("xbackend-guide", x_backend("port: 443")),
+    Form("xbackend-wss", x_backend("number: 443", "\n  protocol: WSS")),
+    Form("xbackend-h2c", X_BACKEND_H2C, refused=("ResolvedRefs", "UnsupportedProtocol"), conditions=INSECURE),
+    Form("xbackend-grpc", x_backend("number: 443", "\n  protocol: GRPC"), refused=("Accepted", "UnsupportedProtocol")),
+    Form("xbackend-selector", X_BACKEND_SELECTOR, refused=("Accepted", "UnsupportedValue")),
 )  # fmt: skip

@@ -238,6 +238,8 @@ def test_a_published_form_passes_check(world: World, form: Form, tmp_path: Path)
     result = runner.invoke(main, ["check", str(tmp_path)])
     if form.refused is None:
         assert result.exit_code == 0, result.output
+        strict = runner.invoke(main, ["check", str(tmp_path), "--strict"])
+        assert strict.exit_code == (1 if "Insecure" in result.output else 0), strict.output
         return
     assert result.exit_code == 1  # it would not be served as written
     assert form.refused[1] in result.output
@@ -269,9 +271,10 @@ def test_a_form_that_cannot_be_served_is_a_condition_and_its_rule_is_closed(
     assert status >= 500
     assert not [each for each in world.origin.seen if each["path"] == path]
     kind, reason = form.refused
-    found = conditions(shown(gateway, world.backend(form)))[kind]
-    assert found[0] == ("True" if kind == "Degraded" else "False")
-    assert found[1] == reason
+    found = conditions(shown(gateway, world.backend(form)))
+    assert found[kind][:2] == ("True" if kind == "Degraded" else "False", reason)
+    for kind, wanted in form.conditions:
+        assert found[kind][0] == wanted
 
 
 def test_a_key_does_not_go_out_in_plain_text(world: World, gateway: GatewayProcess):

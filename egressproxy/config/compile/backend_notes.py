@@ -16,8 +16,10 @@ def what_became(backend: AnyBackend) -> str:
     if not isinstance(backend, XBackend):
         return described(backend.spec)
     spec = backend.spec
+    if spec.external_hostname is None:
+        return ""
     tls = f"TLS {spec.tls.mode}" if spec.tls is not None and spec.tls.mode != "None" else "plain text"
-    return f"{spec.external_hostname.hostname}:{spec.port.port} ({spec.protocol or 'HTTP'}, {tls})"
+    return f"{spec.external_hostname.hostname}:{spec.port.value} ({spec.protocol or 'HTTP'}, {tls})"
 
 
 def wrong_options(backend: AnyBackend) -> str:
@@ -39,7 +41,8 @@ def insecurity(backend: AnyBackend, has_requests: bool) -> str:
     `has_requests`: requests of ours go there, and not streams of others alone.
     """
     if isinstance(backend, XBackend):
-        is_plain = backend.spec.tls is not None and backend.spec.tls.mode == "None" and backend.spec.protocol != "TCP"
+        tls, protocol = backend.spec.tls, backend.spec.protocol
+        is_plain = tls.mode == "None" and protocol != "TCP" if tls is not None else protocol == "H2C"
         return "requests go in plain text" if is_plain and has_requests else ""
     forms = port_forms(backend.spec)
     said = []

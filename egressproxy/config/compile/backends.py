@@ -217,13 +217,21 @@ class Backends:
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
         spec = backend.spec
-        number = spec.port.port
+        number = spec.port.value
+        if spec.external_hostname is None:
+            message = (
+                f"type {spec.type} of {backend} is not supported: refer to the Service, or to a Backend of that type"
+            )
+            raise Unresolved("UnsupportedValue", message)
         if port not in (None, number):
             raise Unresolved("BackendNotFound", f"{backend} has no port {port}")
-        if spec.tls is None:
+        is_plain = spec.tls is None or spec.tls.mode == "None"
+        if spec.tls is None and spec.protocol != "H2C":  # whose name says that there is none
             raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
+        if is_plain and spec.protocol == "WSS":
+            raise Unresolved("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
         tls = None
-        if spec.tls.mode != "None":
+        if spec.tls is not None and not is_plain:
             tls = BackendTlsSpec()
             if spec.tls.validation is not None:
                 refs = spec.tls.validation.ca_certificate_refs
@@ -238,7 +246,7 @@ class Backends:
             destination=Destination.FQDN,
             hostname=spec.external_hostname.hostname,
             port=number,
-            protocol=Protocol(spec.protocol or "HTTP"),
+            protocol=Protocol(_MEANS.get(spec.protocol or "HTTP", spec.protocol or "HTTP")),
             tls=tls,
             kind=kind_of(backend.key),
         )
@@ -405,6 +413,9 @@ class _OwnReference:
 _OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
 #: Gateway API has the reason for references (RouteReasonUnsupportedProtocol), and no such backend can be used.
 _NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
+
+#: A WebSocket is asked for in HTTP/1.1 (RFC 6455 section 4.1).
+_MEANS = {"WSS": "HTTP11"}
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
 

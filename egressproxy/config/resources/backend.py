@@ -1,16 +1,15 @@
 """Every shape of Backend, and BackendTLSPolicy.
 
 Ours (`egressproxy.io`), and the working group's `Backend` and `XBackendDestination` in both of their groups have one
-shape, of which ours is the superset; XBackend has its own. `config.compile` reads all of them into one BackendSpec.
-Sources: GEP-4488 and GEP-4894 (XBackend), the AI Gateway working group's egress proposal, BackendTLSPolicy of
-Gateway API v1.
+shape, of which ours is the superset; XBackend has its own (`x_backend`). `config.compile` reads all of them into one
+BackendSpec. Sources: GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from egressproxy.config.resources.destination import (
     BackendDestination,
@@ -28,22 +27,25 @@ from egressproxy.config.resources.destination import (
 from egressproxy.config.resources.meta import (
     GATEWAY_GROUP,
     OUR_GROUP,
-    LocalObjectReference,
     Model,
     PolicyTargetReference,
     Resource,
-    SecretObjectReference,
 )
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, Extension
 from egressproxy.config.resources.values import (
-    ExternalHostname,
-    Label,
     Name,
-    Port,
-    PreciseHostname,
     Refused,
     check_unique,
+)
+from egressproxy.config.resources.x_backend import (
+    BackendTlsValidation,
+    ExternalHostnameBackend,
+    SubjectAltName,
+    XBackend,
+    XBackendPort,
+    XBackendSpec,
+    XBackendTls,
 )
 
 __all__ = [
@@ -153,9 +155,10 @@ def _with_other_shape(schema: dict[str, Any]) -> None:
         "type": {**fields["type"], "description": "Instead of destination: the shape of GEP-4894."},
         "port": {
             "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65535}, {"type": "object"}],
-            "description": "With type: a number, or port and name.",
+            "description": "With type: a number, or an object with number (or port and name).",
         },
         "externalHostname": {"type": "object", "description": "With type ExternalHostname: hostname."},
+        "endpointSelector": {"type": "object", "description": "With type EndpointSelector, which is not served."},
         "protocol": {"type": "string", "description": "With type: what is spoken there."},
     }
     schema["properties"] |= {**other, "tls": {"type": "object", "description": _TLS_OF_BOTH}}
@@ -217,110 +220,7 @@ class GatewayXBackendDestination(XBackendDestination):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
 
-# --- XBackend and BackendTLSPolicy -----------------------------------------------------------------------------------
-
-
-class SubjectAltName(Model):
-    type: Literal["Hostname", "URI"]
-    """Hostname or URI."""
-    hostname: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """For type Hostname: the name that the certificate carries."""
-    uri: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^:/?#]+://[^/?#]*[^?#]*")] | None = None
-    """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
-
-    @model_validator(mode="after")
-    def _fits_its_type(self) -> Self:
-        wanted, other = (self.hostname, self.uri) if self.type == "Hostname" else (self.uri, self.hostname)
-        if wanted is None or other is not None:
-            raise Refused(
-                f"type {self.type} needs {'hostname' if self.type == 'Hostname' else 'uri'}, and only that",
-                "name the value under the field of its type",
-            )
-        return self
-
-
-class BackendTlsValidation(Model):
-    """Who has to have signed the backend's certificate, and which name it has to carry."""
-
-    ca_certificate_refs: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
-    """ConfigMaps or Secrets (key ca.crt) with the CAs that may have signed the certificate."""
-    well_known_ca_certificates: Annotated[Literal["System"] | None, Field(alias="wellKnownCACertificates")] = None
-    """Instead: the CAs of the system."""
-    hostname: PreciseHostname
-    """The server name that is sent, and that the certificate has to be for."""
-    subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
-    """Names of which the certificate has to carry one, instead of `hostname`."""
-
-    @model_validator(mode="after")
-    def _one_source_of_trust(self) -> Self:
-        if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):
-            raise Refused("exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them")
-        return self
-
-
-class XBackendValidation(BackendTlsValidation):
-    """As in BackendTLSPolicy; `hostname` may be left out, and is the backend's then."""
-
-    hostname: PreciseHostname | None = None  # type: ignore[assignment]
-
-
-class XBackendTls(Model):
-    mode: Literal["None", "ServerOnly", "ClientAndServer"]
-    """None: plain text. ServerOnly: the server shows a certificate. ClientAndServer: the gateway shows one, too."""
-    client_certificate_ref: SecretObjectReference | None = None
-    """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode ClientAndServer."""
-    validation: XBackendValidation | None = None
-    """What the server's certificate has to be. Default: for the hostname, by a CA of the system."""
-
-    @model_validator(mode="after")
-    def _fits_its_mode(self) -> Self:
-        if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
-            raise Refused(
-                "clientCertificateRef belongs to mode ClientAndServer, and only there",
-                "use mode ClientAndServer with clientCertificateRef, or ServerOnly without",
-            )
-        return self
-
-
-class XBackendPort(Model):
-    name: Label | None = None
-    """Name of the port."""
-    port: Port
-    """The port that is dialled."""
-
-
-class ExternalHostnameBackend(Model):
-    hostname: ExternalHostname
-    """The name that is resolved and dialled."""
-
-
-class XBackendSpec(Model):
-    """`port` is an object with `port` and `name`; the plain number is taken too."""
-
-    type: Literal["ExternalHostname"]
-    """What kind of place it is."""
-    port: XBackendPort
-    """The port that is dialled."""
-    external_hostname: ExternalHostnameBackend
-    """The host."""
-    protocol: Literal["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP"] | None = None
-    """What is spoken."""
-    tls: XBackendTls | None = None
-    """How TLS is spoken."""
-
-    @field_validator("port", mode="before")
-    @classmethod
-    def _plain_number(cls, value: object) -> object:
-        return {"port": value} if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class XBackend(Resource):
-    GROUP: ClassVar[str] = "gateway.networking.x-k8s.io"
-    KIND: ClassVar[str] = "XBackend"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
-
-    spec: XBackendSpec
-    """Where requests go, and how it is reached."""
+# --- BackendTLSPolicy, and XBackend by its other name ----------------------------------------------------------------
 
 
 class GatewayBackend(XBackend):

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from egressproxy.spec.backend import BackendSpec, Destination, Endpoint, Protocol
+from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
 from egressproxy.spec.route import WeightedBackend
 from tests.config.compile.kit import DYNAMIC, PLAIN, REVERSE, ROUTE, compiled, of_object, of_route, rule
 from tests.support.pki import Pki
@@ -270,6 +270,45 @@ spec:
     assert found.backend.tls is not None
     assert found.backend.tls.sni == "b.example"
     assert found.backend.tls.ca_pem.strip() == pki.ca_pem.strip()
+
+
+X_BACKEND = """
+apiVersion: gateway.networking.x-k8s.io/v1alpha1
+kind: XBackend
+metadata: {{name: plain}}
+spec: {{{}}}
+"""
+X_ROUTE = ROUTE.replace("egressproxy.io, kind: Backend", "gateway.networking.x-k8s.io, kind: XBackend")
+X_HOST = "type: ExternalHostname, externalHostname: {hostname: a.example}, port: {number: 8080}"
+
+
+def test_a_websocket_over_tls_is_asked_for_in_http_1():
+    (found,) = rule(
+        compiled(REVERSE, X_ROUTE, X_BACKEND.format(f"{X_HOST}, protocol: WSS, tls: {{mode: ServerOnly}}"))
+    ).backends
+    assert found.backend is not None
+    assert (found.backend.protocol, found.backend.tls) == (Protocol.HTTP11, BackendTlsSpec())
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "reason", "said"),
+    [
+        ("type: EndpointSelector, port: {number: 1}, endpointSelector: {matchLabels: {app: a}}", "Accepted",
+         "UnsupportedValue", "type EndpointSelector of"),
+        (f"{X_HOST}, protocol: WSS, tls: {{mode: None}}", "Accepted", "UnsupportedValue", "tls.mode ServerOnly"),
+        (f"{X_HOST}, protocol: WSS", "Accepted", "TlsNotConfigured", "write tls.mode"),
+        (X_HOST, "Accepted", "TlsNotConfigured", "write tls.mode"),
+        (f"{X_HOST}, protocol: H2C", "ResolvedRefs", "UnsupportedProtocol", "protocol H2C"),
+        (f"{X_HOST}, protocol: GRPC, tls: {{mode: ServerOnly}}", "Accepted", "UnsupportedProtocol", "protocol GRPC"),
+    ],
+)  # fmt: skip
+def test_what_an_x_backend_may_say_and_nobody_serves_is_a_condition(spec: str, kind: str, reason: str, said: str):
+    made = compiled(REVERSE, X_ROUTE, X_BACKEND.format(spec))
+    (found,) = rule(made).backends
+    assert found.backend is None
+    status, why, message = of_object(made, "XBackend", "default/plain", kind)
+    assert (status, why) == ("False", reason)
+    assert said in message
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_a_gateway_backend_may_have_the_shape_of_an_xbackend():
     spec = "{type: ExternalHostname, port: 443, externalHostname: {hostname: a.example}, tls: {mode: ServerOnly}}"
     (found,) = load_text(text(spec)).objects
     assert isinstance(found, GatewayBackend)
-    assert (found.key[:2], found.spec.port.port) == ((GATEWAY_GROUP, "Backend"), 443)
+    assert (found.key[:2], found.spec.port.value) == ((GATEWAY_GROUP, "Backend"), 443)
     assert found.to_manifest()["spec"]["port"] == 443
 
 

@@ -1,0 +1,166 @@
+"""XBackend of Gateway API's experimental channel, and what it shares with BackendTLSPolicy.
+
+Sources: GEP-4488 and GEP-4894, the types of `gateway.networking.x-k8s.io/v1alpha1`, BackendTLSPolicy of Gateway API v1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from egressproxy.config.resources.meta import LocalObjectReference, Model, Resource, SecretObjectReference
+from egressproxy.config.resources.values import ExternalHostname, Label, Port, PreciseHostname, Refused
+
+__all__ = [
+    "BackendTlsValidation",
+    "ExternalHostnameBackend",
+    "SubjectAltName",
+    "XBackend",
+    "XBackendPort",
+    "XBackendSpec",
+    "XBackendTls",
+    "XBackendValidation",
+]
+
+
+class SubjectAltName(Model):
+    type: Literal["Hostname", "URI"]
+    """Hostname or URI."""
+    hostname: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """For type Hostname: the name that the certificate carries."""
+    uri: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^:/?#]+://[^/?#]*[^?#]*")] | None = None
+    """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        wanted, other = (self.hostname, self.uri) if self.type == "Hostname" else (self.uri, self.hostname)
+        if wanted is None or other is not None:
+            raise Refused(
+                f"type {self.type} needs {'hostname' if self.type == 'Hostname' else 'uri'}, and only that",
+                "name the value under the field of its type",
+            )
+        return self
+
+
+class BackendTlsValidation(Model):
+    """Who has to have signed the backend's certificate, and which name it has to carry."""
+
+    ca_certificate_refs: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
+    """ConfigMaps or Secrets (key ca.crt) with the CAs that may have signed the certificate."""
+    well_known_ca_certificates: Annotated[Literal["System"] | None, Field(alias="wellKnownCACertificates")] = None
+    """Instead: the CAs of the system."""
+    hostname: PreciseHostname
+    """The server name that is sent, and that the certificate has to be for."""
+    subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
+    """Names of which the certificate has to carry one, instead of `hostname`."""
+
+    @model_validator(mode="after")
+    def _one_source_of_trust(self) -> Self:
+        if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):
+            raise Refused("exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them")
+        return self
+
+
+class XBackendValidation(BackendTlsValidation):
+    """As in BackendTLSPolicy, but that all of it may be left out: without a hostname it is the backend's."""
+
+    hostname: PreciseHostname | None = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _one_source_of_trust(self) -> Self:
+        """Without a source it is the system's CAs; the API's own examples leave it out."""
+        if self.ca_certificate_refs and self.well_known_ca_certificates is not None:
+            raise Refused("caCertificateRefs and wellKnownCACertificates exclude each other", "keep one of them")
+        return self
+
+
+class XBackendTls(Model):
+    mode: Literal["None", "ServerOnly", "ClientAndServer"]
+    """None: plain text. ServerOnly: the server shows a certificate. ClientAndServer: the gateway shows one, too."""
+    client_certificate_ref: SecretObjectReference | None = None
+    """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode ClientAndServer."""
+    validation: XBackendValidation | None = None
+    """What the server's certificate has to be. Default: for the hostname, by a CA of the system."""
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Self:
+        if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
+            raise Refused(
+                "clientCertificateRef belongs to mode ClientAndServer, and only there",
+                "use mode ClientAndServer with clientCertificateRef, or ServerOnly without",
+            )
+        return self
+
+
+class XBackendPort(Model):
+    """`number`, which earlier versions call `port`."""
+
+    name: Label | None = None
+    """Name of the port, in earlier versions."""
+    port: Port | None = None
+    """The same as number, in earlier versions."""
+    number: Port | None = Field(default=None, validate_default=True)
+    """The port that is dialled."""
+
+    @field_validator("number")
+    @classmethod
+    def _said_once(cls, number: int | None, info: ValidationInfo) -> int | None:
+        if "port" in info.data and number is None and info.data["port"] is None:
+            raise Refused("number is missing", "add number")
+        if number is not None and info.data.get("port") is not None:
+            raise Refused("number and port are the same", "keep number alone")
+        return number
+
+    @property
+    def value(self) -> int:
+        """The port's number, under whichever name."""
+        return self.number or self.port or 0
+
+
+class ExternalHostnameBackend(Model):
+    hostname: ExternalHostname
+    """The name that is resolved and dialled."""
+
+
+class XBackendSpec(Model):
+    """`port` is an object with `number`, or `port` and `name`; the plain number is taken too."""
+
+    type: Literal["ExternalHostname", "EndpointSelector"]
+    """What kind of place it is. EndpointSelector is not served: name a Service, or a Backend of type Service."""
+    port: XBackendPort
+    """The port that is dialled."""
+    external_hostname: ExternalHostnameBackend | None = None
+    """For type ExternalHostname: the host."""
+    endpoint_selector: Annotated[
+        dict[str, Any] | None, Field(description="For type EndpointSelector, which is not served.")
+    ] = None
+    protocol: Literal["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS"] | None = None
+    """What is spoken."""
+    tls: XBackendTls | None = None
+    """How TLS is spoken."""
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _plain_number(cls, value: object) -> object:
+        return {"port": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _has_the_block_of_its_type(self) -> Self:
+        """A rule of the CRD."""
+        blocks = {"externalHostname": self.external_hostname, "endpointSelector": self.endpoint_selector}
+        own = self.type[0].lower() + self.type[1:]
+        for name, block in blocks.items():
+            if (name == own) != (block is not None):
+                remedy = f"add {own}" if name == own else f"remove {name}, or change the type"
+                raise Refused(f"type {self.type} needs {own}, and only that", remedy)
+        return self
+
+
+class XBackend(Resource):
+    GROUP: ClassVar[str] = "gateway.networking.x-k8s.io"
+    KIND: ClassVar[str] = "XBackend"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
+
+    spec: XBackendSpec
+    """Where requests go, and how it is reached."""
