@@ -5,7 +5,7 @@ The Python files beside them count, too: a filter may be in one.
 Events of the operating system say when to look; what counts is the fingerprint of these files (which there are,
 with inode, size and time, symbolic links followed). So a temporary file of an editor is no change, the swap of the
 `..data` link of a mounted ConfigMap is one, and where events are lost or not to be had, a look every half second finds
-what they would have said.
+what they would have said; it is told by the look after that, so that what has an event all the same is told once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _LOOK_MS = 500
 
 _FILTERS = ".py"
 
+#: The link to the files of a mounted ConfigMap or Secret, which is replaced where they change.
+_SWAPPED = "..data"
+
 #: (path, device, inode, size, modified in ns) of every file that counts; zeros where there is none.
 _Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
@@ -51,13 +54,16 @@ def changes(sources: Sequence[ConfigSource], stop: asyncio.Event) -> AsyncIterat
 async def _changes(
     paths: Sequence[Path], secrets: Sequence[SecretSource], stop: asyncio.Event, last: _Fingerprint
 ) -> AsyncGenerator[None, None]:
+    is_held = False
     while not stop.is_set():
         raw = tuple(secret_folders(secrets))
         folders = _folders(paths) | _inodes(raw)
         async with aclosing(_looks(paths, raw, folders, stop)) as looks:
             async for touched in looks:
                 now = await asyncio.to_thread(_all_fingerprints, paths, secrets)
-                if touched or now != last:
+                # A look in the moment of a rename finds it before its event does, which is no second change.
+                is_held = now != last and not touched and not is_held
+                if (touched or now != last) and not is_held:
                     last = now
                     yield None
                 if _folders(paths) | _inodes(secret_folders(secrets)) != folders:
@@ -103,7 +109,7 @@ class _Filter:
 
 def _counts(path: str, paths: Sequence[Path]) -> bool:
     name = os.path.basename(path)
-    if any(name == given.name and not given.is_dir() for given in paths):
+    if name == _SWAPPED or any(name == given.name for given in paths):
         return True
     if name.startswith("."):
         return False

@@ -113,6 +113,35 @@ async def test_a_replaced_file_is_seen_again_and_again(tmp_path: Path) -> None:
         await watcher.quiet()
 
 
+@pytest.mark.parametrize("has_event", [True, False])
+async def test_a_change_that_a_regular_look_finds_before_its_event_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_event: bool
+) -> None:
+    looks: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def looked(*_: object) -> AsyncIterator[bool]:
+        while not watcher.stop.is_set():
+            yield await looks.get()
+
+    monkeypatch.setattr(files, "_looks", looked)
+    path = tmp_path / "a.yaml"
+    path.write_text("0")
+    watcher = Watcher(path)
+    for text in "12":
+        replace(path, text)
+        looks.put_nowait(False)
+        looks.put_nowait(has_event)
+        await watcher.change()
+        looks.put_nowait(False)
+        await until(looks.empty)
+    looks.put_nowait(True)  # written again within one tick of the clock: nothing else says so
+    await watcher.change()
+    assert watcher.seen.empty()
+    watcher.stop.set()
+    looks.put_nowait(False)
+    await watcher.close()
+
+
 @pytest.mark.parametrize("given", [".", "a.yaml"])
 async def test_a_python_file_beside_the_manifests_is_seen(tmp_path: Path, given: str) -> None:
     (tmp_path / "a.yaml").write_text("a")
