@@ -163,7 +163,8 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
             yield "", f"is shown username and password of {parent['credentials']} (Basic)", ""
         else:
             yield "", "is shown no credentials; if it asks for them (parent_auth): parent.credentialsRef", "dim"
-        yield from _way(parent)
+        for label, text, style in _way(parent):
+            yield label and f"  {label}", text, style  # what is said of the parent stands below it
 
 
 def _tls(tls: Mapping[str, Any]) -> str:

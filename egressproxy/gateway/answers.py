@@ -87,6 +87,8 @@ def is_denial(error: GatewayError) -> bool:
 
 def is_told(error: GatewayError) -> bool:
     """Whether what is no denial is told as an Event: what an operator can mend, and nobody else tells of."""
+    if error.reason is Reason.PARENT_AUTH:  # the parent's answer, and our configuration's mistake
+        return True
     return error.source is Source.GATEWAY and error.reason not in UNTOLD
 
 

@@ -54,15 +54,15 @@ class Channel(ABC):
 class Connector:
     """Gives connections to a backend. One per ConnectionSpec."""
 
-    def __init__(self, spec: ConnectionSpec, network: Network) -> None:
+    def __init__(self, spec: ConnectionSpec, network: Network, *, is_parent: bool = False) -> None:
         self.spec = spec
         self.name = spec.backend.name
         self.network = network
         self.parent: Connector | None = None
         if spec.backend.parent is not None:
-            self.parent = Connector(parent_spec(spec), network)
+            self.parent = Connector(parent_spec(spec), network, is_parent=True)
         self.proxy_authorization = proxy_authorization(spec.backend)  # for plain http to the parent
-        self.opener = Opener(spec, network, self.parent)
+        self.opener = Opener(spec, network, self.parent, is_parent=is_parent)
         self._max_requests = spec.kept.max_requests
         self.channel: Channel | None = None
         backend = spec.backend

@@ -94,8 +94,16 @@ class Choice:
         if self.unknown_extension:
             message = f"route {route} needs the {self.unknown_extension}, which this gateway does not have"
             return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=route, detail=self.error)
-        message = f"route {route} refers to a backend that cannot be used"
-        return GatewayFault(Reason.BACKEND_INVALID, message, rule=route, detail=self.error)
+        rule = route
+        if self.parent_by:
+            rule = self.parent_by
+            message = f"the parent proxy of {self.parent_by} cannot be used"
+        elif route == "-":
+            message = "a policy of this listener asks for what cannot be done"
+        else:
+            message = f"route {route} refers to a backend that cannot be used"
+        remedy = "the status of that object says why, and so does `egressproxy check`"
+        return GatewayFault(Reason.BACKEND_INVALID, message, rule=rule, remedy=remedy, detail=self.error)
 
     @property
     def originates_tls(self) -> bool:

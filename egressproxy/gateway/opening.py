@@ -15,7 +15,7 @@ from typing import Protocol
 from egressproxy.errors import GatewayFault, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, run
 from egressproxy.gateway.network import Network
-from egressproxy.gateway.parent import ParentHandshake
+from egressproxy.gateway.parent import ParentHandshake, fault_at_parent
 from egressproxy.gateway.targets import DialTarget, Target
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Answer, Exchange
@@ -49,9 +49,13 @@ class Parent(Protocol):
 class Opener:
     """Opens connections to a backend, under one set of DNS, address and TLS rules."""
 
-    __slots__ = ("_network", "_parent", "_policy", "_policy_own", "_spec", "resolver")
+    __slots__ = ("_is_parent", "_network", "_parent", "_policy", "_policy_own", "_spec", "resolver")
 
-    def __init__(self, spec: ConnectionSpec, network: Network, parent: Parent | None) -> None:
+    def __init__(
+        self, spec: ConnectionSpec, network: Network, parent: Parent | None, *, is_parent: bool = False
+    ) -> None:
+        """`is_parent`: the backend is a proxy on the way to another, and what fails there says so."""
+        self._is_parent = is_parent
         self._spec = spec
         self._network = network
         self._parent = parent
@@ -68,11 +72,16 @@ class Opener:
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
         """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
-        parked = await self.park(x, target, connect)
-        if target.tls is None:
-            parked.hand_over(protocol)
-            return parked.transport
-        return await self._handshake(parked, target.tls, target.host, protocol, alpn)
+        try:
+            parked = await self.park(x, target, connect)
+            if target.tls is None:
+                parked.hand_over(protocol)
+                return parked.transport
+            return await self._handshake(parked, target.tls, target.host, protocol, alpn)
+        except UpstreamFault as error:
+            if not self._is_parent:
+                raise
+            raise fault_at_parent(error, self._spec.backend.name) from None
 
     async def park(self, x: Exchange, target: DialTarget, connect: tuple[HeaderStep, ...] | None) -> Parked:
         """Dial (through a parent, where configured): the connection without any TLS, and what has come on it."""

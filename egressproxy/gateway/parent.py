@@ -15,7 +15,14 @@ from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
 from egressproxy.spec.backend import BackendSpec
 from egressproxy.transport.parked import Parked
 
-__all__ = ["ParentHandshake", "absolute_form", "proxy_authorization", "refused_credentials", "with_field"]
+__all__ = [
+    "ParentHandshake",
+    "absolute_form",
+    "fault_at_parent",
+    "proxy_authorization",
+    "refused_credentials",
+    "with_field",
+]
 
 
 def proxy_authorization(backend: BackendSpec) -> Secret | None:
@@ -31,12 +38,31 @@ def with_field(message: bytes, line: Secret) -> bytes:
     return message[:-4] + line.reveal() + b"\r\n\r\n"
 
 
+def parent_name(backend: BackendSpec) -> str:
+    """The namespace/name of the Backend that this one is reached through; "-": none."""
+    return backend.parent.name if backend.parent is not None else "-"
+
+
+def fault_at_parent(error: UpstreamFault, parent: str) -> UpstreamFault:
+    """The same, with the name of the parent proxy that could not be reached: else the destination would be blamed.
+
+    A parent behind it that has failed is named already.
+    """
+    if "parent proxy " in error.message:
+        return error
+    return UpstreamFault(
+        error.reason, f"{error.message} (parent proxy {parent})", status=error.status, rule=error.rule,
+        remedy=error.remedy, detail=f"parent proxy {parent}: {error.detail or error.message}", retry=error.retry,
+        retry_after_s=error.retry_after_s, close=error.close,
+    )  # fmt: skip
+
+
 def refused_credentials(backend: BackendSpec) -> UpstreamFault:
     """The parent of this backend has answered 407: what an operator has to configure.
 
     Its Proxy-Authenticate is meant for us; the codec has taken it out, so that no client sees it.
     """
-    parent = backend.parent.name if backend.parent is not None else "-"
+    parent = parent_name(backend)
     credentials = backend.parent_credentials
     if credentials is None:
         message = f"the parent proxy {parent} asks for credentials, and none are configured for it"
@@ -101,14 +127,14 @@ class ParentHandshake(asyncio.Protocol):
             self._fail(error)
 
     def eof_received(self) -> bool:
-        self._fail(UpstreamFault(Reason.PARENT_REFUSED, "the parent gateway closed its connection"))
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._fail(UpstreamFault(Reason.PARENT_REFUSED, "the parent gateway closed its connection"))
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
 
     def timed_out(self) -> None:
-        self._fail(UpstreamFault(Reason.CONNECT_TIMEOUT, "the parent gateway did not answer in time", status=504))
+        self._fail(UpstreamFault(Reason.CONNECT_TIMEOUT, f"{self._named()} did not answer in time", status=504))
 
     def _answered(self, head: ResponseHead) -> None:
         if 200 <= head.status < 300:
@@ -122,7 +148,10 @@ class ParentHandshake(asyncio.Protocol):
         elif head.status in (401, 407):  # tinyproxy says 401 of a password that is wrong
             self._fail(refused_credentials(self._backend))
         else:
-            self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"the parent gateway answered {head.status}"))
+            self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} answered {head.status}"))
+
+    def _named(self) -> str:
+        return f"the parent proxy {parent_name(self._backend)}"
 
     def _fail(self, error: GatewayError) -> None:
         if not self.established.done():

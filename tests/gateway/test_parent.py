@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from egressproxy.errors import Reason
+from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.conductor import wanted_credentials
 from egressproxy.gateway.live import Choice
@@ -299,6 +299,71 @@ def test_credentials_that_are_not_accepted_are_named_by_their_secret(converse_on
     error, record = refused(talk)
     assert error["remedy"] == "correct username and password in Secret agents/login, or have that proxy take Basic"
     assert "it was shown those of Secret agents/login (Basic" in record["detail"]
+
+
+def test_a_parent_that_lets_nobody_in_is_told_to_the_operator(converse: Start):
+    talk = converse(by_policy(LOGIN))
+    talk.client >> connect("a.example:22")
+    talk.dialled("corp.example", 3128)
+    talk.origin.take(rb".*?\r\n\r\n")
+    talk.origin >> WANTED
+    refused(talk)
+    (notice,) = talk.metrics.notices.take()
+    assert (notice.reason, str(notice.regarding)) == ("ParentAuth", "Gateway agents/gw")
+    assert "agents/corp does not accept the credentials" in notice.message
+    assert "Secret agents/login" in notice.message
+    assert PASSWORD not in notice.message
+
+
+# --- a parent that cannot be reached, or used ----------------------------------------------------------------------
+FORMS = pytest.mark.parametrize("request_", [GET, GET.replace(b"http://", b"https://"), connect("a.example:22")])
+
+
+@FORMS
+def test_a_parent_whose_name_does_not_exist_is_named_to_the_client_and_in_the_log(converse: Start, request_: bytes):
+    talk = converse(by_policy(CORP))
+    talk.names.faults["corp.example"] = lambda: UpstreamFault(Reason.DNS_NXDOMAIN, 'no "corp.example"', status=503)
+    talk.client >> request_
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (503, "dns_nxdomain")
+    assert error["message"] == 'no "corp.example" (parent proxy agents/corp)'
+    assert talk.record()["detail"] == 'parent proxy agents/corp: no "corp.example"'
+
+
+@FORMS
+def test_a_parent_that_refuses_the_connection_is_named(converse: Start, request_: bytes):
+    talk = converse(by_policy(CORP))
+    talk.client >> request_
+    fault = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, detail="192.0.2.1 port 3128: nobody")
+    talk.refused("corp.example", 3128, fault)
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (503, "upstream_refused")
+    assert error["message"] == "refused (parent proxy agents/corp)"
+    assert talk.record()["detail"] == "parent proxy agents/corp: 192.0.2.1 port 3128: nobody"
+
+
+def test_of_a_chain_the_parent_that_failed_is_named(converse: Start):
+    outer = m.backend("outer", "outer.example", 3128)
+    inner = m.backend("inner", "inner.example", 3128, parent={"name": "outer"})
+    talk = converse(forward(outer, inner, parent={"name": "inner"}))
+    talk.client >> connect("a.example:22")
+    talk.refused("outer.example", 3128, UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503))
+    assert talk.client.answer()[3]["message"] == "refused (parent proxy agents/outer)"
+
+
+def test_a_parent_that_cannot_be_used_is_what_the_client_and_the_operator_are_told(converse: Start):
+    talk = converse(forward(parent={"name": "nowhere"}))
+    talk.client >> connect("a.example:22")
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"], error["rule"]) == (500, "backend_invalid", "EgressPolicy agents/default")
+    assert error["message"] == "the parent proxy of EgressPolicy agents/default cannot be used"
+    assert "egressproxy check" in error["remedy"]
+    assert "nowhere" not in json.dumps(error), "why is for the operator"
+    (notice,) = talk.metrics.notices.take()
+    assert notice.message.startswith(error["message"])
+    detail = talk.record()["detail"]
+    assert detail.count("EgressPolicy agents/default") == 1
+    assert "agents/nowhere does not exist" in detail
 
 
 # --- the secret stays a secret -------------------------------------------------------------------------------------

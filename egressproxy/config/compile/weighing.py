@@ -130,7 +130,9 @@ class Weigher:
                 else:
                     found = replace(found, parent_by=str(chosen.policy))
             except Unresolved as unresolved:
-                error = f"parent of {chosen.policy}: {unresolved.message}"
+                error = unresolved.message
+                if str(chosen.policy) not in error:
+                    error = f"parent of {chosen.policy}: {error}"
                 found = replace(resolved, parent_by=str(chosen.policy), error=error)
             self._behind_policies[key] = found
         return self._behind_policies[key]
@@ -261,7 +263,8 @@ class Weigher:
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
         if error or isinstance(spec, str):
-            return WeightedBackend(None, weight, error=error, unknown_extension=unknown)
+            parent_by = resolved.parent_by if error == resolved.error else ""
+            return WeightedBackend(None, weight, error=error, unknown_extension=unknown, parent_by=parent_by)
         try:
             spec = self._certificates.shown_to(spec, where.gateway)
         except Unresolved as unresolved:
