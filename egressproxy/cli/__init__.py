@@ -60,6 +60,18 @@ class _Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """A verb that is misspelt raises click.UsageError with the nearest one."""
+        if args[0] not in _VERBS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], _VERBS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VERBS)}"
+            raise click.UsageError(f"No such command '{args[0]}'; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of verbs; click's own would import every one of them."""
         with formatter.section("Commands"):

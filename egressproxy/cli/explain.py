@@ -22,7 +22,24 @@ __all__ = ["command"]
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
 
 
-@click.command("explain", cls=ConfigByOption)
+class _MethodFirst(ConfigByOption):
+    """Says what to write where one of METHOD and URL is missing, which is mostly the method."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter:
+            given = ctx.params.get("method")
+            if not given or given.upper() in METHODS:
+                raise
+            meant = f"GET {given}" if "://" in given or given.startswith("/") else f"CONNECT {given}"
+            if meant.startswith("CONNECT") and ":" not in given:
+                meant += ":443"
+            message = f"a METHOD comes before the URL: write egressproxy explain {meant}"
+            raise click.UsageError(message, ctx) from None
+
+
+@click.command("explain", cls=_MethodFirst)
 @click.argument("method")
 @click.argument("url")
 @click.option("--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account that asks.")

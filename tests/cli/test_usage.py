@@ -45,3 +45,29 @@ def test_diff_takes_its_configurations_either_way(tmp_path: Path):
     old, new = str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml")
     for given in ([old, new], ["-c", old, "--config", new], [old, "--config", new]):
         assert CliRunner().invoke(main, ["diff", *given]).exit_code == 0
+
+
+def test_a_misspelt_command_is_told_the_nearest_one():
+    result = CliRunner().invoke(main, ["chek", "policies/"])
+    assert result.exit_code == 2
+    assert "No such command 'chek'; did you mean check?" in result.output
+    assert "there are run, check, get" in CliRunner().invoke(main, ["frobnicate"]).output
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("https://a.example/x", "explain GET https://a.example/x"),
+        ("a.example", "explain CONNECT a.example:443"),
+        ("a.example:8443", "explain CONNECT a.example:8443"),
+        ("/v1/models", "explain GET /v1/models"),
+    ],
+)
+def test_a_url_without_a_method_is_told_what_to_write(given: str, meant: str):
+    result = CliRunner().invoke(main, ["explain", given])
+    assert result.exit_code == 2
+    assert f"write egressproxy {meant}" in result.output
+
+
+def test_a_method_without_a_url_is_told_that_the_url_is_missing():
+    assert "Missing argument 'URL'" in CliRunner().invoke(main, ["explain", "get"]).output
