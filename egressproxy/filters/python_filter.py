@@ -12,11 +12,12 @@ import hashlib
 import sys
 import traceback
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.settings import FilterConfig, SecretRef
 from egressproxy.model import state_folder
 
@@ -49,20 +50,40 @@ def load_filter(context: FilterContext) -> Filter:
         context.folder, context.phase,
     )  # fmt: skip
     if cls.runs_in is None:
-        method = context.phase.value.replace("-", "_")
-        if getattr(cls, method) is getattr(Filter, method):
-            raise ValueError(
-                f"{path}: class {cls.__name__} is placed in phase {context.phase.value} but has no `{method}`"
-            )
+        _expect_method(cls, context.phase, path, f"is placed in phase {context.phase.value}")
     try:
         made = cls(inner) if "__init__" in _own_names(cls) else cls()  # type: ignore[call-arg]
+    except Rejected as refusal:  # its words are meant to be shown
+        remedy = f" ({refusal.remedy})" if refusal.remedy else ""
+        raise ValueError(f"{path}:{_line_in(refusal, path)}: {refusal.message}{remedy}") from None
     except (Exception, SystemExit) as error:
         # The constructor has seen secrets: the text of what it raised is not repeated.
         line = _line_in(error, path)
         raise ValueError(f"{path}:{line}: {type(error).__name__} while {cls.__name__} was built") from None
     if made.runs_in is None:
         made.runs_in = frozenset((context.phase,))
+        return made
+    try:
+        made.runs_in = frozenset(map(Phase, made.runs_in))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{path}: runs_in of class {cls.__name__} is no set of phases: write frozenset((Phase.REQUEST_HEADERS,)), "
+            f"with phases of {', '.join(phase.name for phase in Phase)}"
+        ) from None
+    for phase in Phase:
+        if phase in made.runs_in:
+            _expect_method(cls, phase, path, f"has {phase.value} in runs_in")
     return made
+
+
+def _expect_method(cls: type[Filter], phase: Phase, path: Path, why: str) -> None:
+    """Raise ValueError where the class would run in this phase and do nothing there."""
+    method = phase.value.replace("-", "_")
+    if getattr(cls, method) is not getattr(Filter, method):
+        return
+    near = get_close_matches(method, _own_names(cls), n=1)
+    hint = f" (did you mean this by `{near[0]}`?)" if near and near[0] not in vars(Filter) else ""
+    raise ValueError(f"{path}: class {cls.__name__} {why} but has no `{method}`{hint}")
 
 
 def _locate(folder: str, relative: str) -> Path:

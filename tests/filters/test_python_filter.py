@@ -217,6 +217,31 @@ def test_a_filter_placed_in_a_phase_that_it_does_not_have_is_refused(tmp_path):
     assert "has no `connect`" in problem(tmp_path, SIMPLE.format(value=1), phase="connect")
 
 
+def test_a_filter_that_names_a_phase_without_its_method_is_refused(tmp_path):
+    names = "    runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))\n"
+    text = SIMPLE.format(value=1) + names
+    assert "F has backend-request in runs_in but has no `backend_request`" in problem(tmp_path, text)
+    text += "    def backend_requst(self, x): pass\n"
+    assert "has no `backend_request` (did you mean this by `backend_requst`?)" in problem(tmp_path, text)
+
+
+def test_phases_may_be_named_by_their_words_and_by_nothing_else(tmp_path):
+    text = SIMPLE.format(value=1) + "    def response_headers(self, x): pass\n    runs_in = {}\n"
+    (tmp_path / "f.py").write_text(text.format('("request-headers", "response-headers")'))
+    chain = compile_chain([spec(tmp_path)], FilterInstances(Catalog()).place)
+    assert chain.request_headers is not None
+    assert chain.response_headers is not None
+    for wrong in ('("request_headers",)', '"request-headers"', "3"):
+        assert "runs_in of class F is no set of phases" in problem(tmp_path, text.format(wrong))
+
+
+def test_a_constructor_that_rejects_is_quoted_and_what_else_it_raises_is_not(tmp_path):
+    text = SIMPLE.format(value=1) + "    def __init__(self, context): raise {}\n"
+    said = problem(tmp_path, text.format("Rejected('no key', remedy='add one')"))
+    assert said.endswith("f.py:6: no key (add one)")
+    assert "no key" not in problem(tmp_path, text.format("ValueError('no key')"))
+
+
 def test_a_filter_runs_in_its_declared_phase_only_unless_it_names_more(tmp_path):
     text = SIMPLE.format(value=1) + "    def response_headers(self, x): pass\n"
     (tmp_path / "f.py").write_text(text)
