@@ -31,6 +31,9 @@ class Rule:
     gate: asyncio.Event | None = field(default=None, repr=False)
 
 
+ATTEMPTS = 20
+
+
 class DnsServer(asyncio.DatagramProtocol):
     """`zone` maps names to rules and may be changed at any time; `queries` counts (name, type, "udp" or "tcp")."""
 
@@ -45,10 +48,16 @@ class DnsServer(asyncio.DatagramProtocol):
 
     async def start(self, address: str = "127.0.0.1") -> DnsServer:
         loop = asyncio.get_running_loop()
-        self._tcp = await asyncio.start_server(self._serve_tcp, address, 0)
-        self.port = self._tcp.sockets[0].getsockname()[1]
-        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(address, self.port))
-        return self
+        for _ in range(ATTEMPTS):  # a port that is free for TCP may be somebody's for UDP
+            self._tcp = await asyncio.start_server(self._serve_tcp, address, 0)
+            self.port = self._tcp.sockets[0].getsockname()[1]
+            try:
+                self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(address, self.port))
+            except OSError:
+                self._tcp.close()
+                continue
+            return self
+        raise AssertionError(f"no port is free for both UDP and TCP at {address}")
 
     def stop(self) -> None:
         self._transport.close()
