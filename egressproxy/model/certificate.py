@@ -1,4 +1,4 @@
-"""Validity: from when until when a certificate of the configuration may be used, and what is to be said of it.
+"""Validity: from when until when a certificate or revocation list may be used, and what is to be said of it.
 
 Certificates are parsed by the process that reads the configuration; who serves, or counts, knows these figures alone.
 """
@@ -22,6 +22,7 @@ class CertificateUse(str, Enum):
     LISTENER = "listener"  # shown to clients
     CLIENT = "client"  # shown to backends
     CA = "ca"  # others are verified with it
+    CRL = "crl"  # a revocation list (RFC 5280 section 5): others are looked for in it
 
 
 class CertificateState(str, Enum):
@@ -33,7 +34,8 @@ class CertificateState(str, Enum):
 
 class Validity(NamedTuple):
     """Of one Secret or ConfigMap, in seconds since the epoch. Of a chain: that of its first certificate; of several
-    CA certificates `not_after_s` is the earliest end, and `last_s` the latest.
+    CA certificates `not_after_s` is the earliest end, and `last_s` the latest. Of revocation lists both are the
+    earliest time at which an issuer has no list any more whose `nextUpdate` is to come.
     """
 
     use: CertificateUse
@@ -58,6 +60,8 @@ class Validity(NamedTuple):
         what = _WORDS[self.use]
         whose = f"{what} of {self.kind} {self.namespace}/{self.name}"
         match self.state(now_s):
+            case CertificateState.EXPIRED if self.use is CertificateUse.CRL:
+                return f"the {whose} should have been replaced on {_date(self.last_s)}: {_OUT_OF_DATE}; {_REMEDY}"
             case CertificateState.EXPIRED:
                 return f"the {whose} has expired on {_date(self.last_s)}: {_REMEDY}"
             case CertificateState.NOT_YET_VALID:
@@ -73,10 +77,13 @@ class Validity(NamedTuple):
 
 
 _REMEDY: Final = "renew it in that object"
+#: OpenSSL's X509_V_ERR_CRL_HAS_EXPIRED.
+_OUT_OF_DATE: Final = "until then every certificate of its issuer is refused"
 _WORDS: Final = {
     CertificateUse.LISTENER: "certificate",
     CertificateUse.CLIENT: "client certificate",
     CertificateUse.CA: "CA certificate",
+    CertificateUse.CRL: "revocation list",
 }
 
 

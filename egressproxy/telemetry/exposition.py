@@ -192,7 +192,7 @@ def _workers(workers: Iterable[ProcessFigures]) -> Iterator[Metric]:
 def _certificates(validities: Iterable[Validity]) -> Metric:
     expiry = GaugeMetricFamily(
         "egress_certificate_expiry_timestamp_seconds",
-        "When certificates of the configuration in service end; of CA certificates the first of each object.",
+        "When certificates and revocation lists in service end; of CA certificates the first of each object.",
         labels=("use", "kind", "namespace", "name"),
     )
     for each in validities:

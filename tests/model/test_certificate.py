@@ -42,6 +42,15 @@ def test_an_authority_is_expired_when_all_of_its_certificates_are():
     )
 
 
+def test_a_revocation_list_past_its_next_update_says_what_comes_of_it():
+    one = validity(0, 90, CertificateUse.CRL)
+    assert one.sentence(91 * DAY) == (
+        "the revocation list of Secret ns/cert should have been replaced on 1970-04-01T00:00:00Z: until then every "
+        "certificate of its issuer is refused; renew it in that object"
+    )
+    assert one.sentence(80 * DAY).startswith("the revocation list of Secret ns/cert expires in 10.0 days")
+
+
 def test_the_next_change_is_its_begin_then_its_end():
     one = validity(5, 90)
     assert one.next_change_s(0.0) == 5 * DAY

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["CertificateProblem", "common_ca", "covers", "read_ca_bundle", "read_crls", "read_key_pair", "spans"]
+__all__ = [
+    "CertificateProblem",
+    "common_ca",
+    "covers",
+    "crl_span",
+    "read_ca_bundle",
+    "read_crls",
+    "read_key_pair",
+    "spans",
+]
 
 
 class CertificateProblem(ValueError):
@@ -70,19 +79,36 @@ def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> str:
 
 def read_crls(pem: bytes, field: str = "crl.pem") -> str:
     """One revocation list or more, PEM. Raises CertificateProblem."""
+    text = _text(pem, field)
+    _crls(text, field)
+    return text
+
+
+def crl_span(text: str, field: str = "crl.pem") -> tuple[float, float]:
+    """From when until when each issuer of these revocation lists (PEM) has one that holds, since the epoch.
+
+    Infinity where none of them ends. Raises CertificateProblem.
+    """
+    begins: dict[bytes, float] = {}
+    ends: dict[bytes, float] = {}
+    for crl in _crls(text, field):
+        issuer, end = crl.issuer.public_bytes(), crl.next_update_utc
+        begins[issuer] = min(begins.get(issuer, float("inf")), crl.last_update_utc.timestamp())
+        ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if end is None else end.timestamp())
+    return max(begins.values()), min(ends.values())
+
+
+def _crls(text: str, field: str) -> list[x509.CertificateRevocationList]:
     from cryptography import x509
 
-    text = _text(pem, field)
     begin, end = "-----BEGIN X509 CRL-----", "-----END X509 CRL-----"
     blocks = [begin + part.partition(end)[0] + end + "\n" for part in text.split(begin)[1:]]
     if not blocks:
         raise CertificateProblem(f"{field} holds no revocation list in PEM")
     try:
-        for block in blocks:
-            x509.load_pem_x509_crl(block.encode())
+        return [x509.load_pem_x509_crl(block.encode()) for block in blocks]
     except ValueError:
         raise CertificateProblem(f"{field} holds a malformed revocation list") from None
-    return text
 
 
 def common_ca(first: str, second: str) -> str:

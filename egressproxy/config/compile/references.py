@@ -14,7 +14,14 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 from typing import Final, Protocol
 
-from egressproxy.config.compile.certificates import CertificateProblem, read_ca_bundle, read_crls, read_key_pair, spans
+from egressproxy.config.compile.certificates import (
+    CertificateProblem,
+    crl_span,
+    read_ca_bundle,
+    read_crls,
+    read_key_pair,
+    spans,
+)
 from egressproxy.config.compile.contract import SecretReference
 from egressproxy.config.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
@@ -306,9 +313,14 @@ class References:
         """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises Unresolved."""
         pem = self.data(source, ref, "crl.pem")
         try:
-            return read_crls(pem)
+            text = read_crls(pem)
+            begin, end = crl_span(text)
         except CertificateProblem as problem:
             raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+        key = (CertificateUse.CRL, ref.kind, self.namespace_of(source, ref), ref.name)
+        if end != float("inf"):
+            self.validities.setdefault(key, (Validity(*key, begin, end, end), source))
+        return text
 
 
 def _keys_of(found: Secret | ConfigMap) -> str:

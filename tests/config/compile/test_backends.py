@@ -5,6 +5,8 @@ from ipaddress import ip_address
 
 import pytest
 
+from egressproxy.config.problems import Severity
+from egressproxy.model.certificate import CertificateUse
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Endpoint, Protocol
 from egressproxy.spec.route import WeightedBackend
 from tests.config.compile.kit import DYNAMIC, PLAIN, REVERSE, ROUTE, compiled, of_object, of_route, rule
@@ -90,6 +92,19 @@ def test_revocation_lists_are_read_from_their_config_map(pki: Pki):
     )
     assert found.tls is not None
     assert "X509 CRL" in found.tls.crl_pem
+
+
+def test_a_revocation_list_past_its_next_update_is_a_warning(pki: Pki):
+    written = fqdn("mode: Simple, crlRefs: [{kind: ConfigMap, name: crl}]")
+    made = compiled(REVERSE, ROUTE, written, config_map("crl", "crl.pem", pki.crl(expired=True)))
+    (warning,) = made.warnings
+    assert (warning.code, warning.severity) == ("CertificateExpired", Severity.WARNING)
+    assert "the revocation list of ConfigMap default/crl should have been replaced on 2" in warning.message
+    (ends,) = made.validities
+    assert (ends.use, ends.name) == (CertificateUse.CRL, "crl")
+    made = compiled(REVERSE, ROUTE, written, config_map("crl", "crl.pem", pki.crl()))
+    assert not made.warnings
+    assert [each.use for each in made.validities] == [CertificateUse.CRL]
 
 
 def test_a_missing_revocation_list_makes_the_backend_unusable():

@@ -11,6 +11,7 @@ from egressproxy.config.compile.certificates import (
     CertificateProblem,
     common_ca,
     covers,
+    crl_span,
     read_ca_bundle,
     read_crls,
     read_key_pair,
@@ -62,6 +63,16 @@ def test_revocation_lists_are_checked(pki: Pki):
     for bad in (b"", b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"):
         with pytest.raises(CertificateProblem):
             read_crls(bad)
+
+
+def test_revocation_lists_hold_while_each_issuer_has_one_that_does(pki: Pki):
+    old, new, other = pki.crl(expired=True), pki.crl(), Pki().crl(expired=True)
+    now = datetime.datetime.now(datetime.UTC).timestamp()
+    begin, end = crl_span(old + new)
+    assert begin < now < end
+    assert (begin, end) == crl_span(new + old) == crl_span(new)
+    assert crl_span(old)[1] < now
+    assert crl_span(new + other)[1] < now
 
 
 def test_common_cas_are_those_of_both_bundles(pki: Pki):
