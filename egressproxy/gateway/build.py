@@ -273,7 +273,7 @@ class _Builder:
         self, listener: ListenerSpec, route: str, extensions: tuple[ExtensionSpec, ...], backend: WeightedBackend,
         backend_request_s: float | None, mirrors: tuple[Mirror, ...], names: tuple[str, ...] | None,
     ) -> Choice:  # fmt: skip
-        name = backend.backend.name if backend.backend is not None else "-"
+        name = backend.backend.label if backend.backend is not None else "-"
         policy = backend.policy
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
@@ -298,7 +298,7 @@ class _Builder:
             backend, connector = spec.backend, self.connector(spec.backend)
             if backend.backend is None or connector is None:
                 continue
-            name, policy, own = backend.backend.name, backend.policy, self.chain(backend.extensions)
+            name, policy, own = backend.backend.label, backend.policy, self.chain(backend.extensions)
             made.append(Mirror(
                 name, connector, own.request_headers, self.chain(spec.extensions + backend.extensions),
                 self.metrics.series(listener.gateway, route, name), policy, self.destination_policy(policy),

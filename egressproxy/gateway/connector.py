@@ -56,7 +56,7 @@ class Connector:
 
     def __init__(self, spec: ConnectionSpec, network: Network, *, is_parent: bool = False) -> None:
         self.spec = spec
-        self.name = spec.backend.name
+        self.name = spec.backend.label
         self.network = network
         self.parent: Connector | None = None
         if spec.backend.parent is not None:

@@ -87,7 +87,8 @@ class BackendSpec:
     `parent` is the upstream gateway through which it is reached (by CONNECT), `parent_credentials` what that is shown.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.
-    `kind` is the object's, with its group where it has one: "Backend.egressproxy.io".
+    `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `is_namesake`: one of our own
+    group, or another one, has its name, too.
     """
 
     name: str
@@ -101,6 +102,12 @@ class BackendSpec:
     parent_credentials: ParentCredentials | None = None
     extensions: tuple[ExtensionSpec, ...] = ()
     kind: str = ""
+    is_namesake: bool = False
+
+    @property
+    def label(self) -> str:
+        """What metrics and the log call it: its name, with the kind where the name alone could mean another."""
+        return f"{self.name} ({self.kind})" if self.is_namesake else self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,3 +259,29 @@ def test_an_unknown_type_closes_its_backend_and_everything_says_so(
     assert (
         "spec.extensions[0].type: Degraded is True (UnsupportedExtensionType): extension scan has the unknown" in text
     )
+
+
+def test_metrics_and_log_tell_backends_of_one_name_in_two_groups_apart(
+    dns: NameServer, pki: Pki, vendor: Vendor, tmp_path: Path
+):
+    port = free_port()
+    named = [backend(group, "Backend", "v1alpha1", "same", vendor.origin.port, []) for group in (OURS, WORKING_GROUP)]
+    rules = [
+        {
+            "matches": [{"path": {"type": "PathPrefix", "value": f"/{group}"}}],
+            "backendRefs": [{"group": group, "kind": "Backend", "name": "same"}],
+        }
+        for group in (OURS, WORKING_GROUP)
+    ]
+    theirs = f"agents/same (Backend.{WORKING_GROUP})"
+    with GatewayProcess(tmp_path / "gw", world(port, dns, pki, "t", *named, rules=rules)) as gateway:
+        for path in (OURS, WORKING_GROUP, WORKING_GROUP):
+            assert fetch(port, path) == (200, b"ok")
+        gateway.wait_for_record(path=f"/{WORKING_GROUP}", backend=theirs)
+        gateway.wait_for_record(path=f"/{OURS}", backend="agents/same")
+        assert gateway.metric("egress_requests_total", backend=theirs) == 2
+        assert gateway.metric("egress_requests_total", backend="agents/same") == 1
+        gateway.replace(world(port, dns, pki, "t", named[1], rules=rules[1:]))
+        gateway.wait_for_metric("egress_config_generation", 2)
+        assert fetch(port, WORKING_GROUP) == (200, b"ok")
+        gateway.wait_for_record(path=f"/{WORKING_GROUP}", backend="agents/same")

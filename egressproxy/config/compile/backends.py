@@ -7,6 +7,7 @@ Sources: the AI Gateway working group's egress proposal, GEP-4488, Gateway API v
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -43,7 +44,7 @@ from egressproxy.config.resources.backend import (
     XBackend,
     XBackendDestination,
 )
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy, Extension
 from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
@@ -85,7 +86,7 @@ _NOWHERE = ResolvedBackend(BackendSpec("-", Destination.DYNAMIC), ("", "", "", "
 class Backends:
     """Resolves backendRefs. Every object is read once, however many routes refer to it."""
 
-    __slots__ = ("_busy", "_extensions", "_found", "_placed", "_references", "_resources", "_services")
+    __slots__ = ("_busy", "_extensions", "_found", "_names", "_placed", "_references", "_resources", "_services")
 
     def __init__(
         self, resources: ResourceSet, references: References, services: Services, extensions: ExtensionCompiler
@@ -97,6 +98,8 @@ class Backends:
         self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | Unresolved] = {}
         self._placed: dict[Key, tuple[Placed, ...]] = {}
         self._busy: list[Key] = []
+        every = chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS)
+        self._names = Counter((backend.namespace, backend.name) for backend in every)
 
     def resolve(
         self, source: Resource, ref: Reference, protocols: Container[Protocol] = support.UPSTREAM_PROTOCOLS
@@ -249,6 +252,7 @@ class Backends:
             protocol=Protocol(_MEANS.get(spec.protocol or "HTTP", spec.protocol or "HTTP")),
             tls=tls,
             kind=kind_of(backend.key),
+            is_namesake=self._is_namesake(backend),
         )
         return ResolvedBackend(made, backend.key, number)
 
@@ -302,6 +306,7 @@ class Backends:
             tls=tls,
             extensions=ordered(extensions),
             kind=kind_of(backend.key),
+            is_namesake=self._is_namesake(backend),
         )
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)
@@ -312,6 +317,10 @@ class Backends:
         if said.parent is None:
             return found
         return replace(found, is_direct=True) if said.parent.direct else self.behind(found, backend, said.parent)
+
+    def _is_namesake(self, backend: AnyBackend) -> bool:
+        """Whether the name alone could mean another. Ours keeps it."""
+        return backend.GROUP != OUR_GROUP and self._names[backend.namespace, backend.name] > 1
 
     def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
         if backend.key not in self._placed:

@@ -153,6 +153,8 @@ class _Run:
             self._placement.check(policy)
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
         self._statuses.update(self._backends.statuses(self._generation))
+        for source in (*self._resources.of(Backend), *self._policies.objects):
+            self._note_namesakes(source)
         parents = Parents(self._plans, self._namespaces)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
@@ -192,6 +194,10 @@ class _Run:
                 code = "CertificateExpired" if state is CertificateState.EXPIRED else "CertificateNotYetValid"
                 sentence = validity.sentence(now_s)
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
+
+    def _note_namesakes(self, source: Resource) -> None:
+        for where, sentence in self._namesakes.of(source):
+            self.warnings.append(problem_at(source, where, sentence, severity=Severity.NOTE, code="SameName"))
 
     def _say_unserved(self, resource: Resource, field_path: str, message: str, remedy: str, code: str) -> None:
         """For what has no status to say it in."""
@@ -237,8 +243,7 @@ class _Run:
         if not route.spec.parent_refs:
             message = "the route names no parentRefs and is not served"
             self._say_unserved(route, "spec.parentRefs", message, _NAME_A_PARENT, "NoParent")
-        for where, sentence in self._namesakes.of_route(route):
-            self.warnings.append(problem_at(route, where, sentence, severity=Severity.NOTE, code="SameName"))
+        self._note_namesakes(route)
         of_mesh: list[int] = []
         for index, ref in enumerate(route.spec.parent_refs):
             outcome = parents.attach(route, hostnames, ref)

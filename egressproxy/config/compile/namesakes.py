@@ -9,10 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
+from pydantic.alias_generators import to_snake
+
 from egressproxy.config.compile.contract import Key, kind_of
 from egressproxy.config.compile.references import Reference
 from egressproxy.config.load import ResourceSet
+from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.policy import EgressPolicy
 
 __all__ = ["Namesakes"]
 
@@ -34,19 +38,43 @@ class Namesakes:
             by_name[backend.namespace, backend.name].append(backend.key)
         self._shared = {name: keys for name, keys in by_name.items() if len(keys) > 1}
 
-    def of_route(self, route: Resource) -> Iterator[tuple[str, str]]:
-        """For each backendRef to such a name: its field, and a sentence that says what it means."""
+    def of(self, source: Resource) -> Iterator[tuple[str, str]]:
+        """For each reference of a route, a Backend or a policy to such a name: its field, and what it means."""
         if not self._shared:
             return
-        for index, rule in enumerate(route.spec.rules):  # type: ignore[attr-defined]
-            for number, ref in enumerate(rule.backend_refs):
-                sentence = self._sentence(self._key_of(route, ref))
-                if sentence:
-                    yield f"spec.rules[{index}].backendRefs[{number}]", sentence
+        for field_path, ref in _references(source):
+            sentence = self._sentence(self._key_of(source, ref))
+            if sentence:
+                yield field_path, sentence
 
     def _sentence(self, meant: Key) -> str:
         others = [key for key in self._shared.get((meant[2], meant[3]), ()) if key != meant]
         if not others or len(others) == len(self._shared[meant[2], meant[3]]):
             return ""  # it means none of them: a Service, or nothing
         named = ", ".join(sorted(map(kind_of, others)))
-        return f"this is {kind_of(meant)} {meant[2]}/{meant[3]}; {named} has that name, too, and is another"
+        has = "has that name, too, and is another" if len(others) == 1 else "have that name, too, and are others"
+        return f"this is {kind_of(meant)} {meant[2]}/{meant[3]}; {named} {has}"
+
+
+def _references(source: Resource) -> Iterator[tuple[str, Reference]]:
+    """Every reference that may be to a backend, with its field."""
+    if isinstance(source, Backend | EgressPolicy):
+        if source.spec.parent is not None and source.spec.parent.name:
+            yield "spec.parent", source.spec.parent
+        for index, target in enumerate(source.spec.target_refs if isinstance(source, EgressPolicy) else ()):
+            yield f"spec.targetRefs[{index}]", target
+        return
+    for index, rule in enumerate(source.spec.rules):  # type: ignore[attr-defined]
+        place = f"spec.rules[{index}]"
+        yield from _of_filters(place, rule)
+        for number, ref in enumerate(rule.backend_refs):
+            yield f"{place}.backendRefs[{number}]", ref
+            yield from _of_filters(f"{place}.backendRefs[{number}]", ref)
+
+
+def _of_filters(place: str, holder: object) -> Iterator[tuple[str, Reference]]:
+    for index, entry in enumerate(getattr(holder, "filters", ())):
+        for field in ("requestMirror", "externalAuth"):
+            block = getattr(entry, to_snake(field), None)
+            if block is not None:
+                yield f"{place}.filters[{index}].{field}.backendRef", block.backend_ref

@@ -197,7 +197,8 @@ class References:
             raise Unresolved(
                 "RefNotPermitted",
                 f"{source} refers to {ref.kind} {namespace}/{ref.name}: add a ReferenceGrant in namespace {namespace} "
-                f"from {source.KIND} of namespace {source.namespace}"
+                f"from {f'{source.KIND} ({source.group})' if source.group else source.KIND} "
+                f"of namespace {source.namespace}"
                 f"{f' to {kind}, which it is' if kind not in ('', ref.kind) else ''}",
             )
 

@@ -56,7 +56,7 @@ class ExternalAuth(Filter):
         self._error = spec.backend.error
         self._unknown_extension = spec.backend.unknown_extension
         self._source = spec.place.source
-        self.server = spec.backend.backend.name if spec.backend.backend is not None else "-"
+        self.server = spec.backend.backend.label if spec.backend.backend is not None else "-"
         self._route = route
         remedy = "its answer, which the client got, says why"
         message = "the authorization server refused a request"

@@ -86,6 +86,7 @@ def backend_values(choice: Choice, total: int) -> dict[str, Any]:
         "name": choice.backend, "weight": choice.weight, "share": round(choice.weight / total, 4) if total else 0.0,
     }  # fmt: skip
     if spec is not None:
+        made["name"] = spec.backend.name
         made["destination"] = spec.backend.destination.value
         if spec.backend.kind:
             made["kind"] = spec.backend.kind

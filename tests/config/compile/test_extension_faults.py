@@ -261,7 +261,8 @@ def test_another_namespace_needs_a_grant():
     made = compiled(REVERSE, ROUTE, PLAIN + f"  extensions: [{NAMESPACED}]\n", elsewhere)
     told = of_object(made, "Backend", "default/plain", "ResolvedRefs")
     assert told[:2] == ("False", "RefNotPermitted")
-    assert "Secret platform/k: add a ReferenceGrant in namespace platform" in told[2]
+    remedy = "add a ReferenceGrant in namespace platform from Backend (egressproxy.io) of namespace default"
+    assert f"Secret platform/k: {remedy}" in told[2]
 
 
 def test_the_same_name_beside_the_backend_is_not_what_was_meant():

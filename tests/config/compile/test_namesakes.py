@@ -50,3 +50,52 @@ def test_one_backend_of_a_name_is_nothing_to_speak_of():
 def test_a_reference_to_neither_is_not_said_to_be_one_of_them():
     found = findings(REVERSE, route("gateway.networking.x-k8s.io", "XBackend"), OURS, THEIRS)
     assert not [each for each in found if each.code == "SameName"]
+
+
+def test_metrics_and_log_call_the_one_of_the_other_group_by_its_kind_too():
+    labels = []
+    for group in ("egressproxy.io", "gateway.networking.k8s.io"):
+        (found,) = rule(compiled(REVERSE, route(group), OURS, THEIRS)).backends
+        assert found.backend is not None
+        assert found.backend.name == "default/b"
+        labels.append(found.backend.label)
+    assert labels == ["default/b", "default/b (Backend.gateway.networking.k8s.io)"]
+    (alone,) = rule(compiled(REVERSE, route("gateway.networking.k8s.io"), THEIRS)).backends
+    assert alone.backend is not None
+    assert alone.backend.label == "default/b"
+
+
+FILTERED = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - filters:
+    - type: RequestMirror
+      requestMirror: {backendRef: {group: gateway.networking.k8s.io, kind: Backend, name: b}}
+    backendRefs:
+    - {group: egressproxy.io, kind: Backend, name: other}
+"""
+OTHER = OURS.replace("name: b", "name: other").replace("spec: {dest", "spec: {parent: {name: b}, dest")
+POLICY = """
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: p}
+spec:
+  targetRefs:
+  - {group: gateway.networking.k8s.io, kind: Gateway, name: gw}
+  - {group: gateway.networking.k8s.io, kind: Backend, name: b}
+  mode: Enforce
+"""
+
+
+def test_references_of_filters_parents_and_policies_are_noted_too():
+    noted = [each for each in findings(REVERSE, FILTERED, OTHER, OURS, THEIRS, POLICY) if each.code == "SameName"]
+    assert {(each.object, each.field_path, each.message.partition(";")[0]) for each in noted} == {
+        ("HTTPRoute default/route", "spec.rules[0].filters[0].requestMirror.backendRef",
+         "this is Backend.gateway.networking.k8s.io default/b"),
+        ("Backend default/other", "spec.parent", "this is Backend.egressproxy.io default/b"),
+        ("EgressPolicy default/p", "spec.targetRefs[1]", "this is Backend.gateway.networking.k8s.io default/b"),
+    }  # fmt: skip
