@@ -21,7 +21,7 @@ from typing import IO, Final
 
 from egressproxy.loading.request import STATUS, Kind
 
-__all__ = ["LoaderProcess", "LoadingFailed"]
+__all__ = ["LoaderEnded", "LoaderProcess", "LoadingFailed"]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,10 @@ class LoadingFailed(Exception):
 
     The message repeats nothing of what it said: that may hold anything, and goes to the log alone.
     """
+
+
+class LoaderEnded(LoadingFailed):
+    """Somebody else ended it: a system that is short of memory, an administrator. Another one may well answer."""
 
 
 class LoaderProcess:
@@ -84,10 +88,11 @@ class LoaderProcess:
         """Its answer. Raises LoadingFailed, or OSError if there are no descriptors, and has ended it then."""
         deadline = time.monotonic() + LIMIT_S
         answer, words = _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
-        status = None
+        status, has_said = None, False
         try:
+            self._signal(signal.SIGCONT)  # whoever has stopped it meanwhile: it could answer nobody
             self._exchange(kind, memoryview(request), answer, words, deadline)
-            status = self._status(deadline)
+            status, has_said = self._status(deadline)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s") from None
         finally:
@@ -98,14 +103,14 @@ class LoaderProcess:
             for line in words.whole().decode(errors="replace").splitlines():
                 log.warning("while loading: %s", line)
         if status:
-            raise LoadingFailed(f"the process that reads the configuration {_ending(status)}; the log has its words")
+            is_foreign = not has_said if self._is_kept and status > 0 else status < 0 and -status != signal.SIGALRM
+            failed = LoaderEnded if is_foreign else LoadingFailed
+            raise failed(f"the process that reads the configuration {_ending(status)}; the log has its words")
         return answer.whole()
 
     def end(self) -> None:
         """End it in the midst of a request, which fails then."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended, but for its status
-                os.killpg(self._process.pid, signal.SIGKILL)  # the copies, too
+        self._signal(signal.SIGKILL)
 
     def close(self) -> None:
         """End it, and give back what it takes here; not in the midst of a request."""
@@ -114,6 +119,12 @@ class LoaderProcess:
         self._control.close()
         self._errors.close()
         self._is_closed = True
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the copies, too."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended, but for its status
+                os.killpg(self._process.pid, number)
 
     def _exchange(self, kind: Kind, request: memoryview, answer: _Heap, words: _Heap, deadline: float) -> None:
         """Give it the request and take its answer, until those who serve it have closed all of their ends."""
@@ -131,11 +142,18 @@ class LoaderProcess:
             selector.register(asking, selectors.EVENT_WRITE)
             selector.register(answers, selectors.EVENT_READ, answer)
             selector.register(errors, selectors.EVENT_READ, words)
-            while selector.get_map():
+            if self._is_kept:
+                selector.register(self._control, selectors.EVENT_READ)
+            while not files.keys().isdisjoint(selector.get_map()):
                 ready = selector.select(max(deadline - time.monotonic(), 0))
                 if not ready:
                     raise TimeoutError
                 for key, _ in ready:
+                    if key.fileobj is self._control:
+                        selector.unregister(self._control)  # how the request ended: its pipes end, too
+                        if self._is_gone():
+                            self._signal(signal.SIGKILL)  # a copy that it has left behind could wait for ever
+                        continue
                     if key.data is None:
                         request = _rest(asking.fileno(), request)
                         is_over = not request
@@ -147,8 +165,15 @@ class LoaderProcess:
                 if answer.is_full:
                     raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
 
-    def _status(self, deadline: float) -> int:
-        """How the request ended, or the process where that has ended itself."""
+    def _is_gone(self) -> bool:
+        """Whether the process has ended, where its socket says something."""
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK)
+        except ConnectionError:
+            return True
+
+    def _status(self, deadline: float) -> tuple[int, bool]:
+        """How the request ended and that the process has said so, or how the process itself has ended."""
         left_s = max(deadline - time.monotonic(), 0.01)
         self._control.settimeout(left_s)
         try:
@@ -157,8 +182,8 @@ class LoaderProcess:
             said = b""
         if len(said) == STATUS.size:
             status: int = STATUS.unpack(said)[0]
-            return status
-        return self._process.wait(left_s)
+            return status, True
+        return self._process.wait(left_s), False
 
     def __repr__(self) -> str:
         return f"LoaderProcess({self._process.pid}, {self._process.returncode})"

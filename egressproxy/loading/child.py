@@ -32,8 +32,9 @@ LIMIT_S = 120
 def main(*, is_kept: bool) -> None:
     """Serve requests from standard input. Where not `is_kept`, this process itself serves the first one, and ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # what `ps` and `top` show; Linux alone has it
-        Path("/proc/self/comm").write_text("egress-loader")
+    with suppress(OSError):  # Linux alone has these
+        Path("/proc/self/comm").write_text("egress-loader")  # what `ps` and `top` show
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory is short it goes, and not who serves
     gc.disable()  # a copy ends before there is anything worth collecting
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes longer than using none
     import egressproxy.loading.answer

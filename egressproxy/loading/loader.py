@@ -1,18 +1,19 @@
 """Loader: keeps one process warm for what is to be read next, so that a change pays no start.
 
 The process goes when nobody has asked for a while; the next one who asks pays a start then, and finds one warm the next
-time. One that failed is replaced at once.
+time. One that failed is replaced at once, and where somebody else has ended it, its request is asked once more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from egressproxy.loading.apart import LoaderProcess, LoadingFailed
+from egressproxy.loading.apart import LoaderEnded, LoaderProcess, LoadingFailed
 from egressproxy.loading.outcome import Outcomes, read_outcomes
 from egressproxy.loading.request import Kind, write_request
 from egressproxy.loading.result import Loaded, read_answer
@@ -20,6 +21,8 @@ from egressproxy.model.api_write import Write
 from egressproxy.model.secret_source import ConfigSource
 
 __all__ = ["QUIET_S", "Loader"]
+
+log = logging.getLogger(__name__)
 
 #: For how long a process waits for the next request.
 QUIET_S: Final = 300.0
@@ -76,21 +79,32 @@ class Loader:
 
     async def _asked(self, kind: Kind, request: bytes, read: Callable[[bytes], T]) -> T:
         async with self._turn:
-            process = self._warm()
-            self._is_asking = True
             try:
-                data = await asyncio.get_running_loop().run_in_executor(None, process.ask, kind, request)
-                self._is_asking = False
+                try:
+                    data = await self._answer(kind, request)
+                except LoaderEnded as error:  # no fault of what is read: nobody would ask for it again
+                    if self._is_closed:
+                        raise
+                    log.warning("%s; it is asked of another one", error)
+                    data = await self._answer(kind, request)
                 return read(data)
             except ValueError:
                 self._drop()
                 raise LoadingFailed("the process that reads the configuration gave no whole answer") from None
-            except asyncio.CancelledError:
-                self._drop()
-                raise
             finally:
-                self._is_asking = False
                 self._rest()
+
+    async def _answer(self, kind: Kind, request: bytes) -> bytes:
+        """Raises LoadingFailed, OSError."""
+        process = self._warm()
+        self._is_asking = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, process.ask, kind, request)
+        except asyncio.CancelledError:
+            self._drop()  # while it is asking
+            raise
+        finally:
+            self._is_asking = False
 
     def _warm(self) -> LoaderProcess:
         """Raises OSError."""

@@ -32,6 +32,7 @@ TAKE = """
 import os, socket, sys
 control = socket.socket(fileno=os.dup(0))
 _, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+control.detach()  # it is closed with the process, and not before
 for number, descriptor in enumerate(descriptors):
     os.dup2(descriptor, number)
     os.close(descriptor)

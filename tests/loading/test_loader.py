@@ -17,7 +17,7 @@ from egressproxy.loading.apart import LoaderProcess, LoadingFailed
 from egressproxy.loading.loader import Loader
 from tests.loading.test_apart import TAKE, copies, is_running
 from tests.support import manifests as m
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 
 BIND = ("127.0.0.1",)
 
@@ -26,6 +26,13 @@ BIND = ("127.0.0.1",)
 def folder(tmp_path: Path) -> Path:
     m.write(tmp_path / "all.yaml", [m.gateway(m.forward_listener(3128)), m.policy(["a.test"])])
     return tmp_path
+
+
+async def reading(loader: Loader, before: LoaderProcess | None = None) -> LoaderProcess:
+    """The process, once a copy of it reads; another one than that before."""
+    await until(lambda: loader._process not in (None, before) and copies(loader._process))  # type: ignore[arg-type]
+    assert loader._process is not None
+    return loader._process
 
 
 @pytest.fixture
@@ -89,6 +96,46 @@ async def test_one_that_was_killed_while_it_waited_is_replaced(loader: Loader, f
     os.kill(process.pid, signal.SIGKILL)
     await until(lambda: not process.is_waiting())
     assert (await loader.load((folder,), BIND)).objects == 2
+
+
+@pytest.mark.parametrize("is_copy", [True, False], ids=["the one that reads", "the one that waits for it"])
+async def test_what_is_asked_of_one_that_is_killed_is_asked_once_more(
+    loader: Loader, folder: Path, is_copy: bool, caplog: pytest.LogCaptureFixture
+):
+    """No fault of what is read: nobody would change the files again for it."""
+    os.mkfifo(folder / "pipe.txt")
+    asked = asyncio.create_task(loader.load((folder / "pipe.txt",), BIND))
+    first = await reading(loader)
+    os.kill(copies(first)[0] if is_copy else first.pid, signal.SIGKILL)
+    await reading(loader, first)
+    (folder / "pipe.txt").write_text((folder / "all.yaml").read_text())
+    assert (await asked).objects == 2
+    assert "was ended by SIGKILL; the log has its words; it is asked of another one" in caplog.text
+
+
+async def test_what_ends_two_of_them_fails(loader: Loader, folder: Path):
+    os.mkfifo(folder / "pipe.txt")
+    asked = asyncio.create_task(loader.load((folder / "pipe.txt",), BIND))
+    first = await reading(loader)
+    os.kill(first.pid, signal.SIGSEGV)
+    os.kill((await reading(loader, first)).pid, signal.SIGSEGV)
+    with pytest.raises(LoadingFailed, match="was ended by SIGSEGV"):
+        await asked
+
+
+async def test_one_that_was_stopped_goes_on_when_it_is_asked(loader: Loader, folder: Path):
+    await loader.load((folder,), BIND)
+    first = loader.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    assert (await loader.load((folder,), BIND)).objects == 2
+    assert loader.pid == first
+
+
+def test_where_memory_is_short_it_goes_and_not_who_serves():
+    process = LoaderProcess()
+    wait_until(lambda: Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n")
+    process.close()
 
 
 async def test_one_that_hangs_fails_its_request_and_is_replaced(
