@@ -64,7 +64,9 @@ BUCKETS_S: Final = (
 #: Label sets that tell identities apart before new identities are counted under OVERFLOW.
 MAX_IDENTITY_SERIES: Final = 1000
 #: Label sets that tell entries of policies apart, over all configurations of the process, before new ones are counted
-#: under OVERFLOW. There is one for each entry that was used.
+#: under OVERFLOW, beside their policy; and so many that tell the policies of these apart. There is one for each entry
+#: that was used. Entries that deny have a bound of their own: whoever asks for everything on a long list of what is
+#: denied must not hide by what others are allowed.
 MAX_ENTRY_SERIES: Final = 1000
 OVERFLOW: Final = "_other"
 #: Statuses that are told apart in one label set: which there are is the origin's choice. Others are counted as the x00
@@ -120,6 +122,28 @@ HistogramSource = Callable[[], tuple[tuple[int, ...], float]]
 def logged_status(x: Exchange) -> int:
     """The status to count and log: as sent; 499 where the client left before an answer; 0 where nothing was sent."""
     return x.status or (CLIENT_CLOSED if x.reason is Reason.CLIENT_GONE else 0)
+
+
+class _Room:
+    """How many more label sets may tell entries of policies apart, and how many the policies alone."""
+
+    __slots__ = ("_entries", "_policies")
+
+    def __init__(self) -> None:
+        self._entries = self._policies = 0
+
+    def said(self, policy: str, entry: str) -> tuple[str, str]:
+        """What a new label set for this entry of this policy says."""
+        if entry != OVERFLOW:
+            return (policy, entry) if self._entries < MAX_ENTRY_SERIES else (policy, OVERFLOW)
+        return (policy, OVERFLOW) if self._policies < MAX_ENTRY_SERIES else (OVERFLOW, OVERFLOW)
+
+    def take(self, entry: str) -> None:
+        """There is one more."""
+        if entry == OVERFLOW:
+            self._policies += 1
+        else:
+            self._entries += 1
 
 
 def decided_by(series: Series | None) -> tuple[str, str]:
@@ -333,7 +357,8 @@ class Metrics:
         self.config_last_reload_timestamp_s = 0.0
         self._series: dict[Labels, Series] = {}
         self._identity_series = 0
-        self._entry_series = 0
+        self._allowed_series = _Room()
+        self._denied_series = _Room()
         self._upstream_sources: list[UpstreamSource] = []
         self._downstream_sources: list[DownstreamSource] = []
         self._filter_sources: list[FilterSource] = []
@@ -364,26 +389,33 @@ class Metrics:
         service_account: str = "-",
         policy: str = "-",
         entry: str = "-",
+        *,
+        is_denied: bool = False,
     ) -> Series:
-        """Get or create: the same labels give the same object for the life of the process."""
+        """Get or create: the same labels give the same object for the life of the process.
+
+        `is_denied`: the entry is one that denies.
+        """
         key = (gateway, route, backend, namespace, service_account, policy, entry)
         found = self._series.get(key)
         if found is not None:
             return found
         if namespace != "-" or service_account != "-":
             if self._identity_series >= MAX_IDENTITY_SERIES and namespace != OVERFLOW:
-                return self.series(gateway, route, backend, OVERFLOW, OVERFLOW, policy, entry)
+                return self.series(gateway, route, backend, OVERFLOW, OVERFLOW, policy, entry, is_denied=is_denied)
             self._identity_series += 1
         if policy != "-" or entry != "-":
-            if self._entry_series >= MAX_ENTRY_SERIES and policy != OVERFLOW:
-                return self.series(gateway, route, backend, namespace, service_account, OVERFLOW, OVERFLOW)
-            self._entry_series += 1
+            room = self._denied_series if is_denied else self._allowed_series
+            said = room.said(policy, entry)
+            if said != (policy, entry):
+                return self.series(gateway, route, backend, namespace, service_account, *said, is_denied=is_denied)
+            room.take(entry)
         made = self._series[key] = Series(key)
         return made
 
     def denied_by(self, series: Series, policy: str, entry: str) -> Series:
         """The counters of what was counted in `series`, and a policy has refused."""
-        return self.series(*series.labels[:5], policy, entry)
+        return self.series(*series.labels[:5], policy, entry, is_denied=True)
 
     def count_dns(self, result: str) -> None:
         """A lookup ended; `result` is one of the few words of the resolver: "ok", "hit", "stale", "nxdomain" …"""

@@ -205,10 +205,31 @@ def test_beyond_a_bound_new_entries_are_counted_together(converse: Start, monkey
     names = [f"n{number}.example" for number in range(6)]
     talk = converse(allowing({"hostnames": names}))
     for name in names:
-        get(talk, name)
+        record = get(talk, name)
     found = counted(talk)
-    assert found.pop(("_other", "_other")) == 3
+    assert found.pop(("agents/default", "_other")) == 3
     assert found == {("agents/default", name): 1 for name in names[:3]}
+    assert (record["policy"], record["entry"], record["rule"]) == (
+        "agents/default", "_other", "EgressPolicy agents/default",
+    )  # fmt: skip
+
+
+def test_who_asks_for_all_that_is_denied_does_not_hide_what_is_allowed(
+    converse: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(metrics_module, "MAX_ENTRY_SERIES", 2)
+    denied = [f"n{number}.example" for number in range(5)]
+    objects = forward(destinations={"allow": [{"hostnames": ["a.example"]}], "deny": [{"hostnames": denied}]})
+    talk = converse(objects)
+    for name in denied:
+        client = talk.connect()
+        client >> GET.replace(b"a.example", name.encode())
+        assert client.answer()[3]["reason"] == "destination_denied"
+        assert talk.record()["rule"] == "EgressPolicy agents/default"
+    get(talk, "a.example")
+    found = counted(talk)
+    assert found[("agents/default", "a.example")] == 1
+    assert found[("agents/default", "_other")] == 3
 
 
 def test_entries_share_connections_and_the_budget_of_retries(converse: Start):
