@@ -503,7 +503,7 @@ def wanted_credentials(x: Exchange, choice: Choice) -> UpstreamFault:
     that; whatever else asks for proxy credentials is no proxy of ours.
     """
     connector = choice.connector
-    if connector is not None and connector.parent is not None and not x.backend_is_secure:
+    if connector is not None and connector.parent is not None and not (x.backend_is_secure or x.request.upgrade):
         return refused_credentials(connector.spec.backend)
     return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 

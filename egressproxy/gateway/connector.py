@@ -99,8 +99,11 @@ class Connector:
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else
         ours. Raises Denied for a target that no parent may be asked for.
+
+        An upgrade goes through a tunnel (RFC 6455 section 4.1): on a connection of the parent's own, who was let in
+        with a 101 could ask a parent that reads on for anything.
         """
-        if self.parent is None or target.is_secure:
+        if self.parent is None or target.is_secure or x.request.upgrade:
             return self, target
         self.opener.judge_for_parent(target)
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one

@@ -15,6 +15,8 @@ from egressproxy.gateway.conductor import wanted_credentials
 from egressproxy.gateway.live import Choice
 from egressproxy.gateway.parent import proxy_authorization
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import Secret
 from egressproxy.spec.backend import BackendSpec, Destination, ParentCredentials
 from tests.gateway.conftest import Start
@@ -113,11 +115,25 @@ def test_an_upgrade(converse: Start, way: Any, parent: dict[str, Any], shown: by
     talk = converse(way(parent))
     talk.client >> GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     talk.dialled("corp.example", 3128)
-    sent = talk.origin.take(rb"GET http://a.example/ HTTP/1.1\r\n.*?\r\n\r\n")[0]
+    talk.origin << b"CONNECT a.example:80 HTTP/1.1\r\nHost: a.example:80\r\nVia: 1.1 gw\r\n" + shown + b"\r\n"
+    talk.origin >> b"HTTP/1.1 200 OK\r\n\r\n"
+    sent = talk.origin.take(rb"GET / HTTP/1.1\r\nHost: a.example\r\n.*?\r\n\r\n")[0]
     assert b"Upgrade: websocket" in sent
-    assert (SHOWN in sent) is bool(shown)
+    assert b"Proxy-Authorization" not in sent
     talk.origin >> b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nframes"
     talk.client.take(rb"HTTP/1.1 101 .*?\r\n\r\nframes")
+
+
+def test_a_407_to_an_upgrade_is_the_origins(converse: Start):
+    talk = converse(by_policy(LOGIN))
+    talk.client >> GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    talk.dialled("corp.example", 3128)
+    talk.origin.take(rb"CONNECT .*?\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 200 OK\r\n\r\n"
+    talk.origin.take(rb"GET / .*?\r\n\r\n")
+    talk.origin >> WANTED
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (502, "upstream_bad_response")
 
 
 @pytest.mark.parametrize("kind", ["Fqdn", "Dynamic"])
@@ -283,6 +299,7 @@ def test_a_parent_that_wants_credentials_says_what_to_configure(converse_on: Sta
 
 def test_a_407_of_an_origin_behind_the_parents_tunnel_is_not_the_parents():
     x = Exchange("-", "-", "-", 0.0)
+    x.request = RequestHead(b"GET", b"/", Fields())
     choice = SimpleNamespace(connector=SimpleNamespace(parent=object(), spec=SimpleNamespace(backend=_BEHIND)))
     assert wanted_credentials(x, cast(Choice, choice)).reason is Reason.PARENT_AUTH
     x.backend_is_secure = True
