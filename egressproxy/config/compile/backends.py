@@ -277,7 +277,6 @@ class Backends:
                 raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[Endpoint, ...] = ()
         hostname = ""
-        own_port = number
         service = None
         match kind:
             case Destination.FQDN:
@@ -293,14 +292,12 @@ class Backends:
                 endpoints = inner.endpoints
                 service = ("", "Service", named.namespace or backend.namespace, named.name)
                 tls = tls if form is not None and form.tls is not None else inner.tls
-            case Destination.DYNAMIC:
-                own_port, number = number, 0
         extensions = self._own_extensions(backend)
         made = BackendSpec(
             name=backend.full_name,
             destination=kind,
             hostname=hostname,
-            port=own_port,
+            port=number,
             endpoints=endpoints,
             protocol=protocol,
             tls=tls,

@@ -8,8 +8,10 @@ from egressproxy.config.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.spec.policy import Mode, PolicySpec
 from tests.config.compile.kit import (
+    DYNAMIC,
     FORWARD,
     PLAIN,
+    REVERSE,
     ROUTE,
     compiled,
     listener,
@@ -222,6 +224,18 @@ def test_every_target_of_a_policy_has_conditions_of_its_own():
     assert said(first["conditions"], "Conflicted") == ("", "", "")
     assert said(second["conditions"], "Conflicted")[0] == "True"
     assert [part["ancestorRef"]["kind"] for part in (first, second)] == ["Backend", "Gateway"]
+
+
+def test_a_policy_for_a_port_of_a_dynamic_backend_holds_there_and_at_no_other():
+    ports = "ports: [{number: 80, tls: {mode: None}}, {number: 8443, tls: {mode: Simple}}]"
+    backend = DYNAMIC.replace("name: dynamic", "name: plain").replace("type: Dynamic", f"type: Dynamic, {ports}")
+    routes = [ROUTE.replace("name: route", f"name: r{n}").replace("name: plain", f"name: plain, port: {n}")
+              for n in (80, 8443)]  # fmt: skip
+    closed = policy("destinations: {deny: [{hostnames: [a.example]}]}", "Backend", "plain")
+    made = compiled(REVERSE, backend, *routes, closed.replace("name: plain}", 'name: plain, sectionName: "8443"}'))
+    denied = [bool(one.rules[0].backends[0].policy.destinations.deny) for one in listener(made).http_routes]
+    assert denied == [False, True]
+    assert of_policy(made, "Accepted")[0] == "True"
 
 
 @pytest.mark.parametrize(
