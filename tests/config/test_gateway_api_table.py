@@ -12,7 +12,7 @@ import pytest
 from egressproxy.config.descriptions import models_by_name
 from egressproxy.config.resources import gateway, meta, routes
 from egressproxy.config.resources.backend import BackendTlsPolicy, XBackend
-from egressproxy.config.resources.destination import CaBundleReference
+from egressproxy.config.resources.destination import CaBundleReference, DraftValidation
 from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.supported_fields import SHARED as SECTIONS
 from egressproxy.config.supported_fields import gateway_api_fields
@@ -38,6 +38,7 @@ SHARED: dict[type[Model], str] = {
 WHOLE: tuple[type[Model], ...] = (
     gateway.ParametersReference,
     CaBundleReference,
+    DraftValidation,
     meta.BackendObjectReference,
     meta.LabelSelector,
     meta.LocalObjectReference,

@@ -265,6 +265,46 @@ spec:
   tls:
     mode: ServerOnly
 """
+#: An earlier draft of it: the validation of BackendTLSPolicy in the tls of a port, and endpoints by a selector.
+GEP_4488 = f"""
+apiVersion: {PROPOSAL}
+kind: Backend
+metadata:
+  name: models-api
+spec:
+  destination:
+    type: FQDN
+    fqdn:
+      hostname: {HOST}
+    ports:
+    - number: 443
+      protocol: HTTP
+      tls:
+        mode: Mutual
+        clientCertificateRef:
+          name: egress-client-cert
+        validation:
+          hostname: {HOST}
+          caCertificateRefs:
+          - group: ""
+            kind: ConfigMap
+            name: vendor-ca
+"""
+GEP_4488_SELECTOR = f"""
+apiVersion: {PROPOSAL}
+kind: Backend
+metadata:
+  name: models-api
+spec:
+  destination:
+    type: EndpointSelector
+    endpointSelector:
+      selectorRef:
+        name: my-service
+    ports:
+    - number: 8080
+      protocol: HTTP
+"""
 INSECURE = (("Insecure", "True"),)
 
 
@@ -360,6 +400,8 @@ FORMS = (
     Form("draft-filters", DRAFT_FILTERS, refused=("Accepted", "UnsupportedValue")),
     Form("draft-protocol", DRAFT_PROTOCOL, refused=("ResolvedRefs", "UnsupportedProtocol")),
     Form("gep-4894", GEP_4894, client="egress-client"),
+    Form("gep-4488", GEP_4488, client="egress-client"),
+    Form("gep-4488-selector", GEP_4488_SELECTOR, refused=("Accepted", "UnsupportedValue")),
     Form("gep-4894-selector", GEP_4894_SELECTOR, refused=("Accepted", "UnsupportedValue")),
     Form("xbackend", x_backend("number: 443", tls=X_BACKEND_CA)),
     Form("xbackend-guide", x_backend("port: 443")),

@@ -17,7 +17,7 @@ def what_became(backend: AnyBackend) -> str:
         return described(backend.spec)
     spec = backend.spec
     if spec.external_hostname is None:
-        return ""
+        return f"type {spec.type}, which is not served"
     tls = f"TLS {spec.tls.mode}" if spec.tls is not None and spec.tls.mode != "None" else "plain text"
     return f"{spec.external_hostname.hostname}:{spec.port.value} ({spec.protocol or 'HTTP'}, {tls})"
 

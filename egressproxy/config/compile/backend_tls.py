@@ -140,6 +140,5 @@ def validated_tls(
 
     Names are compared instead of the SNI, where there are any; a URI as it is written.
     """
-    names = [name.hostname.lower() if name.hostname else name.uri or "" for name in validation.subject_alt_names]
     ca_source = references.names(source, validation.ca_certificate_refs)
-    return BackendTlsSpec(sni=validation.hostname or "", ca_pem=ca_pem, names=tuple(names), ca_source=ca_source)
+    return BackendTlsSpec(sni=validation.hostname or "", ca_pem=ca_pem, names=validation.names, ca_source=ca_source)

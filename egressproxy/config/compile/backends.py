@@ -215,7 +215,9 @@ class Backends:
             return self._read_destination(found, port, is_stream=is_opaque)
         if (group, kind) not in KNOWN_KINDS:
             known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(KNOWN_KINDS))
-            raise Unresolved("InvalidKind", f"{kind} ({group or 'core'}) is no kind of backend; known are {known}")
+            message = f"{kind} ({group or 'core'}) is no kind of backend; known are {known}"
+            hint = self._references.meant.remedy(*key, "write one of the known kinds", KNOWN_KINDS)
+            raise Unresolved("InvalidKind", message, hint)
         raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
@@ -262,8 +264,9 @@ class Backends:
         destination = backend.spec.destination
         if not isinstance(backend, Backend) and backend.spec.filters:
             raise Unresolved("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
-        if destination.type == "Failover":
-            raise Unresolved("UnsupportedValue", f"{backend}: a destination of type Failover is not supported yet")
+        if destination.type in ("Failover", "EndpointSelector"):
+            message = f"{backend}: a destination of type {destination.type} is not supported yet"
+            raise Unresolved("UnsupportedValue", message)
         form = _port_form(backend, port_forms(backend.spec), port)
         number = form.number if form is not None else 0
         kind = Destination(destination.type)
@@ -345,7 +348,7 @@ class Backends:
         if written is not None:
             made = replace(
                 made,
-                names=tuple(name if "://" in name else name.lower() for name in written.subject_alt_names),
+                names=form.names,
                 min_version=written.min_version,
                 insecure_skip_verify=written.insecure_skip_verify,
                 crl_pem="".join(self._references.crl(backend, ref) for ref in written.crl_refs),

@@ -46,7 +46,8 @@ class TlsForm:
     """How a port is secured. `mode`: None, Simple, Mutual, or one that a backend cannot have.
 
     `cas` are references to CA certificates, each with its key; `client` to a certificate, whose chain is under
-    `client_key`. `source` is what was written, for the rest.
+    `client_key`. `names` are those of which the server's certificate has to carry one. `source` is what was written,
+    for the rest.
     """
 
     mode: str
@@ -54,6 +55,7 @@ class TlsForm:
     cas: tuple[tuple[Reference, str], ...] = ()
     client: Reference | None = None
     client_key: str = "tls.crt"
+    names: tuple[str, ...] = ()
     source: BackendTls | None = None
 
     @property
@@ -138,14 +140,16 @@ def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
     written = tls.source
     if written is None:
         return
-    checks = {"caBundleRef": tls.cas, "subjectAltNames": written.subject_alt_names, "crlRefs": written.crl_refs}
+    checks: dict[str, object] = {"crlRefs": written.crl_refs, "validation": written.validation}
+    if written.validation is None:
+        checks = {"caBundleRef": tls.cas, "subjectAltNames": tls.names, **checks}
     if tls.mode == "None":
         more = {
             "pins": written.pins,
             "minVersion": "min_version" in written.model_fields_set,
             "insecureSkipVerify": written.insecure_skip_verify,
         }
-        idle = [name for name, value in {"sni": tls.sni, **checks, **more}.items() if value]
+        idle = [name for name, value in {"sni": written.sni or written.server_name, **checks, **more}.items() if value]
         if idle:
             # The published examples have these fields beside every mode: no reason to fail a check.
             effect = "not used" if is_published else "does nothing"
@@ -177,7 +181,10 @@ def described(spec: DestinationSpec) -> str:
     elif service is not None:
         host = f"Service {service.namespace + '/' if service.namespace else ''}{service.name}"
     else:
-        return "the destination that the request names" if destination.type == "Dynamic" else ""
+        is_dynamic = destination.type == "Dynamic"
+        return (
+            "the destination that the request names" if is_dynamic else f"type {destination.type}, which is not served"
+        )
     return ", ".join(f"{host}:{form.number} ({_spoken(form)})" for form in port_forms(spec))
 
 
@@ -208,6 +215,13 @@ def _tls(written: BackendTls | None) -> TlsForm | None:
         return None
     mode = written.mode
     cas: tuple[tuple[Reference, str], ...] = tuple((ref, "ca.crt") for ref in written.ca_bundle_ref)
+    names = tuple(name if "://" in name else name.lower() for name in written.subject_alt_names)
+    sni = written.sni or written.server_name or ""
+    validation = written.validation
+    if validation is not None:
+        cas = tuple((ref, "ca.crt") for ref in validation.ca_certificate_refs)
+        names = validation.names
+        sni = validation.hostname or ""
     client: Reference | None = written.client_certificate_ref
     client_key = "tls.crt"
     if isinstance(written, FqdnTls):
@@ -216,8 +230,7 @@ def _tls(written: BackendTls | None) -> TlsForm | None:
             client = written.client_certificate.secret_ref
             client_key = written.client_certificate.key_or(client_key)
         mode = mode or ("Mutual" if client is not None else "Simple")
-    sni = written.sni or written.server_name or ""
-    return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, written)
+    return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, names, written)
 
 
 def _unknown_mcp(port: BackendPort, mcp: McpOptions) -> Iterator[str]:

@@ -38,6 +38,7 @@ GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.
 #: (`kubectl explain`) and docs/fields.md say it, as status does where one is used. What is served is taken out here.
 UNSERVED: Final[Mapping[str, str]] = {
     "BackendDestination.failover": "what refers to the Backend answers 500",
+    "BackendDestination.endpointSelector": "what refers to the Backend answers 500",
     "EgressPolicySpec.subjects": "what the policy denies or limits holds for everybody, the rest for nobody",
     "EgressPolicySpec.intercept": "the names that it lists are denied",
     "EgressPolicySpec.identity": "every client is unknown; certificate.crlRefs alone are read",

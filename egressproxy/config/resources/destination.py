@@ -17,6 +17,7 @@ from pydantic import WithJsonSchema as JsonSchema
 from egressproxy.config.resources.meta import BackendObjectReference, Model, ObjectReference, SecretObjectReference
 from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
 from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, Refused
+from egressproxy.config.resources.x_backend import XBackendValidation
 
 __all__ = [
     "PUBLISHED",
@@ -24,6 +25,7 @@ __all__ = [
     "BackendPort",
     "BackendTls",
     "CertificateEntry",
+    "DraftValidation",
     "Failover",
     "FailoverEndpoint",
     "FqdnBackend",
@@ -102,6 +104,23 @@ CaBundleReferences = Annotated[
 ]
 
 
+class DraftValidation(XBackendValidation):
+    """What an earlier draft of GEP-4894 has in the tls of a port."""
+
+
+Validation = Annotated[
+    DraftValidation | None,
+    JsonSchema(
+        {
+            "type": "object",
+            "description": "What the server's certificate has to be, in the words of a draft, which are those of "
+            "BackendTLSPolicy: hostname, caCertificateRefs or wellKnownCACertificates, subjectAltNames. Instead of "
+            "sni, caBundleRef and subjectAltNames.",
+        }
+    ),
+]
+
+
 class BackendTls(Model):
     """TLS origination. `clientCertificateRef` belongs to mode Mutual, and only there. `serverName` is `sni`."""
 
@@ -116,6 +135,7 @@ class BackendTls(Model):
         tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=64)
     ] = ()
     """Names of which the certificate has to carry one, instead of `sni`."""
+    validation: Validation = None
     pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
     """Public keys of which the server's chain has to have one: sha256/ and the base64 of the SPKI's hash."""
     crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
@@ -129,6 +149,8 @@ class BackendTls(Model):
     def _fits_its_mode(self, info: ValidationInfo) -> Self:
         if self.sni is not None and self.server_name is not None and self.sni != self.server_name:
             raise Refused("sni and serverName say different names", "keep one of them")
+        if self.validation is not None:
+            self._say_once()
         if self.mode is None or (isinstance(info.context, dict) and info.context.get(PUBLISHED)):
             return self  # a published schema admits it: status says what is missing
         if self.mode == "Mutual" and self.client_certificate_ref is None:
@@ -139,6 +161,18 @@ class BackendTls(Model):
                 "use mode Mutual, or remove clientCertificateRef",
             )
         return self
+
+    def _say_once(self) -> None:
+        """Raise Refused where `validation` says what stands beside it, too."""
+        beside = {
+            "sni": self.sni,
+            "serverName": self.server_name,
+            "caBundleRef": self.ca_bundle_ref,
+            "subjectAltNames": self.subject_alt_names,
+        }
+        twice = [name for name, value in beside.items() if value]
+        if twice:
+            raise Refused(f"validation says what {' and '.join(twice)} beside it says", "keep one of them")
 
 
 class FqdnTls(BackendTls):
@@ -249,6 +283,7 @@ class BackendDestination(Model):
         "Ip": ("ip",),
         "Service": ("service", "kubernetesService"),
         "Failover": ("failover",),
+        "EndpointSelector": ("endpointSelector",),
         "Dynamic": (),
     }
 
@@ -262,6 +297,9 @@ class BackendDestination(Model):
     kubernetes_service: Annotated[ServiceBackend | None, Field(description="The same as service.")] = None
     failover: Failover | None = None
     """For type Failover: the endpoints."""
+    endpoint_selector: Annotated[dict[str, Any] | None, Field(description="For type EndpointSelector, of a draft.")] = (
+        None
+    )
     tls: BackendTls | None = None
     """How TLS is spoken at the ports that do not say it themselves."""
     ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
@@ -300,6 +338,7 @@ class BackendDestination(Model):
     def _blocks(self) -> Iterable[tuple[str, Any]]:
         yield from (("fqdn", self.fqdn), ("ip", self.ip), ("service", self.service))
         yield from (("kubernetesService", self.kubernetes_service), ("failover", self.failover))
+        yield "endpointSelector", self.endpoint_selector
 
 
 def require_one_tls(destination: BackendDestination, beside: BackendTls | None) -> None:

@@ -22,6 +22,7 @@ _TYPES = {
     **{name.lower(): name for name in ("Fqdn", "Ip", "Service", "Dynamic", "Failover")},
     "ipaddress": "Ip",
     "kubernetesservice": "Service",
+    "endpointselector": "EndpointSelector",
 }
 _MODES = {
     **{name.lower(): name for name in ("None", "Simple", "Mutual", "Passthrough", "Terminate")},
@@ -89,10 +90,12 @@ ModeName = Annotated[
 
 #: What kind of place a destination is, in one of the published spellings.
 TypeName = Annotated[
-    Literal["Fqdn", "Ip", "Service", "Dynamic", "Failover"],
+    Literal["Fqdn", "Ip", "Service", "Dynamic", "Failover", "EndpointSelector"],
     _spelled(_TYPES),
     _enum(
-        "What kind of place it is, in any case. FQDN is Fqdn, IPAddress is Ip, KubernetesService is Service.",
+        "What kind of place it is, in any case. FQDN is Fqdn, IPAddress is Ip, KubernetesService is Service. "
+        "EndpointSelector is not served.",
         "Fqdn", "Ip", "Service", "Dynamic", "Failover", "FQDN", "IP", "IPAddress", "KubernetesService",
+        "EndpointSelector",
     ),
 ]  # fmt: skip

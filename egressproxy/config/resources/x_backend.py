@@ -55,6 +55,11 @@ class BackendTlsValidation(Model):
     subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
     """Names of which the certificate has to carry one, instead of `hostname`."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the certificate has to carry one of: hostnames in lower case, URIs as they are written."""
+        return tuple(name.hostname.lower() if name.hostname else name.uri or "" for name in self.subject_alt_names)
+
     @model_validator(mode="after")
     def _one_source_of_trust(self) -> Self:
         if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):

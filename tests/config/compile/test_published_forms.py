@@ -336,3 +336,34 @@ spec:
     assert "default/closed" in found.policy.sources
     status = made.statuses["egressproxy.io", "EgressPolicy", "default", "closed"]
     assert status["ancestors"][0]["conditions"][0]["reason"] == "Accepted"
+
+
+def test_the_words_of_a_backend_tls_policy_mean_the_same_in_the_tls_of_a_port(pki: Pki):
+    ours = f"sni: b.example, {PLAIN_CA}, subjectAltNames: [C.example, spiffe://d/e]"
+    theirs = (
+        "validation: {hostname: b.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: vendor-ca}], "
+        "subjectAltNames: [{type: Hostname, hostname: C.example}, {type: URI, uri: spiffe://d/e}]}"
+    )
+    made = [
+        served(host(f", ports: [{{number: 443, tls: {{mode: Simple, {tls}}}}}]"), ca(pki)) for tls in (ours, theirs)
+    ]
+    assert made[0] == made[1]
+    assert made[0].tls is not None
+    assert (made[0].tls.sni, made[0].tls.names) == ("b.example", ("c.example", "spiffe://d/e"))
+    assert made[0].tls.ca_pem.strip() == pki.ca_pem.strip()
+
+
+def test_a_selector_of_endpoints_is_a_condition():
+    error, condition = refused(
+        backend("{destination: {type: EndpointSelector, endpointSelector: {selectorRef: {name: s}}}}")
+    )
+    assert "type EndpointSelector is not supported" in error
+    assert condition[:2] == ("False", "UnsupportedValue")
+
+
+def test_a_reference_without_the_group_of_its_backend_is_told_of_it():
+    bare = ROUTE.replace("group: gateway.networking.k8s.io, kind", "kind")
+    assert bare != ROUTE
+    manifests = (REVERSE, bare, host(", ports: [{number: 443, protocol: TLS}]"))
+    said = all_findings(load_text("\n---\n".join(manifests), "a.yaml"), compiled(*manifests))
+    assert ["write group: gateway.networking.k8s.io" in each.message + each.remedy for each in said] == [True]

@@ -21,6 +21,12 @@ spec:
     type: Failover
     failover: {endpoints: [{backendRef: {group: egressproxy.io, kind: Backend, name: plain}}]}
 """,
+    "BackendDestination.endpointSelector": """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: other}
+spec: {destination: {type: EndpointSelector, endpointSelector: {selectorRef: {name: s}}}}
+""",
     "PayloadProcessingPipeline.spec": """
 apiVersion: egressproxy.io/v1alpha1
 kind: PayloadProcessingPipeline

@@ -143,6 +143,11 @@ def test_what_is_misspelled_stays_a_load_error(spec: str, field_path: str, line:
             "tls: {mode: Simple, sni: a.example, serverName: b.example}}",
             "sni and serverName say different names",
         ),
+        (
+            "{destination: {type: FQDN, fqdn: {hostname: a.example}}, "
+            "tls: {mode: Simple, sni: a.example, validation: {hostname: a.example}}}",
+            "validation says what sni beside it says",
+        ),
     ],
 )
 def test_what_is_said_twice_is_a_load_error(spec: str, message: str):
