@@ -34,6 +34,13 @@ MAX_UNSENT: Final = 64 * 1024 * 1024
 UNREAD_S: Final = 30.0
 #: Their bodies are held meanwhile.
 MAX_WRITES: Final = 64
+#: Where kubectl asks whether a kind that it does not find in discovery has a definition, before it applies one. Without
+#: a list there it tells of the list, and not of the kind (kubectl's QueryParamVerifier).
+_DEFINITIONS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_NO_DEFINITIONS: Final = {
+    "kind": "CustomResourceDefinitionList", "apiVersion": "apiextensions.k8s.io/v1",
+    "metadata": {"resourceVersion": "1"}, "items": [],
+}  # fmt: skip
 
 
 class KubernetesApi:
@@ -72,6 +79,8 @@ class KubernetesApi:
         found = self._discovered(path, accept)
         if found is not None:
             return found
+        if path == _DEFINITIONS:
+            return json_response(200, _NO_DEFINITIONS)
         asked = resource(path)
         if asked is None:
             return None

@@ -111,6 +111,16 @@ def test_applied_again_nothing_changes_and_a_change_is_applied(cluster: Cluster)
     assert {each["observedGeneration"] for each in changed["status"]["conditions"]} == {2}
 
 
+def test_a_kind_that_there_is_not_is_named_and_the_rest_is_applied(cluster: Cluster):
+    misspelt = {**m.policy(["a.example"]), "kind": "EgresPolicy"}
+    workload = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "app", "namespace": "agents"}}
+    done = cluster.run("apply", "-f", "-", stdin=[misspelt, workload, m.policy(["a.example"])])
+    assert done.returncode == 1
+    assert 'no matches for kind "EgresPolicy"' in done.stderr
+    assert 'no matches for kind "Deployment"' in done.stderr
+    assert cluster.kept() == ["egresspolicy.egressproxy.io_agents_default.yaml"]
+
+
 def test_server_side_apply_tells_conflicts_and_can_be_forced(cluster: Cluster):
     mine, other = egress(free_port()), egress(free_port())
     cluster.kubectl("apply", "--server-side", "--field-manager", "mine", "-f", "-", stdin=[mine])
