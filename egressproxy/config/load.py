@@ -38,7 +38,7 @@ __all__ = ["ResourceSet", "load", "load_text"]
 
 #: Fields of `spec` whose places are kept: what they say is judged after the documents are gone. So are those of matches
 #: with regular expressions.
-PLACED = ("extensions", "gatewayClassName", "listeners", "parentRef", "parentRefs", "targetRefs")
+PLACED = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "targetRefs")
 
 #: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
 _TIMES = (315_532_800, 4_102_444_800)

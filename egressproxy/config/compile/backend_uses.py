@@ -13,7 +13,7 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 
-__all__ = ["backend_refs", "stream_carriers"]
+__all__ = ["backend_refs", "only_parents", "stream_carriers"]
 
 
 def backend_refs(route: Resource) -> Iterator[Reference]:
@@ -25,6 +25,26 @@ def backend_refs(route: Resource) -> Iterator[Reference]:
             for part in (entry.request_mirror, getattr(entry, "external_auth", None)):
                 if part is not None:
                     yield part.backend_ref
+
+
+def only_parents(resources: ResourceSet, key_of: Callable[[Resource, Reference], Key]) -> set[Key]:
+    """Backends that others are reached through, and that no route leads to. `key_of`: what a reference means."""
+    found = _parents(resources, key_of)
+    for kind in (HttpRoute, GrpcRoute, TlsRoute, TcpRoute):
+        for route in resources.of(kind) if found else ():
+            found -= {key_of(route, ref) for ref in backend_refs(route)}
+    return found
+
+
+def _parents(resources: ResourceSet, key_of: Callable[[Resource, Reference], Key]) -> set[Key]:
+    """What Backends and policies name as their parent."""
+    found: set[Key] = set()
+    sources: tuple[Backend | EgressPolicy, ...] = (*resources.of(Backend), *resources.of(EgressPolicy))
+    for source in sources:
+        parent: Reference | None = getattr(source.spec, "parent", None)
+        if parent is not None:
+            found.add(key_of(source, parent))
+    return found
 
 
 def stream_carriers(resources: ResourceSet, key_of: Callable[[Resource, Reference], Key]) -> set[Key]:
@@ -39,11 +59,7 @@ def stream_carriers(resources: ResourceSet, key_of: Callable[[Resource, Referenc
     carriers: set[Key] = set()
     for stream in (*resources.of(TlsRoute), *resources.of(TcpRoute)):
         carriers |= targets(stream, backend_refs(stream))
-    sources: tuple[Backend | EgressPolicy, ...] = (*resources.of(Backend), *resources.of(EgressPolicy))
-    for source in sources:
-        parent: Reference | None = getattr(source.spec, "parent", None)
-        if parent is not None:
-            carriers |= targets(source, (parent,))
+    carriers |= _parents(resources, key_of)
     for route in (*resources.of(HttpRoute), *resources.of(GrpcRoute)):
         carriers -= targets(route, backend_refs(route))
     return carriers

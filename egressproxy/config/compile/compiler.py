@@ -62,7 +62,7 @@ _NAME_A_PARENT = "name the Gateway under parentRefs"
 _SERVICE = ("", "Service")
 _MESH = "a Service as parent is for a mesh, and is not served here"
 _NOTHING_SERVED = "no listener is served: no client is answered"
-_SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or see the other warnings"
+_SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or mend what is told of its listeners"
 
 
 def compile_config(

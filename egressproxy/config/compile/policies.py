@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from egressproxy.config.compile import support
 from egressproxy.config.compile.attempts import retry_problem
 from egressproxy.config.compile.backend_kinds import object_key
+from egressproxy.config.compile.backend_uses import only_parents
 from egressproxy.config.compile.contract import Key, Status, age_of
 from egressproxy.config.compile.extension_faults import ExtensionFaults
 from egressproxy.config.compile.layers import Layer, Level
@@ -32,11 +33,16 @@ __all__ = ["Policies"]
 class Policies:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
-    __slots__ = ("_by_target", "_layers", "_merged", "_merger", "_names", "_policies", "_resources", "_seen")
+    __slots__ = (
+        "_by_target", "_layers", "_merged", "_merger", "_names", "_only_parents", "_policies", "_references",
+        "_resources", "_seen",
+    )  # fmt: skip
 
     def __init__(self, resources: ResourceSet, references: References, names: Names) -> None:
         self._resources = resources
         self._names = names
+        self._references = references
+        self._only_parents: set[Key] | None = None
         self._merger = Merger(references)
         self._policies = sorted(resources.of(EgressPolicy), key=age_of)
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
@@ -113,6 +119,7 @@ class Policies:
                 *_notes(policy, ref.kind),
                 *self._parent_notes(policy, target),
                 *self._tls_notes(policy, target),
+                *self._notes_on_a_parent(policy, target),
             ]:
                 conditions.add_note("Accepted", note)
             losses = self._merger.losses.get((policy.key, target, section), Losses())
@@ -120,7 +127,7 @@ class Policies:
             _state(conditions, "Overridden", "Overridden", losses.overrides)
             faults[policy.key].state(conditions)
             if parent is not None:
-                message = f"{parent.said}; what is to go through it is refused (500)"
+                message = f"spec.parent: {parent.said}; what is to go through it is refused (500)"
                 if conditions.says("ResolvedRefs"):
                     conditions.add_note("ResolvedRefs", message)
                 else:
@@ -138,6 +145,32 @@ class Policies:
         if isinstance(found, Service) or getattr(destination, "type", "") in ("Ip", "Service"):
             return [f"parent does nothing here: {found} is reached directly, unless it names a parent itself."]
         return []
+
+    def _notes_on_a_parent(self, policy: EgressPolicy, target: Key) -> list[str]:
+        """Settings and permissions in a policy for a proxy: what goes through it brings its own."""
+        spec = policy.spec
+        written = {
+            "mode": spec.mode is not None,
+            "dns": spec.dns is not None,
+            "addresses.allow": spec.addresses is not None and bool(spec.addresses.allow),
+            "traffic": spec.traffic is not None,
+        }
+        names = [name for name, is_written in written.items() if is_written]
+        if not names or target not in self._parents():
+            return []
+        do = "do" if len(names) > 1 else "does"
+        return [
+            f"{', '.join(names)} {do} nothing here: {target[1]} {target[2]}/{target[3]} is only a parent, and is "
+            "reached as the policies say of what goes through it; write this in a policy of the Gateway."
+        ]
+
+    def _parents(self) -> set[Key]:
+        if self._only_parents is None:
+            self._only_parents = only_parents(
+                self._resources,
+                lambda source, ref: object_key(self._resources, ref, self._references.namespace_of(source, ref)),
+            )
+        return self._only_parents
 
     def _tls_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
         """Where the floor for TLS is one for nothing."""

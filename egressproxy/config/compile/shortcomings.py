@@ -97,6 +97,8 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
                 continue
             told.add(message)
             text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
+            if _is_as_wished(condition):
+                text, message = "not all of it is served", _without_praise(message)
             words = f"{part.words}: " if part.words else ""
             for piece in _PLACED.split(message):
                 named = _NAMED.search(piece)
@@ -115,6 +117,12 @@ def _is_well(condition: Mapping[str, Any]) -> bool:
     if condition["type"] == _INFORMATION:
         return True
     return _is_as_wished(condition) and not support.says_less(condition.get("message", ""))
+
+
+def _without_praise(message: str) -> str:
+    """What a good condition complains of, without the sentence that says how good it is."""
+    praise, _, rest = message.partition(". ")
+    return rest if rest and not support.says_less(praise) else message
 
 
 def _is_as_wished(condition: Mapping[str, Any]) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.shortcomings import shortcomings
+from egressproxy.config.load import load_text
+from egressproxy.filters.catalog import Catalog
 from egressproxy.spec.backend import BackendSpec, Protocol
 from tests.config.compile.kit import (
     DYNAMIC,
@@ -196,6 +199,42 @@ def test_where_it_is_nobodys_its_status_says_so(backend: str, says: str):
     message = of_policy(made, "Accepted")[2]
     assert says in message
     assert ("does nothing here" in message) is bool(says)
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("dns: {hosts: {corp.example: [10.0.0.1]}}", "dns does"),
+        ("addresses: {allow: [{cidrs: [127.0.0.1/32]}]}\nmode: Report", "mode, addresses.allow do"),
+        ("traffic: {timeouts: {connect: 1s}}", "traffic does"),
+        ("addresses: {deny: [{cidrs: [10.0.0.0/8]}]}", ""),
+        ("tls: {minVersion: '1.3'}", ""),
+    ],
+)
+def test_settings_for_a_proxy_that_nobody_takes_are_no_silent_promise(spec: str, names: str):
+    tls = proxy("corp", tls="mode: Simple")
+    own = policy(spec, "Backend", "corp", policy_name="of-corp")
+    made = compiled(FORWARD, on("Gateway", "gw"), tls, own)
+    status, _, message = of_policy(made, "Accepted", "default/of-corp")
+    assert status == "True"
+    assert message == ("the policy is in force" if not names else message)
+    assert f"{names} nothing here: Backend default/corp is only a parent" in message or not names
+
+
+def test_settings_for_a_proxy_that_a_route_leads_to_are_for_that_route():
+    own = policy("dns: {hosts: {corp.example: [10.0.0.1]}}", "Backend", "corp", policy_name="of-corp")
+    route = ROUTE.replace("name: plain", "name: corp")
+    made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), own, route)
+    assert of_policy(made, "Accepted", "default/of-corp")[2] == "the policy is in force"
+
+
+def test_check_points_at_the_parent_that_cannot_be_used():
+    text = "\n---\n".join([FORWARD, policy("parent: {name: gone}")])
+    resources = load_text(text, "config.yaml")
+    made = compile_config(resources, Catalog(), Defaults())
+    (found,) = [each for each in shortcomings(resources, made) if each.code == "InvalidParent"]
+    assert found.field_path == "spec.parent"
+    assert "parent:" in text.splitlines()[found.line - 1]
 
 
 def test_a_deny_of_the_parents_name_is_told_at_the_listener():

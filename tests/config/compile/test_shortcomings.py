@@ -114,6 +114,15 @@ def test_a_condition_that_does_not_hold_is_not_served_as_written(kind: str):
     assert judged(kind, "True") == []
 
 
+def test_a_part_that_is_not_served_is_told_without_what_is_well():
+    resources = load_text(PLAIN, "config.yaml")
+    (key,) = resources.by_key
+    message = "the backend is valid. x is not supported yet and does nothing."
+    condition = {"type": "Accepted", "status": "True", "reason": "Accepted", "message": message}
+    (found,) = all_findings(resources, Compiled(ConfigSpec(()), {key: {"conditions": [condition]}}))
+    assert found.message == "not all of it is served: x is not supported yet and does nothing."
+
+
 @pytest.mark.parametrize("kind", ["Insecure", "InsecureFrontendValidationMode", "egressproxy.io/InvalidCertificate"])
 def test_what_is_served_and_should_be_looked_at_is_a_warning(kind: str):
     assert judged(kind, "True") == [(Severity.WARNING, "Why")]
