@@ -114,17 +114,17 @@ $(BIN)/python:
 
 # An editable install: a change in the sources needs no new one, a change of the dependencies does.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "Installing egressproxy into $(VENV) …"
+	@echo "Installing egressproxy into $(VENV): once, about half a minute …"
 	@$(PIP) install --editable .
 	@touch $@
 
 $(VENV)/.installed-tests: pyproject.toml | $(BIN)/python
-	@echo "Installing egressproxy and what its tests import into $(VENV) …"
+	@echo "Installing egressproxy and what its tests import into $(VENV): once, about a minute …"
 	@$(PIP) install --editable '.[tests]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@echo "Installing egressproxy and its test tools into $(VENV) …"
+	@echo "Installing egressproxy and its test tools into $(VENV): once, a minute or two …"
 	@$(PIP) install --editable '.[dev,clients]'
 	@touch $(VENV)/.installed $(VENV)/.installed-tests $@
 
