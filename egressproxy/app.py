@@ -418,8 +418,11 @@ class App:
         return bool(self.options.config) or self.options.state_dir is not None
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:
-        async for _ in changed:
-            self._reload.set()
+        try:
+            async for _ in changed:
+                self._reload.set()
+        except Exception:
+            log.exception("internal error: files are not watched any more; SIGHUP has them read again")
 
     async def _reload_when_asked(self) -> None:
         """One reload at a time; what comes meanwhile is one more."""

@@ -76,7 +76,7 @@ async def _looks(
     """Yield whenever it is time to look; true if one that counts was certainly written to."""
     try:
         watch = awatch(
-            *folders,
+            *filter(_is_text, folders),  # the others have the regular look alone
             watch_filter=_Filter(paths, raw),
             debounce=_PATIENCE_MS,
             step=_QUIET_MS,
@@ -88,11 +88,21 @@ async def _looks(
         async with aclosing(watch):
             async for found in watch:
                 yield any(_counts(path, paths) for _, path in found)
-    except (OSError, RuntimeError):  # no such folder any more, or no inotify to be had: look now and then
+    except (OSError, RuntimeError, ExceptionGroup):
+        # No such folder any more, no inotify to be had, or, in a group, a name that is no text: look now and then.
         try:
             await asyncio.wait_for(stop.wait(), _LOOK_MS / 1000)
         except TimeoutError:
             yield False
+
+
+def _is_text(path: str) -> bool:
+    """Whether the library that watches can be given it: it knows names of UTF-8 alone."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Filter:

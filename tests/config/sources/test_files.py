@@ -292,3 +292,33 @@ async def test_a_single_file_of_a_secret_that_is_replaced_is_a_change(tmp_path: 
     await asyncio.wait_for(seen.get(), WAIT_S)
     stop.set()
     await asyncio.wait_for(task, WAIT_S)
+
+
+@pytest.mark.parametrize("where", ["in the folder", "beside the folder"])
+async def test_a_name_that_is_no_text_does_not_end_the_watch(tmp_path: Path, where: str):
+    """The library that watches cannot say it, and raises a group of exceptions."""
+    folder = tmp_path / "config"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("a")
+    async with watching(folder) as watcher:
+        strange = os.fsencode(folder if where == "in the folder" else tmp_path) + b"/\xff\xfe"
+        for _ in range(3):
+            os.mkfifo(strange)
+            os.unlink(strange)
+        replace(folder / "a.yaml", "b")
+        await watcher.change()
+        assert not watcher._task.done()
+
+
+async def test_a_folder_whose_name_is_no_text_does_not_end_the_watch(tmp_path: Path):
+    """It is no Secret's name, and a reload says so; when it is gone the rest is in force again."""
+    stop = asyncio.Event()
+    (tmp_path / "agents" / "key").mkdir(parents=True)
+    found = changes((SecretSource(path=tmp_path),), stop)
+    strange = os.fsencode(tmp_path) + b"/\xff\xfe"
+    for act in (lambda: os.mkdir(strange), lambda: os.rmdir(strange), lambda: os.mkdir(strange)):
+        seen = asyncio.ensure_future(anext(found))
+        await asyncio.sleep(0)
+        act()
+        await asyncio.wait_for(seen, WAIT_S)
+    stop.set()
