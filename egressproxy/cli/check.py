@@ -131,8 +131,11 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
 
 def _declaration(resources: ResourceSet, spec: ExtensionSpec) -> tuple[Resource | None, str]:
     """The object that declared a filter, and the field; "" for the filters of a route, which have no name there."""
+    from egressproxy.config.compile.contract import scope_of
+
     owners = [resource for resource in resources.objects if str(resource) == spec.source]
-    for owner in owners:  # Backends of several groups may share a name
+    owners.sort(key=lambda owner: scope_of(owner.key) != spec.scope)  # Backends of several groups may share a name
+    for owner in owners:
         for index, extension in enumerate(getattr(getattr(owner, "spec", None), "extensions", ())):
             if extension.label == spec.name:
                 return owner, f"spec.extensions[{index}].config"

@@ -272,6 +272,23 @@ def test_a_filter_of_a_backend_that_only_gets_copies_is_built_too(tmp_path: Path
     assert "there is no such file" in result.output
 
 
+def test_of_two_backends_of_one_name_the_one_is_blamed_whose_filter_it_is(tmp_path: Path):
+    group = "gateway.networking.k8s.io"
+    route = MIRRORED.replace(
+        "group: egressproxy.io, kind: Backend, name: copies", f"group: {group}, kind: Backend, name: copies"
+    )
+    ours = route.rpartition("---\n")[2]
+    theirs = ours.replace("egressproxy.io/v1alpha1", f"{group}/v1alpha1", 1).replace("mine.py", "other.py")
+    text = "---\n".join((GATEWAY, route, theirs))
+    (tmp_path / "a.yaml").write_text(text)
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    (line,) = (number for number, each in enumerate(text.splitlines(), 1) if "other.py" in each)
+    problem = result.output.splitlines()[0]
+    assert problem.startswith(f"{tmp_path}/a.yaml:{line}:")
+    assert "other.py: there is no such file" in problem
+
+
 def test_a_filter_that_can_be_built_is_no_problem(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + POLICY)
     (tmp_path / "mine.py").write_text(HEAD + "    def request_headers(self, x): ...\n")
