@@ -224,10 +224,8 @@ class Backends:
         spec = backend.spec
         number = spec.port.value
         if spec.external_hostname is None:
-            message = (
-                f"type {spec.type} of {backend} is not supported: refer to the Service, or to a Backend of that type"
-            )
-            raise Unresolved("UnsupportedValue", message)
+            remedy = "refer to a Service, or to a Backend (egressproxy.io) of type Service"
+            raise Unresolved("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
         if port not in (None, number):
             raise Unresolved("BackendNotFound", f"{backend} has no port {port}")
         is_plain = spec.tls is None or spec.tls.mode == "None"

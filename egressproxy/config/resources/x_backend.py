@@ -102,9 +102,9 @@ class XBackendPort(Model):
     """`number`, which earlier versions call `port`."""
 
     name: Label | None = None
-    """Name of the port, in earlier versions."""
+    """Name of the port."""
     port: Port | None = None
-    """The same as number, in earlier versions."""
+    """The same as number."""
     number: Port | None = Field(default=None, validate_default=True)
     """The port that is dialled."""
 
@@ -132,14 +132,14 @@ class XBackendSpec(Model):
     """`port` is an object with `number`, or `port` and `name`; the plain number is taken too."""
 
     type: Literal["ExternalHostname", "EndpointSelector"]
-    """What kind of place it is. EndpointSelector is not served: name a Service, or a Backend of type Service."""
+    """What kind of place it is."""
     port: XBackendPort
     """The port that is dialled."""
     external_hostname: ExternalHostnameBackend | None = None
     """For type ExternalHostname: the host."""
-    endpoint_selector: Annotated[
-        dict[str, Any] | None, Field(description="For type EndpointSelector, which is not served.")
-    ] = None
+    endpoint_selector: Annotated[dict[str, Any] | None, Field(description="For type EndpointSelector: which Pods.")] = (
+        None
+    )
     protocol: Literal["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS"] | None = None
     """What is spoken."""
     tls: XBackendTls | None = None
