@@ -38,7 +38,7 @@ __all__ = ["ResourceSet", "load", "load_text"]
 
 #: Fields of `spec` whose places are kept: what they say is judged after the documents are gone. So are those of matches
 #: with regular expressions.
-PLACED = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "targetRefs")
+PLACED = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "targetRefs", "tls")
 
 #: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
 _TIMES = (315_532_800, 4_102_444_800)
@@ -331,7 +331,11 @@ class _Reader:
 def _places(document: Document) -> dict[str, Spot]:
     return {
         path_text(path): (place.line, place.column, of_key.line, of_key.column)
-        for field in (*((name,) for name in PLACED), *_matches_with_expressions(document.value))
+        for field in (
+            *((name,) for name in PLACED),
+            ("destination", "ports"),
+            *_matches_with_expressions(document.value),
+        )
         for path, place, of_key in document.places(("spec", *field))
     } | {path_text(path): _spot(document, path) for path in _references_of_rules(document.value)}
 

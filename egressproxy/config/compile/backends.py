@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from egressproxy.config.compile import support
@@ -33,8 +34,9 @@ from egressproxy.config.compile.published_forms import (
     check_tls,
     port_forms,
     protocol_of,
+    tls_field,
 )
-from egressproxy.config.compile.references import Reference, References, Unresolved
+from egressproxy.config.compile.references import Gathering, Reference, References, Unresolved
 from egressproxy.config.compile.services import Services
 from egressproxy.config.compile.status import Conditions
 from egressproxy.config.load import ResourceSet
@@ -119,7 +121,7 @@ class Backends:
                 found = unresolved
             self._found[place] = found
         if isinstance(found, Unresolved):
-            raise Unresolved(found.reason, found.message, found.hint)
+            raise found.anew()
         spec = found.spec
         if spec.protocol not in protocols:
             raise Unresolved(
@@ -180,12 +182,12 @@ class Backends:
                 self.resolve(backend, _OwnReference(*backend.key, port=port))
             except Unresolved as unresolved:
                 failed += 1
-                if unresolved.reason in _NOT_ACCEPTED:
-                    conditions.set("Accepted", False, unresolved.reason, unresolved.said)
-                if unresolved.reason not in _OF_BACKENDS:
-                    conditions.set("ResolvedRefs", False, unresolved.reason, unresolved.said)
+                _state(unresolved, conditions)
+        if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
+            for problem in self.parent_problems([backend]).values():
+                _state(problem.anew("spec.parent"), conditions)
         if not isinstance(backend, XBackend):
-            self._own_extensions(backend)  # their load errors show even where the rest cannot be used
+            self._own_extensions(backend)
         self._extensions.faults[backend.key].state(conditions)
         if 0 < failed < len(ports):
             degrade(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
@@ -227,7 +229,7 @@ class Backends:
             remedy = "refer to a Service, or to a Backend (egressproxy.io) of type Service"
             raise Unresolved("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
         if port not in (None, number):
-            raise Unresolved("BackendNotFound", f"{backend} has no port {port}")
+            raise Unresolved("BackendNotFound", f"{backend} has no port {port}", f"it has {number}")
         is_plain = spec.tls is None or spec.tls.mode == "None"
         if spec.tls is None and spec.protocol != "H2C":  # whose name says that there is none
             raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
@@ -237,10 +239,16 @@ class Backends:
         if spec.tls is not None and not is_plain:
             tls = BackendTlsSpec()
             if spec.tls.validation is not None:
-                refs = spec.tls.validation.ca_certificate_refs
-                pem, problems = self._references.ca_bundles(backend, refs)
-                if problems:
-                    raise problems[0]
+                found = Gathering()
+                place = "spec.tls.validation.caCertificateRefs"
+                pem = "".join(
+                    found.take(f"{place}[{index}]", partial(self._references.ca_bundle, backend, ref), "")
+                    for index, ref in enumerate(spec.tls.validation.ca_certificate_refs)
+                )
+                if spec.tls.client_certificate_ref is not None:
+                    read = partial(self._with_client_certificate, backend, spec.tls.client_certificate_ref, tls)
+                    found.take("spec.tls.clientCertificateRef", read, tls)
+                found.raise_if_any()
                 tls = validated_tls(backend, spec.tls.validation, pem, self._references)
             if spec.tls.client_certificate_ref is not None:
                 tls = self._with_client_certificate(backend, spec.tls.client_certificate_ref, tls)
@@ -273,7 +281,7 @@ class Backends:
         if form is not None:
             protocol = protocol_of(backend, form, is_stream=is_stream)
             check_tls(backend, form)
-            tls = self._tls(backend, form.tls)
+            tls = self._tls(backend, form.tls, tls_field(backend.spec, number))
             if form.tls is None and (kind is Destination.FQDN or not destination.ports):
                 raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[Endpoint, ...] = ()
@@ -314,7 +322,12 @@ class Backends:
         )
         if said.parent is None:
             return found
-        return replace(found, is_direct=True) if said.parent.direct else self.behind(found, backend, said.parent)
+        if said.parent.direct:
+            return replace(found, is_direct=True)
+        try:
+            return self.behind(found, backend, said.parent)
+        except Unresolved as unresolved:
+            raise unresolved.anew("spec.parent") from None
 
     def _is_namesake(self, backend: AnyBackend) -> bool:
         """Whether the name alone could mean another. Ours keeps it."""
@@ -334,12 +347,17 @@ class Backends:
             raise self._references.absent("BackendNotFound", "", "Service", ref.namespace, name)
         return self._services.backend(ref.namespace, name, port)
 
-    def _tls(self, backend: Resource, form: TlsForm | None) -> BackendTlsSpec | None:
+    def _tls(self, backend: Resource, form: TlsForm | None, field: str) -> BackendTlsSpec | None:
+        """`field` is where the form is written."""
         if form is None or form.mode == "None":
             return None
+        found = Gathering()
         made = BackendTlsSpec(
             sni=form.sni,
-            ca_pem="".join(self._references.ca_bundle(backend, ref, key) for ref, key in form.cas),
+            ca_pem="".join(
+                found.take(f"{field}.caBundleRef[{index}]", partial(self._references.ca_bundle, backend, ref, key), "")
+                for index, (ref, key) in enumerate(form.cas)
+            ),
             ca_source=self._references.names(backend, [ref for ref, _ in form.cas]),
         )
         written = form.source
@@ -349,11 +367,16 @@ class Backends:
                 names=form.names,
                 min_version=written.min_version,
                 insecure_skip_verify=written.insecure_skip_verify,
-                crl_pem="".join(self._references.crl(backend, ref) for ref in written.crl_refs),
+                crl_pem="".join(
+                    found.take(f"{field}.crlRefs[{index}]", partial(self._references.crl, backend, ref), "")
+                    for index, ref in enumerate(written.crl_refs)
+                ),
                 pins=written.pins,
             )
         if form.client is not None and form.mode == "Mutual":
-            made = self._with_client_certificate(backend, form.client, made, form.client_key)
+            read = partial(self._with_client_certificate, backend, form.client, made, form.client_key)
+            made = found.take(f"{field}.clientCertificateRef", read, made)
+        found.raise_if_any()
         return made
 
     def _with_client_certificate(
@@ -370,15 +393,15 @@ class Backends:
         spec = replace(resolved.spec, parent=parent.spec, parent_credentials=credentials)
         return replace(resolved, spec=spec, parents=(parent, *parent.parents))
 
-    def parent_problems(self, policies: Iterable[EgressPolicy]) -> dict[Key, Unresolved]:
-        """Why what these policies send through a parent cannot go there, by policy."""
+    def parent_problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, Unresolved]:
+        """Why what these policies or Backends send through a parent cannot go there, by object."""
         problems = {}
-        for policy in policies:
-            if policy.spec.parent is not None and not policy.spec.parent.direct:
+        for source in sources:
+            if source.spec.parent is not None and not source.spec.parent.direct:
                 try:
-                    self.behind(_NOWHERE, policy, policy.spec.parent)
+                    self.behind(_NOWHERE, source, source.spec.parent)
                 except Unresolved as unresolved:
-                    problems[policy.key] = unresolved
+                    problems[source.key] = unresolved
         return problems
 
     def parent(self, source: Resource, ref: BackendParent) -> ResolvedBackend:
@@ -427,14 +450,24 @@ _MEANS = {"WSS": "HTTP11"}
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
 
 
+def _state(unresolved: Unresolved, conditions: Conditions) -> None:
+    """Say in a Backend's conditions what is wrong, each fault with its field."""
+    for each in (unresolved, *unresolved.others):
+        said = f"{each.field}: {each.said}" if each.field else each.said
+        if each.reason in _NOT_ACCEPTED:
+            conditions.fail("Accepted", each.reason, said)
+        if each.reason not in _OF_BACKENDS:
+            conditions.fail("ResolvedRefs", each.reason, said)
+
+
 def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None) -> PortForm | None:
     """The port that a reference means: the one it names, else the only one. None: Dynamic, without ports."""
+    listed = ", ".join(str(port.number) for port in ports)
     if number is not None and ports:
         form = next((port for port in ports if port.number in (number, 0)), None)
         if form is None:
-            raise Unresolved("BackendNotFound", f"{backend} has no port {number}")
+            raise Unresolved("BackendNotFound", f"{backend} has no port {number}", f"it has {listed}")
         return form
     if len(ports) > 1:
-        listed = ", ".join(str(port.number) for port in ports)
         raise Unresolved("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
     return ports[0] if ports else None

@@ -22,7 +22,7 @@ _GONE: Final = "until it is there, requests are refused"
 
 @dataclass(slots=True)
 class ExtensionFaults:
-    """The faults of one object. `unknown` are sentences about types; `unresolved` are (reason, message) of Secrets."""
+    """The faults of one object. `unknown` are sentences about types; `unresolved` are (reason, sentence) of Secrets."""
 
     unknown: dict[str, None] = field(default_factory=dict)
     unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
@@ -34,18 +34,16 @@ class ExtensionFaults:
         said = f"{path}.type: extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"
         self.unknown[said] = None
 
-    def note_secret(self, unresolved: Unresolved) -> None:
-        """A Secret that gives no value."""
-        self.unresolved[unresolved.reason, unresolved.said] = None
+    def note_secret(self, unresolved: Unresolved, path: str) -> None:
+        """A Secret that gives no value; `path` is the field that names it."""
+        is_gone = unresolved.reason == "SecretNotFound"
+        said = f"missing: {unresolved.said}; {_GONE}" if is_gone else f"{unresolved.said}; requests are refused"
+        self.unresolved[unresolved.reason, f"{path}: {said}"] = None
 
     def state(self, conditions: Conditions) -> None:
         """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""
-        if self.unresolved:
-            reason = next(iter(self.unresolved))[0]
-            missing = [message for why, message in self.unresolved if why == "SecretNotFound"]
-            others = [f"{message}; requests are refused" for why, message in self.unresolved if why != "SecretNotFound"]
-            said = [f"missing: {', '.join(missing)}; {_GONE}"] if missing else []
-            conditions.set("ResolvedRefs", False, reason, "; ".join([*said, *others]))
+        for reason, message in self.unresolved:
+            conditions.fail("ResolvedRefs", reason, message)
         if self.unknown:
             conditions.set("Degraded", True, "UnsupportedExtensionType", "; ".join(self.unknown))
 

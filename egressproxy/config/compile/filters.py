@@ -256,7 +256,7 @@ class ExtensionCompiler:
             pre_auth=extension.pre_auth,
             timeout_s=extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S,
             config=text,
-            secrets=self._secrets(owner, found, config),
+            secrets=self._secrets(owner, found, config, f"{path}.{raw_name}"),
             scope=place.scope,
             source=str(owner),
             folder=_folder(owner),
@@ -322,7 +322,10 @@ class ExtensionCompiler:
             return "", turn
         return str(phase), turn
 
-    def _secrets(self, owner: Resource, found: FilterTypeInfo, config: Any) -> tuple[tuple[str, Secret], ...]:
+    def _secrets(
+        self, owner: Resource, found: FilterTypeInfo, config: Any, path: str
+    ) -> tuple[tuple[str, Secret], ...]:
+        """The values that a config (whose field is `path`) refers to, those that are there."""
         secrets = []
         for ref in found.secret_refs(config):
             try:
@@ -333,7 +336,7 @@ class ExtensionCompiler:
                     why = "it holds a line break or another control character; store the credential alone, on one line"
                     raise Unresolved("SecretNotFound", f"a usable value of Secret {where} ({why})")
             except Unresolved as unresolved:
-                self.faults[owner.key].note_secret(unresolved)
+                self.faults[owner.key].note_secret(unresolved, f"{path}.secretRef")
                 continue
             secrets.append((ref.label, value))
         return tuple(dict.fromkeys(secrets))

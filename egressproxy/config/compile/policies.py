@@ -29,6 +29,12 @@ from egressproxy.spec.policy import SniCheck
 
 __all__ = ["Policies"]
 
+#: The kinds that policies hold for.
+_TARGETS = (
+    "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute", "Service", "Backend", "XBackend",
+    "XBackendDestination",
+)  # fmt: skip
+
 
 class Policies:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
@@ -128,10 +134,7 @@ class Policies:
             faults[policy.key].state(conditions)
             if parent is not None:
                 message = f"spec.parent: {parent.said}; what is to go through it is refused (500)"
-                if conditions.says("ResolvedRefs"):
-                    conditions.add_note("ResolvedRefs", message)
-                else:
-                    conditions.set("ResolvedRefs", False, parent.reason, message)
+                conditions.fail("ResolvedRefs", parent.reason, message)
         return ancestors.to_status()
 
     def _parent_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
@@ -189,7 +192,7 @@ class Policies:
         sections = [known for seen, known in self._seen if seen == target and known]
         if self._resources.get(*target) is None:
             message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
-            remedy = self._names.remedy(*target, "a policy stands beside its target")
+            remedy = self._names.remedy(*target, "a policy stands beside its target") or _known(kind)
         elif (target, "") in self._seen or sections:
             near = difflib.get_close_matches(section, sections, 1, 0.6)
             message = f"{shown} has no section {section}"
@@ -198,6 +201,14 @@ class Policies:
             message, remedy = f"{shown} is not served here, so no policy holds for it", ""
         hint = f" ({remedy})" if remedy else ""
         return f"{message}{hint}; nothing that this policy allows, denies or limits holds there"
+
+
+def _known(kind: str) -> str:
+    """What may be a target, where this kind may not; "" where it may."""
+    if kind in _TARGETS:
+        return ""
+    near = difflib.get_close_matches(kind, _TARGETS, 1, 0.6)
+    return f"did you mean kind {near[0]}?" if near else f"targets are of kind {', '.join(_TARGETS)}"
 
 
 def _state(conditions: Conditions, kind: str, reason: str, sentences: Iterable[str]) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "notes",
     "port_forms",
     "protocol_of",
+    "tls_field",
     "unknown_options",
 ]
 
@@ -71,6 +72,16 @@ class PortForm:
     number: int
     protocol: str
     tls: TlsForm | None
+
+
+def tls_field(spec: DestinationSpec, number: int) -> str:
+    """The field with the TLS of a port, as it is written."""
+    for index, entry in enumerate(spec.destination.ports):
+        if entry.value == number and entry.tls is not None:
+            return f"spec.destination.ports[{index}].tls"
+    if spec.tls is not None:
+        return "spec.tls"
+    return "spec.destination.tls" if spec.destination.tls is not None else "spec.destination.fqdn.tls"
 
 
 def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:

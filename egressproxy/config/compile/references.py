@@ -10,9 +10,9 @@ import base64
 import binascii
 import difflib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nsmallest
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from egressproxy.config.compile.certificates import (
     CertificateProblem,
@@ -31,7 +31,9 @@ from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import Secret as SecretValue
 from egressproxy.spec.gateway import CertificateSpec
 
-__all__ = ["Names", "Namespaces", "Reference", "References", "Unresolved"]
+__all__ = ["Gathering", "Names", "Namespaces", "Reference", "References", "Unresolved"]
+
+T = TypeVar("T")
 
 
 #: Names that are compared in one compilation to find what was meant: some 30 us each.
@@ -48,18 +50,49 @@ class Unresolved(Exception):
     """A reference that leads nowhere, or must not be followed. `reason` is a condition's reason.
 
     `message` may be told to clients. `hint` says what else there is: names of objects and keys, for status alone.
+    `field` is the field of the object that refers, where that is known; `others` are further faults of the object.
     """
 
-    def __init__(self, reason: str, message: str, hint: str = "") -> None:
+    def __init__(
+        self, reason: str, message: str, hint: str = "", field: str = "", others: tuple[Unresolved, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.hint = hint
+        self.field = field
+        self.others = others
 
     @property
     def said(self) -> str:
         """For status: the message, and what may have been meant."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def anew(self, field: str = "", others: tuple[Unresolved, ...] = ()) -> Unresolved:
+        """The same, to be raised once more, or of this field."""
+        return Unresolved(self.reason, self.message, self.hint, field or self.field, others or self.others)
+
+
+class Gathering:
+    """Reads one reference after the other, and raises what is wrong with all of them at once."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: list[Unresolved] = []
+
+    def take(self, field: str, read: Callable[[], T], default: T) -> T:
+        """What `read` returns; `default` where it raises Unresolved, which is kept for `raise_if_any`."""
+        try:
+            return read()
+        except Unresolved as unresolved:
+            self._found.append(unresolved.anew(field))
+            return default
+
+    def raise_if_any(self) -> None:
+        """Raise the first, which has the others."""
+        if self._found:
+            raise self._found[0].anew(others=tuple(self._found[1:]))
 
 
 class Reference(Protocol):
@@ -97,7 +130,7 @@ class Namespaces:
 class Names:
     """What else an author may have meant by a name that leads nowhere."""
 
-    __slots__ = ("_comparisons", "_found", "_places")
+    __slots__ = ("_comparisons", "_found", "_namespaces", "_places")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._comparisons = MAX_COMPARISONS
@@ -106,6 +139,12 @@ class Names:
         for group, kind, namespace, name in resources.by_key:
             self._found[group, kind].append((namespace, name))
         self._places = {key: frozenset(places) for key, places in self._found.items()}
+        self._namespaces = {namespace for _, _, namespace, _ in resources.by_key if namespace}
+        self._namespaces |= {namespace.name for namespace in resources.of(Namespace)}
+
+    def has_namespace(self, name: str) -> bool:
+        """Whether any object is in this namespace, or declares it."""
+        return name in self._namespaces
 
     def remedy(
         self,
@@ -194,12 +233,18 @@ class References:
         grants = self._grants.get(namespace, set())
         place = (source.group, source.KIND, source.namespace, ref.group, kind or ref.kind)
         if (*place, ref.name) not in grants and (*place, "") not in grants:
+            hint = ""
+            if not self.meant.has_namespace(namespace):
+                is_here = self._resources.get(ref.group, ref.kind, source.namespace, ref.name) is not None
+                remedy = f"; {source.namespace}/{ref.name} is there: leave namespace out" if is_here else ""
+                hint = f"nothing is in namespace {namespace}{remedy}"
             raise Unresolved(
                 "RefNotPermitted",
                 f"{source} refers to {ref.kind} {namespace}/{ref.name}: add a ReferenceGrant in namespace {namespace} "
                 f"from {f'{source.KIND} ({source.group})' if source.group else source.KIND} "
                 f"of namespace {source.namespace}"
                 f"{f' to {kind}, which it is' if kind not in ('', ref.kind) else ''}",
+                hint,
             )
 
     def find(self, source: Resource, ref: Reference) -> Resource | None:

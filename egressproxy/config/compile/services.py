@@ -52,7 +52,8 @@ class Services:
             raise Unresolved("UnsupportedValue", f"{service} is of type ExternalName, which is not supported: {remedy}")
         entry = next((p for p in service.spec.ports if p.port == port), None)
         if entry is None:
-            raise Unresolved("BackendNotFound", f"{service} has no port {port}")
+            listed = ", ".join(str(p.port) for p in service.spec.ports) or "none"
+            raise Unresolved("BackendNotFound", f"{service} has no port {port}", f"it has {listed}")
         app_protocol = "tcp" if is_opaque else (entry.app_protocol or "").lower()
         if entry.protocol != "TCP" or app_protocol not in _APP_PROTOCOLS:
             said = entry.app_protocol or entry.protocol

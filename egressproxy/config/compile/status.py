@@ -36,6 +36,14 @@ class Conditions:
             "message": message[:MAX_MESSAGE],
         }
 
+    def fail(self, kind: str, reason: str, message: str) -> None:
+        """State that a condition does not hold; what it says already of other faults is kept, each once."""
+        before = self._conditions.get(kind)
+        if before is None or before["status"] == "True":
+            self.set(kind, False, reason, message)
+        elif message not in before["message"]:
+            before["message"] = f"{before['message']}; {message}"[:MAX_MESSAGE]
+
     def add_note(self, kind: str, message: str) -> None:
         """Append a sentence to the message of a condition that was set."""
         condition = self._conditions[kind]

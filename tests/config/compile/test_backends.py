@@ -399,3 +399,41 @@ spec:
   resolver: {servers: [192.0.2.53]}
 """
     assert "resolver does nothing for type Ip" in of_object(compiled(text), "Backend", "default/fixed", "Accepted")[2]
+
+
+def test_every_reference_of_a_backend_that_leads_nowhere_is_told(pki: Pki):
+    tls = (
+        "mode: Mutual, caBundleRef: [{kind: ConfigMap, name: gone}, {kind: ConfigMap, name: ca}], "
+        "crlRefs: [{kind: ConfigMap, name: ca}], clientCertificateRef: {name: nobody}"
+    )
+    key = "{name: i, type: CredentialInjector, phase: backend-request, config: {secretRef: {name: key, key: k}}}"
+    written = fqdn(tls) + f"  parent: {{name: proxy}}\n  extensions: [{key}]\n"
+    made = compiled(REVERSE, ROUTE, written, config_map("ca", "ca.crt", pki.ca_pem))
+    status, reason, message = of_object(made, "Backend", "default/plain", "ResolvedRefs")
+    assert (status, reason) == ("False", "NotFound")
+    port = "destination.ports[0].tls"
+    assert message.removeprefix("spec.").split("; spec.") == [
+        f"{port}.caBundleRef[0]: ConfigMap default/gone does not exist (in this namespace there is ca)",
+        f"{port}.crlRefs[0]: ConfigMap default/ca has no entry crl.pem (it has ca.crt)",
+        f"{port}.clientCertificateRef: Secret default/nobody does not exist",
+        "parent: the parent of Backend default/plain cannot be used: Backend default/proxy does not exist "
+        "(in this namespace there is plain)",
+        "extensions[0].config.secretRef: missing: Secret default/key with key k; "
+        "until it is there, requests are refused",
+    ]
+
+
+def test_a_reference_into_a_namespace_with_nothing_in_it_says_so():
+    away = ROUTE.replace("name: plain", "name: plain, namespace: typo")
+    made = compiled(REVERSE, away, PLAIN)
+    assert (
+        "(nothing is in namespace typo; default/plain is there: leave namespace out)"
+        in of_route(made, "ResolvedRefs")[2]
+    )
+    empty = "apiVersion: v1\nkind: Namespace\nmetadata: {name: typo}\n"
+    assert "nothing is in" not in of_route(compiled(REVERSE, away, PLAIN, empty), "ResolvedRefs")[2]
+
+
+def test_a_port_that_is_not_there_is_answered_with_those_that_are():
+    made = compiled(REVERSE, ROUTE.replace("name: plain", "name: plain, port: 81"), PLAIN)
+    assert "has no port 81 (it has " in of_route(made, "ResolvedRefs")[2]

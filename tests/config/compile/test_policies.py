@@ -100,6 +100,14 @@ def test_a_target_that_does_not_exist_is_not_found():
     assert listener(made).policy.mode is Mode.ENFORCE
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("Gatewayy", "did you mean kind Gateway?"), ("Pod", "targets are of kind Gateway, ListenerSet,")]
+)
+def test_a_target_of_a_kind_that_is_none_is_told_which_there_are(kind: str, said: str):
+    made = compiled(FORWARD, policy("mode: Open").replace("kind: Gateway", f"kind: {kind}"))
+    assert f"there is no {kind} default/gw ({said}" in of_policy(made, "Accepted")[2]
+
+
 def test_a_target_in_the_core_group_is_not_found_and_the_remedy_is_said():
     made = compiled(FORWARD, policy("mode: Open").replace("group: gateway.networking.k8s.io", "group: ''"))
     assert of_policy(made, "Accepted")[:2] == ("False", "TargetNotFound")

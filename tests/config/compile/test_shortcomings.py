@@ -228,3 +228,30 @@ def test_what_is_accepted_and_not_done_as_it_is_written_is_not_served(manifests:
 
 def test_what_has_nothing_to_be_applied_to_is_served_as_it_is_written():
     assert found(FORWARD.replace("spec:", "spec:\n  infrastructure: {labels: {a: b}}")) == []
+
+
+def test_what_a_backend_refers_to_is_said_at_the_reference():
+    secured = """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: plain}
+spec:
+  parent: {name: gone}
+  destination:
+    type: Fqdn
+    fqdn: {hostname: a.example}
+    ports:
+    - number: 443
+      tls:
+        mode: Simple
+        caBundleRef:
+        - {kind: ConfigMap, name: gone}
+  extensions:
+  - {name: i, type: CredentialInjector, phase: backend-request, config: {secretRef: {name: key, key: k}}}
+"""
+    places = {(each.field_path, each.line) for each in found(secured)}
+    assert places == {
+        ("spec.destination.ports[0].tls.caBundleRef[0]", 15),
+        ("spec.parent", 6),
+        ("spec.extensions[0].config.secretRef", 17),
+    }
