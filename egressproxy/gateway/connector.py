@@ -7,7 +7,7 @@ A pool lives as long as its ConnectionSpec is in the configuration, whatever els
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from egressproxy.model.shares import client_of
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, ConnectionSpec, Destination, Endpoint
-from egressproxy.spec.policy import AddressAllowance
+from egressproxy.spec.policy import AddressAllowance, DnsSpec
 from egressproxy.transport.flow import peer_address
 from egressproxy.transport.timers import Deadline
 from egressproxy.upstream.pool import Claim, Pool
@@ -259,6 +259,12 @@ class Connector:
         if self.parent is not None:
             self.parent.retire()
 
+    def lookups(self) -> Iterator[DnsSpec]:
+        """How its name is looked up, and those of its parents."""
+        yield self.spec.dns
+        if self.parent is not None:
+            yield from self.parent.lookups()
+
     @property
     def is_retired(self) -> bool:
         return self.targets.is_retired
@@ -298,4 +304,4 @@ def parent_spec(spec: ConnectionSpec) -> ConnectionSpec:
     if parent.destination is Destination.FQDN:
         own = AddressAllowance(hostnames=(parent.hostname,))
         addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
-    return replace(spec, backend=parent, addresses=addresses)
+    return replace(spec, backend=parent, addresses=addresses, dns=spec.backend.parent_dns or spec.dns)

@@ -89,7 +89,7 @@ class Gateway:
             return await in_slices(building(config, self.catalog, self.network, self.metrics, self.snapshot))
         except BaseException:
             known = self.snapshot.connectors.values() if self.snapshot is not None else ()
-            self.network.keep_resolvers({connector.spec.dns for connector in known})
+            self.network.keep_resolvers({dns for connector in known for dns in connector.lookups()})
             raise
 
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
@@ -142,7 +142,7 @@ class Gateway:
             for spec, connector in old.connectors.items():
                 if spec not in fresh.connectors:
                     connector.retire()
-        self.network.keep_resolvers({connector.spec.dns for connector in fresh.connectors.values()})
+        self.network.keep_resolvers({dns for each in fresh.connectors.values() for dns in each.lookups()})
         fresh.filters.seal()
         return old
 

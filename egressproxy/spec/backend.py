@@ -84,7 +84,8 @@ class BackendSpec:
     `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
     says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
     that a route to it permits by itself, or 0 for every one.
-    `parent` is the upstream gateway through which it is reached (by CONNECT), `parent_credentials` what that is shown.
+    `parent` is the upstream gateway through which it is reached (by CONNECT), `parent_credentials` what that is shown,
+    and `parent_dns` how its name is looked up; None: as that of the backend.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.
     `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `is_namesake`: one of our own
@@ -100,6 +101,7 @@ class BackendSpec:
     tls: BackendTlsSpec | None = None
     parent: BackendSpec | None = None
     parent_credentials: ParentCredentials | None = None
+    parent_dns: DnsSpec | None = None
     extensions: tuple[ExtensionSpec, ...] = ()
     kind: str = ""
     is_namesake: bool = False

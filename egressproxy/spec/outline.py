@@ -33,7 +33,7 @@ _NAMES: Final = {
     "timeouts": "traffic.timeouts", "request_s": "timeouts.request", "backend_request_s": "timeouts.backendRequest",
     "auth": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
     "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",
-    "parent_credentials": "parent.credentialsRef",
+    "parent_credentials": "parent.credentialsRef", "parent_dns": "parent.dns",
 }  # fmt: skip
 #: What stands in objects of its own, or is said in another way.
 _APART: Final = frozenset(

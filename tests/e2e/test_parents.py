@@ -97,6 +97,31 @@ def test_two_hosts_through_a_proxy_with_a_password_that_changes(workers: int, tm
             assert gateway.stop() == 0
 
 
+def test_a_route_of_another_namespace_does_not_say_where_the_password_goes(tmp_path: Path):
+    forward, reverse = free_port(), free_port()
+    with (
+        NameServer({"proxy.corp.test": ["127.0.0.1"], "api.test": ["127.0.0.1"]}) as dns,
+        Origin() as origin,
+        BasicProxy("robot", PASSWORD) as proxy,
+        socket.create_server(("127.0.0.66", proxy.port)) as other,
+    ):
+        other.settimeout(0)
+        objects = through(forward, proxy.port, dns.address)
+        objects[0] = m.gateway(m.http_listener(reverse, allowedRoutes={"namespaces": {"from": "All"}}))
+        route = m.http_route("r", m.prefix_rule("/", "b"), hostnames=["api.test"], namespace="team")
+        route["spec"]["parentRefs"] = [{"name": "gw", "namespace": "agents"}]
+        target = {"group": m.GATEWAY_API, "kind": "HTTPRoute", "name": "r"}
+        elsewhere = {"targetRefs": [target], "dns": {"hosts": {"proxy.corp.test": ["127.0.0.66"]}}}
+        theirs = m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "p", "team", spec=elsewhere)
+        objects += [m.backend("b", "api.test", origin.port, namespace="team"), route, theirs]
+        with GatewayProcess(tmp_path / "gw", objects):
+            with client(reverse) as sock:
+                assert ask(sock, get("api.test", origin.port, absolute=False)) == (200, b"ok")
+            assert len(proxy.asked) == 1
+            with pytest.raises(BlockingIOError):
+                other.accept()
+
+
 # --- a real proxy --------------------------------------------------------------------------------------------------
 def needs(*names: str) -> None:
     """As for clients: skipped where it is not installed, unless EGRESSPROXY_CLIENTS=required."""

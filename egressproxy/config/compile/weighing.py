@@ -25,6 +25,7 @@ from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.policy import Addresses, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.routes import BackendRef
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Protocol
+from egressproxy.spec.policy import DnsSpec
 from egressproxy.spec.route import MirrorSpec, WeightedBackend
 
 __all__ = ["Choices", "Weigher", "default_where"]
@@ -218,10 +219,13 @@ class Weigher:
                     layers += (self._of_services[layer],)
         return layers
 
-    def _with_parents(self, resolved: ResolvedBackend, spec: BackendSpec, merged: Merged) -> BackendSpec | str:
+    def _with_parents(
+        self, resolved: ResolvedBackend, spec: BackendSpec, merged: Merged, around: tuple[Layer, ...], namespace: str
+    ) -> BackendSpec | str:
         """The backend, reached as the policies of its parents say; or why it cannot be.
 
         A filter or a limit of a parent's policy cannot be run there yet. Leaving it out would open what it closes.
+        `around` are the layers that hold for the backend, `namespace` that of the object which names the parent.
         """
         if not resolved.parents or spec.parent is None:
             return spec
@@ -236,8 +240,25 @@ class Weigher:
         if error:
             return error
         hardened = self._harden(spec.parent, said)
-        behind = hardened if isinstance(hardened, str) else self._with_parents(parent, hardened, merged)
-        return behind if isinstance(behind, str) else replace(spec, parent=behind)
+        if isinstance(hardened, str):
+            return hardened
+        behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
+        if isinstance(behind, str):
+            return behind
+        return replace(spec, parent=behind, parent_dns=self._dns_of_parent(spec, around, namespace))
+
+    def _dns_of_parent(self, spec: BackendSpec, around: tuple[Layer, ...], namespace: str) -> DnsSpec | None:
+        """How the parent's name is looked up, where that decides who is shown the credentials, because no certificate
+        does: as the policies of the namespace say that names them. Whoever writes a route or a Backend in another one
+        may use the parent, and must not have its password sent elsewhere.
+        """
+        parent = spec.parent
+        if parent is None or spec.parent_credentials is None or parent.destination is not Destination.FQDN:
+            return None
+        if parent.tls is not None and not parent.tls.insecure_skip_verify:
+            return None
+        own = tuple(layer for layer in around if layer.target[2] == namespace)
+        return self._policies.merge(own, is_routed=True).policy.dns if own != around else None
 
     def _weigh(
         self,
@@ -254,7 +275,10 @@ class Weigher:
         error = error or resolved.error or "; ".join(merged.blockers) or _region_error(resolved, merged)
         spec = self._harden(resolved.spec, merged)
         if not isinstance(spec, str):
-            spec = self._with_parents(resolved, spec, merged)
+            named_in = resolved.target[2]
+            if resolved.parent_by and merged.parent is not None:
+                named_in = merged.parent.policy.namespace
+            spec = self._with_parents(resolved, spec, merged, layers, named_in)
         if isinstance(spec, str):
             error = error or spec
         placed: list[Placed] = []

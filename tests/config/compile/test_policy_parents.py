@@ -245,6 +245,95 @@ def test_a_deny_of_the_parents_name_is_told_at_the_listener():
     assert of_listener(made, "egressproxy.io/Denied")[:2] == ("True", "DestinationDenied")
 
 
+LOGIN = """
+apiVersion: v1
+kind: Secret
+metadata: {name: login}
+type: kubernetes.io/basic-auth
+stringData: {username: robot, password: x}
+"""
+ELSEWHERE = 'dns: {hosts: {corp.example: ["203.0.113.66"]}}'
+ALL = "{name: forward, port: 3128, protocol: egressproxy.io/forward-proxy, allowedRoutes: {namespaces: {from: All}}}"
+
+
+def of_team(manifest: str) -> str:
+    """The same in another namespace."""
+    return manifest.replace("metadata: {name:", "metadata: {namespace: team, name:")
+
+
+@pytest.mark.parametrize(
+    ("who", "more"),
+    [
+        (policy(ELSEWHERE, "HTTPRoute", "route", "theirs"), ""),
+        (policy(ELSEWHERE, "Backend", "plain", "theirs"), ""),
+        ("", ELSEWHERE.replace("dns:", "resolver:")),
+    ],
+    ids=["route", "backend", "resolver"],
+)
+@pytest.mark.parametrize(
+    ("shown", "tls", "is_exposed"),
+    [
+        (", credentialsRef: {name: login}, allowPlaintext: true", "mode: None", True),
+        (", credentialsRef: {name: login}", "mode: Simple, insecureSkipVerify: true", True),
+        (", credentialsRef: {name: login}", "mode: Simple", False),
+        ("", "mode: None", False),
+    ],
+)
+def test_the_password_for_a_parent_goes_where_the_namespace_says_that_has_it(
+    who: str, more: str, shown: str, tls: str, is_exposed: bool
+):
+    gateway = FORWARD.replace("{name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}", ALL)
+    ours = policy(f"parent: {{name: corp{shown}}}\ndns: {{hosts: {{corp.example: [10.0.0.7]}}}}")
+    route = ROUTE.replace("[{name: gw}]", "[{name: gw, namespace: default}]")
+    made = compiled(
+        gateway, ours, LOGIN, proxy("corp", tls=tls), *map(of_team, filter(None, (proxy("plain", more), route, who)))
+    )
+    (weighted,) = rule(made).backends
+    assert weighted.backend is not None
+    assert "203.0.113.66" in str(weighted.policy.dns), "for what is theirs they say it"
+    found = weighted.backend.parent_dns
+    assert (found is not None) is is_exposed
+    assert found is None or [(name, list(map(str, told))) for name, told in found.hosts] == [
+        ("corp.example", ["10.0.0.7"])
+    ]
+    assert default(made) is not None
+
+
+def test_within_one_namespace_the_name_of_a_parent_is_looked_up_as_that_of_the_backend():
+    shown = "parent: {name: corp, credentialsRef: {name: login}, allowPlaintext: true}"
+    made = compiled(
+        FORWARD, policy(shown), LOGIN, proxy("corp"), PLAIN, ROUTE, policy(ELSEWHERE, "HTTPRoute", "route", "of-route")
+    )
+    found = served(made)
+    assert found is not None
+    assert (named(found), found.parent_dns) == ("default/corp", None)
+
+
+def test_of_a_chain_each_password_goes_where_its_own_namespace_says():
+    """A Backend of another namespace may use `corp`, which is reached through `inner`, and shows it a password."""
+    inner = "parent: {name: inner, credentialsRef: {name: login}, allowPlaintext: true}"
+    resolver = 'resolver: {hosts: {inner.example: ["203.0.113.66"]}}'
+    grant = """
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: grant}
+spec:
+  from: [{group: egressproxy.io, kind: Backend, namespace: team}]
+  to: [{group: egressproxy.io, kind: Backend}]
+"""
+    gateway = FORWARD.replace("{name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}", ALL)
+    theirs = proxy("plain", f"parent: {{name: corp, namespace: default}}\n  {resolver}")
+    route = ROUTE.replace("[{name: gw}]", "[{name: gw, namespace: default}]")
+    made = compiled(gateway, grant, LOGIN, proxy("inner"), proxy("corp", inner), of_team(theirs), of_team(route))
+    found = served(made)
+    assert found is not None
+    assert found.parent is not None
+    assert (named(found), found.parent_dns) == ("default/corp", None)
+    assert named(found.parent) == "default/inner"
+    assert found.parent.parent_dns is not None
+    assert found.parent.parent_dns.hosts == ()
+
+
 def test_each_port_of_a_dynamic_backend_keeps_what_it_permits_and_its_tls():
     ports = "ports: [{number: 80, tls: {mode: None}}, {number: 8443, tls: {mode: Simple, sni: x.example}}]"
     backend = DYNAMIC.replace("name: dynamic", "name: plain").replace("type: Dynamic", f"type: Dynamic, {ports}")
