@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,6 +151,7 @@ class App:
         self._is_draining = False
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
+        self._has_other_certificates = asyncio.Event()
         self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
         self._signals = 0
         self._taking = asyncio.Lock()
@@ -374,6 +376,7 @@ class App:
         self.metrics.reload_succeeded(self._generation)
         self._tell_shortcomings(fresh.findings)
         self._tell_late_certificates()
+        self._has_other_certificates.set()
         over = accepted(fresh.places, self._generation) if self._is_rejected else []
         self._is_rejected = False
         self._events.add([*broken(fresh.broken), *over], is_logged=True)
@@ -400,9 +403,13 @@ class App:
     async def _look_at_certificates(self) -> None:
         """Now and then. One that begins or ends to be valid is another configuration: read again, it says so."""
         while True:
+            self._has_other_certificates.clear()
             looked_s = time.time()
             changes_s = min((each.next_change_s(looked_s) for each in self._validities), default=looked_s + LOOK_S)
-            await asyncio.sleep(min(max(changes_s - looked_s, 0.0) + LEEWAY_S, LOOK_S))
+            wait_s = min(max(changes_s - looked_s, 0.0) + LEEWAY_S, LOOK_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_other_certificates.wait(), wait_s)
+                continue  # another configuration is in service: its certificates end at other times
             self._tell_late_certificates()
             if any(each.next_change_s(looked_s) <= time.time() for each in self._validities):
                 log.info("a certificate has begun or ended to be valid: the configuration is read again")

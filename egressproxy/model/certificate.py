@@ -67,8 +67,8 @@ class Validity(NamedTuple):
             case CertificateState.NOT_YET_VALID:
                 return f"the {whose} is not valid before {_date(self.not_before_s)}: wait, or look at the clock"
             case CertificateState.LATE:
-                days = (self.last_s - now_s) / _DAY_S
-                return f"the {whose} expires in {days:.1f} days, on {_date(self.last_s)}: {_REMEDY}"
+                left = _duration(self.last_s - now_s)
+                return f"the {whose} expires in {left}, on {_date(self.last_s)}: {_REMEDY}"
         return ""
 
     def next_change_s(self, now_s: float) -> float:
@@ -85,6 +85,13 @@ _WORDS: Final = {
     CertificateUse.CA: "CA certificate",
     CertificateUse.CRL: "revocation list",
 }
+
+
+def _duration(seconds: float) -> str:
+    """In the unit in which there are two or more."""
+    if seconds >= 2 * _DAY_S:
+        return f"{seconds / _DAY_S:.1f} days"
+    return f"{seconds / 3600:.1f} hours" if seconds >= 7200.0 else f"{seconds / 60:.1f} minutes"
 
 
 def _date(seconds: float) -> str:

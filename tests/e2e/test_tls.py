@@ -350,3 +350,17 @@ def test_a_certificate_that_expires_while_it_is_served_is_told(dns: NameServer, 
             gateway.replace([m.gateway(m.forward_listener(ports[workers]))])
             gateway.wait_for_diagnostics("configuration 4 is in service")
             assert gateway.metric(name, **at) == 0
+
+
+def test_a_certificate_that_came_by_a_reload_is_told_at_its_own_end(dns: NameServer, tmp_path: Path):
+    """The look at the end of the one before it would come too late."""
+    pki, port = Pki(), free_port()
+
+    def objects(seconds: float) -> list[m.Manifest]:
+        listener = {"name": "https", "port": port, "protocol": "HTTPS", "tls": terminate("front")}
+        return [m.gateway(listener), policy(dns), secret_of("front", pki.issue(FRONT, span_s=(-60, seconds)))]
+
+    with GatewayProcess(tmp_path / "gw", objects(9000)) as gateway:
+        gateway.replace(objects(5))
+        gateway.wait_for_diagnostics("configuration 2 is in service")
+        gateway.wait_for_diagnostics("the certificate of Secret agents/front has expired on ")

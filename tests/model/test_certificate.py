@@ -51,6 +51,12 @@ def test_a_revocation_list_past_its_next_update_says_what_comes_of_it():
     assert one.sentence(80 * DAY).startswith("the revocation list of Secret ns/cert expires in 10.0 days")
 
 
+def test_little_time_is_told_in_small_units():
+    one = validity(0, 90)
+    assert "expires in 5.0 hours, on" in one.sentence(90 * DAY - 5 * 3600)
+    assert "expires in 3.0 minutes, on" in one.sentence(90 * DAY - 180)
+
+
 def test_the_next_change_is_its_begin_then_its_end():
     one = validity(5, 90)
     assert one.next_change_s(0.0) == 5 * DAY
