@@ -74,10 +74,10 @@ def _answer(
         yield connection.getresponse()
     except (OSError, HTTPException, ValueError) as error:
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        click.echo(
-            f"egressproxy: the admin address {place} does not answer: {error} (is it running? --admin says where)",
-            err=True,
-        )
+        hint = "is it running? --admin says where"
+        if path == "/explain":
+            hint += "; --config PATH asks manifests, without a process"
+        click.echo(f"egressproxy: the admin address {place} does not answer: {error} ({hint})", err=True)
         sys.exit(2)
     finally:
         connection.close()

@@ -19,6 +19,8 @@ __all__ = ["may_answer", "notes"]
 def notes(decided: Decision, question: Question) -> list[str]:
     """Sentences, each by itself."""
     x, listener, made = decided.x, decided.listener, list[str]()
+    if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
+        made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
     if decided.error is None and decided.route is not None and decided.route.attempts is not None:
         made += decided.route.attempts.notes(decided.route.choices)
     if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:

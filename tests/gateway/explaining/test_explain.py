@@ -371,6 +371,14 @@ def test_what_the_codec_refuses_is_refused():
     assert found["error"]["reason"] == "bad_host"
 
 
+def test_a_path_without_a_host_is_told_how_to_ask():
+    told = "a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL"
+    found = ask(reverse(m.prefix_rule("/v1", "a")), "GET", "/v1")
+    assert found["error"]["reason"] == "bad_host"
+    assert told in found["notes"]
+    assert told not in ask(reverse(m.prefix_rule("/v1", "a")), "GET", "/v1", "host: any.example")["notes"]
+
+
 def test_trace_is_refused():
     assert ask(open_forward("a.example"), "TRACE", "http://a.example/")["error"]["reason"] == "method_not_allowed"
 
