@@ -282,6 +282,7 @@ class AddressPolicy:
             detail=detail,
         )
         denied.policy = first.policy if first is not None else self._rule.removeprefix("EgressPolicy ")
+        denied.entry = first.entry if first is not None else "-"
         return denied
 
     def _closing(self, address: IPAddress, port: int) -> Closing | None:

@@ -27,12 +27,16 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Why an address is closed. `kind` names no address, and may be shown to a client; `detail` is for the log."""
+    """Why an address is closed. `kind` names no address, and may be shown to a client; `detail` is for the log.
+
+    `entry` is the denied range that holds it, which denials are counted by; "-" where it stands outside of `only`.
+    """
 
     policy: str
     kind: str
     remedy: str
     detail: str
+    entry: str = "-"
 
 
 class ClosedRanges:
@@ -67,6 +71,7 @@ class ClosedRanges:
                         f"denied by policy {denial.policy}",
                         f"remove or narrow its range in {denial.field} of that policy",
                         f"denied by {entry} in {denial.field} of EgressPolicy {denial.policy}",
+                        str(network),
                     )
         return None
 

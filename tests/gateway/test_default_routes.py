@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +124,8 @@ def test_of_several_levels_the_most_specific_names_its_entry(converse: Start):
         ("x.bad.pypi.test", "destination_denied", "*.bad.pypi.test"),
         ("93.184.216.34", "destination_denied", "93.184.216.34/32"),
         ("near.pypi.test", "resolved_denied", "-"),
+        ("there.pypi.test", "resolved_denied", "93.184.216.34/32"),
+        ("closed.pypi.test", "resolved_denied", "93.184.217.0/24"),
     ],
 )
 @pytest.mark.parametrize("way", ["GET", "CONNECT"])
@@ -129,8 +133,11 @@ def test_a_denial_names_policy_and_entry(converse: Start, host: str, reason: str
     from ipaddress import ip_address
 
     deny = [{"hostnames": ["evil.pypi.test", "*.bad.pypi.test"]}, {"cidrs": ["93.184.216.34/32"]}]
-    talk = converse(allowing(lists={"deny": deny}, addresses={"allow": [{"cidrs": ["192.168.0.0/16"]}]}))
+    rules = {"allow": [{"cidrs": ["192.168.0.0/16"]}], "deny": [{"cidrs": ["93.184.217.0/24"]}]}
+    talk = converse(allowing(lists={"deny": deny}, addresses=rules))
     talk.names.zone["near.pypi.test"] = (ip_address("10.0.0.1"),)
+    talk.names.zone["there.pypi.test"] = (ip_address("93.184.216.34"),)
+    talk.names.zone["closed.pypi.test"] = (ip_address("93.184.217.9"),)
     talk.client >> (connect(f"{host}:443") if way == "CONNECT" else GET.replace(b"a.example", host.encode()))
     assert talk.client.answer()[3]["reason"] == reason
     record = talk.record()
@@ -243,3 +250,15 @@ def test_entries_share_connections_and_the_budget_of_retries(converse: Start):
     assert one.attempts is other.attempts
     assert one.attempts is not None
     assert one.choices[0].connector is other.choices[0].connector
+
+
+def test_the_examples_of_the_documentation_are_such_lines(converse: Start):
+    page = (Path(__file__).parents[2] / "docs" / "access-log.md").read_text()
+    denied, allowed = (json.loads(line) for line in page.splitlines() if line.startswith('{"time"'))
+    talk = converse(allowing({"hostnames": ["*.pypi.org"]}))
+    talk.client >> connect("paste.example:443")
+    talk.client.answer()
+    assert list(talk.record()) == list(denied)
+    assert decided(talk.record()) == (denied["policy"], denied["entry"])
+    assert list(get(talk, "files.pypi.org")) == list(allowed)
+    assert decided(talk.record()) == (allowed["policy"], allowed["entry"])
