@@ -173,11 +173,17 @@ class _Reader:
         return [file for file in found if file.is_file() or not file.exists()]
 
     def _add_unread(self, folder: Path) -> None:
-        """A folder with files of other names: a ConfigMap whose keys have no suffix, for one."""
+        """A folder with files of other names, as of a ConfigMap whose keys have no suffix; or with folders alone."""
         try:
-            names = sorted(each.name for each in folder.iterdir() if each.name[0] != "." and each.is_file())
+            seen = sorted((each.name, each.is_file()) for each in folder.iterdir() if each.name[0] != ".")
         except OSError:
             return
+        names = [name for name, is_file in seen if is_file]
+        if seen and not names:
+            shown = ", ".join(name for name, _ in seen[:3]) + (" and more" if len(seen) > 3 else "")
+            message = f"nothing of this folder is read: no folder in it is looked into (there is {shown})"
+            remedy = f"give each of them: {folder / seen[0][0]}"
+            self.unread.append(Problem(str(folder), 0, 0, "", "", message, remedy))
         if names:
             shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
             message = f"nothing of this folder is read: no file ends in .yaml, .yml or .json (there is {shown})"

@@ -553,3 +553,10 @@ def test_a_folder_whose_files_have_other_names_is_said_to_be_unread(tmp_path: Pa
     assert (warning.file, "nothing of this folder is read" in warning.message) == (str(folder), True)
     (folder / "config").unlink()
     assert load([folder, beside]).warnings == ()
+
+
+def test_a_folder_with_folders_alone_says_which_to_give(tmp_path: Path):
+    (tmp_path / "conf" / "team-a").mkdir(parents=True)
+    (tmp_path / "conf" / "team-a" / "a.yaml").write_text(NAMESPACE)
+    with pytest.raises(ConfigError, match=r"no folder in it is looked into \(there is team-a\).*conf/team-a"):
+        load([tmp_path / "conf"])
