@@ -23,6 +23,8 @@ __all__ = ["MAX_OCTETS", "SecretData", "read_secrets", "secret_folders"]
 MAX_OCTETS: Final = 1024 * 1024
 #: In one folder: nobody means more.
 MAX_FILES: Final = 1024
+#: That are named as the origin of one.
+MAX_PLACES: Final = 5
 #: The keys of a Secret (v1 Secret, data), and the names of objects and namespaces.
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
@@ -44,8 +46,12 @@ class SecretData:
 
     @property
     def origin(self) -> str:
-        """For people: all places, each once."""
-        return ", ".join(dict.fromkeys(self.origins.values())) or self.place
+        """For people: all places, each once, or the folders of many."""
+        places = list(dict.fromkeys(self.origins.values()))
+        if len(places) > MAX_PLACES:
+            places = list(dict.fromkeys(os.path.dirname(place) or place for place in places))
+        more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+        return ", ".join(places[:MAX_PLACES]) + more or self.place
 
 
 def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> list[SecretData]:
@@ -66,7 +72,7 @@ def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> li
     for secret in made.values():
         octets = sum(map(len, secret.data.values()))
         if octets > MAX_OCTETS:
-            message = f"Secret {secret.namespace}/{secret.name} has {octets} octets, more than {MAX_OCTETS}"
+            message = f"Secret {secret.namespace}/{secret.name} has more than {MAX_OCTETS} octets"
             problems.append(_problem(secret.origin, message, "a Secret holds credentials and certificates alone"))
     return list(made.values())
 
@@ -140,11 +146,15 @@ def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, 
         mounted = folder / "..data"
         real = Path(os.path.realpath(mounted)) if mounted.is_dir() else folder
         del problems[before:]
-        found = [
-            (file.name, value, str(folder / file.name))
-            for file in _listed(real, problems)
-            if _is_key(file.name, file, problems) and (value := _read(file, problems)) is not None
-        ]
+        found = []
+        left = MAX_OCTETS
+        for file in _listed(real, problems):
+            value = _read(file, problems) if _is_key(file.name, file, problems) else None
+            if value is not None:
+                found.append((file.name, value, str(folder / file.name)))
+                left -= len(value)
+            if left < 0:
+                break  # too much for a Secret: the rest would only take memory
         if real == folder or real == Path(os.path.realpath(mounted)):
             break  # else it was exchanged meanwhile
     return found

@@ -122,13 +122,36 @@ def test_what_cannot_be_a_secret_refuses_the_configuration_and_names_the_file(tm
         expected = "inner: this is no regular file"
     elif what == "large":
         (folder / "token").write_bytes(b"hush" * (MAX_OCTETS // 4) + b"x")
-        expected = f"Secret default/a has {MAX_OCTETS + 1} octets, more than {MAX_OCTETS}"
+        expected = f"Secret default/a has more than {MAX_OCTETS} octets"
     elif what == "key":
         (folder / "my token").write_text("hush")
         expected = "'my token' cannot be a key of a Secret"
     else:
         source, expected = SecretSource(name="A_b", path=folder), "'A_b' cannot be the name of a Secret"
     assert expected in refusal(tmp_path, source)
+
+
+def test_of_a_folder_no_more_is_read_than_a_secret_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for number in range(900):
+        with (folder / f"f{number:03}").open("wb") as file:
+            file.truncate(400 * 1024)
+    read: list[Path] = []
+    real = secret_files._read
+    monkeypatch.setattr(secret_files, "_read", lambda file, problems: read.append(file) or real(file, problems))
+    assert f"default/a has more than {MAX_OCTETS} octets" in refusal(tmp_path, SecretSource(name="a", path=folder))
+    assert len(read) == 3
+
+
+def test_of_many_files_the_folder_is_named(tmp_path: Path):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for number in range(900):
+        (folder / f"f{number}").write_text("hush")
+    manifest = "apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n"
+    said = refusal(tmp_path, SecretSource(name="a", path=folder), manifest=manifest)
+    assert said.startswith(f"{folder}: Secret default/a: the same object stands at")
 
 
 def test_its_manifest_shows_keys_and_no_value(tmp_path: Path):
