@@ -23,7 +23,7 @@ from egressproxy.config.compile.denials import Denials
 from egressproxy.config.compile.filters import ExtensionCompiler
 from egressproxy.config.compile.findings import Findings
 from egressproxy.config.compile.gateway_tls import ClientCertificates, add_revocations
-from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, plan_gateways, set_statuses
+from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, of_others, plan_gateways, set_statuses
 from egressproxy.config.compile.hosts_taken import HostsTaken
 from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.listeners import ListenerPlan
@@ -78,6 +78,7 @@ def compile_config(
     listeners = run.compile()
     statuses = run.statuses()
     if not listeners:
+        run.warnings.extend(of_others(resources))
         run.warnings.append(
             Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING, Severity.UNSERVED, "NothingServed")
         )

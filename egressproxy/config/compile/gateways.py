@@ -7,7 +7,7 @@ Source: Gateway API v1 GatewayClass, Gateway, ListenerSet; resources.md section 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,6 +189,21 @@ def plan_gateways(
             _claim_ports(plan, book)
         plans.append(plan)
     return plans, warnings
+
+
+def of_others(resources: ResourceSet) -> Iterator[Problem]:
+    """Gateways whose GatewayClass names another controller. That is how manifests of several are meant to be written,
+    and worth a word where no other Gateway is served.
+    """
+    classes = {c.name: c.spec.controller_name for c in resources.of(GatewayClass)}
+    for gateway in resources.of(Gateway):
+        name = gateway.spec.gateway_class_name
+        controller = classes.get(name, CONTROLLER)
+        if controller != CONTROLLER:
+            message = f"GatewayClass {name} is of the controller {controller}: the Gateway is not served"
+            remedy = f"write controllerName: {CONTROLLER} in it, or another gatewayClassName, if it is meant for us"
+            where, code = "spec.gatewayClassName", "GatewayClassOfOthers"
+            yield problem_at(gateway, where, message, remedy, severity=Severity.UNSERVED, code=code)
 
 
 def set_statuses(plan: GatewayPlan) -> dict[Key, Status]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile import Compiled
+from egressproxy.config.problems import Severity
 from tests.config.compile.kit import (
     FORWARD,
     PLAIN,
@@ -87,6 +88,27 @@ spec: {controllerName: egressproxy.io/gateway-controller}
     assert warning.message == "there is no GatewayClass egressproxy: the Gateway is not served"
     assert (warning.file, warning.line, warning.column, warning.remedy) == ("config.yaml", 6, 21, "write mine")
     assert nothing.message == "no listener is served: no client is answered"
+
+
+def test_where_nothing_is_served_a_class_of_another_controller_is_told_at_its_gateway():
+    others = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {name: egressproxy}
+spec: {controllerName: egressproxy.io/gateway}
+"""
+    warning, nothing = compiled(FORWARD, others).warnings
+    assert (warning.object, warning.field_path) == ("Gateway default/gw", "spec.gatewayClassName")
+    assert (warning.line, warning.code, warning.severity) == (6, "GatewayClassOfOthers", Severity.UNSERVED)
+    said = "GatewayClass egressproxy is of the controller egressproxy.io/gateway: the Gateway is not served"
+    assert (warning.message, warning.remedy.startswith("write controllerName: egressproxy.io/gateway-controller")) == (
+        said,
+        True,
+    )
+    assert nothing.code == "NothingServed"
+    beside = FORWARD.replace("{name: gw}", "{name: other}").replace("egressproxy\n", "mine\n").replace("3128", "3129")
+    mine = others.replace("name: egressproxy", "name: mine").replace("io/gateway}", "io/gateway-controller}")
+    assert not compiled(FORWARD, others, beside, mine).warnings  # manifests of several controllers
 
 
 def test_a_configuration_that_serves_nothing_warns_of_it():
