@@ -13,6 +13,7 @@ from egressproxy.config.compile import support
 from egressproxy.config.compile.backends import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.contract import Key, scope_of
+from egressproxy.config.compile.exposure import exposed_by_parent, has_exposed_parent
 from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.layers import Layer, Level
@@ -252,10 +253,7 @@ class Weigher:
         does: as the policies of the namespace say that names them. Whoever writes a route or a Backend in another one
         may use the parent, and must not have its password sent elsewhere.
         """
-        parent = spec.parent
-        if parent is None or spec.parent_credentials is None or parent.destination is not Destination.FQDN:
-            return None
-        if parent.tls is not None and not parent.tls.insecure_skip_verify:
+        if not has_exposed_parent(spec):
             return None
         own = tuple(layer for layer in around if layer.target[2] == namespace)
         return self._policies.merge(own, is_routed=True).policy.dns if own != around else None
@@ -293,6 +291,9 @@ class Weigher:
             spec = self._certificates.shown_to(spec, where.gateway)
         except Unresolved as unresolved:
             return WeightedBackend(None, weight, error=unresolved.message)
+        error = exposed_by_parent(resolved, merged.parent, (*resolved.extensions, *placed))
+        if error:
+            return WeightedBackend(None, weight, error=error)
         extensions = ordered([*resolved.extensions, *placed, *filters])
         return WeightedBackend(spec, weight, merged.policy, extensions, parent_by=resolved.parent_by)
 

@@ -299,6 +299,44 @@ def test_the_password_for_a_parent_goes_where_the_namespace_says_that_has_it(
     assert default(made) is not None
 
 
+INJECTOR = (
+    "extensions: [{name: key, type: egressproxy.io/CredentialInjector:v1, "
+    "config: {secretRef: {name: login, key: password}, header: Authorization%s}}]"
+)
+
+
+@pytest.mark.parametrize("says", ["policy", "backend"])
+@pytest.mark.parametrize(
+    ("tls", "plain", "is_closed"),
+    [
+        ("mode: None", ", allowPlaintext: true", True),
+        ("mode: Simple, insecureSkipVerify: true", "", True),
+        ("mode: Simple", "", False),
+        ("mode: None", "", False),  # the injector refuses each request
+    ],
+)
+def test_a_key_that_goes_in_plain_text_does_not_pass_the_parent_of_another_namespace(
+    says: str, tls: str, plain: str, is_closed: bool
+):
+    gateway = FORWARD.replace("{name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}", ALL)
+    injector = INJECTOR % plain
+    backend = of_team(proxy("plain", injector if says == "backend" else "", tls))
+    more = of_team(policy(injector, "Backend", "plain", "of-backend")) if says == "policy" else ""
+    route = of_team(ROUTE.replace("[{name: gw}]", "[{name: gw, namespace: default}]"))
+    theirs = filter(None, (backend, route, of_team(LOGIN), more))
+    made = compiled(gateway, on("Gateway", "gw"), proxy("corp"), *theirs)
+    (weighted,) = rule(made).backends
+    assert (weighted.backend is None) is is_closed
+    assert not is_closed or "name it in parent of team/plain" in weighted.error
+    assert is_closed or named(weighted.backend) == "default/corp"
+
+
+def test_a_key_in_plain_text_passes_the_parent_that_its_own_namespace_names():
+    backend = proxy("plain", INJECTOR % ", allowPlaintext: true")
+    made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), backend, ROUTE, LOGIN)
+    assert named(served(made)) == "default/corp"
+
+
 def test_within_one_namespace_the_name_of_a_parent_is_looked_up_as_that_of_the_backend():
     shown = "parent: {name: corp, credentialsRef: {name: login}, allowPlaintext: true}"
     made = compiled(
