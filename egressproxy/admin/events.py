@@ -94,15 +94,18 @@ def references(
     made: dict[Subject, dict[str, str]] = {}
     if subjects:
         for entry in configuration:
-            subject = Subject(entry.kind, entry.namespace, entry.name)
-            if subject in subjects and (subject not in made or entry.group == OUR_GROUP):
-                manifest = json.loads(entry.manifest)
-                uid = (manifest.get("metadata") or {}).get("uid") or uid_of(key_of(entry))
-                made[subject] = _reference(subject, manifest.get("apiVersion", ""), uid)
+            plain = Subject(entry.kind, entry.namespace, entry.name)
+            for subject in (plain, plain._replace(kind=f"{entry.kind}.{entry.group}")):
+                if subject in subjects and (subject not in made or entry.group == OUR_GROUP):
+                    manifest = json.loads(entry.manifest)
+                    uid = (manifest.get("metadata") or {}).get("uid") or uid_of(key_of(entry))
+                    made[subject] = _reference(plain, manifest.get("apiVersion", ""), uid)
     for subject in subjects:
         if subject not in made:
-            group, api_version = _group_of(subject.kind)
-            made[subject] = _reference(subject, api_version, uid_of((group, *subject)))
+            kind, _, group = subject.kind.partition(".")
+            group, api_version = _group_of(kind, group)
+            plain = subject._replace(kind=kind)
+            made[subject] = _reference(plain, api_version, uid_of((group, *plain)))
     return made
 
 
@@ -111,9 +114,9 @@ def _reference(subject: Subject, api_version: str, uid: str) -> dict[str, str]:
     return {"kind": subject.kind, **namespace, "name": subject.name, "uid": uid, "apiVersion": api_version}
 
 
-def _group_of(kind: str) -> tuple[str, str]:
-    """The group of a kind, ours where several have one of this name, and apiVersion."""
-    known = [each for each in KINDS if each.kind == kind]
+def _group_of(kind: str, group: str) -> tuple[str, str]:
+    """The group of a kind, and apiVersion. Where no group is said and several have one of this name it is ours."""
+    known = [each for each in KINDS if each.kind == kind and group in ("", each.group)]
     if not known:
         return "", ""
     served = next((each for each in known if each.group == OUR_GROUP), known[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from egressproxy.config.compile.contract import scope_of
 from egressproxy.config.problems import ConfigError
 from egressproxy.loading.result import Place
 from egressproxy.telemetry.notices import Notice, Severity, Subject, new_notice
@@ -38,8 +39,8 @@ def accepted(places: Iterable[Place], generation: int) -> list[Notice]:
 def broken(found: Iterable[tuple[tuple[str, str, str, str], str]]) -> list[Notice]:
     """See `Loaded.broken`."""
     return [
-        new_notice("ReferenceBroken", "Resolve", Subject(kind, namespace, name), sentence)
-        for (_, kind, namespace, name), sentence in found
+        new_notice("ReferenceBroken", "Resolve", Subject(scope_of(key).partition(" ")[0], *key[2:]), sentence)
+        for key, sentence in found
     ]
 
 

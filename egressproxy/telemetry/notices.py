@@ -64,7 +64,11 @@ class Severity:
 
 
 class Subject(NamedTuple):
-    """An object: its kind and name. `namespace` is "" for a cluster-scoped kind."""
+    """An object: its kind and name. `namespace` is "" for a cluster-scoped kind.
+
+    The kind of one that is not of our group, where ours has the kind, too, has its group behind it:
+    "Backend.gateway.networking.k8s.io".
+    """
 
     kind: str
     namespace: str

@@ -87,6 +87,20 @@ def test_an_object_that_is_not_there_any_more_is_still_named():
     assert "related" not in event
 
 
+def test_of_two_backends_of_one_name_it_is_about_the_one_of_the_group_that_it_says():
+    text = "apiVersion: {0}/v1alpha1\nkind: Backend\nmetadata: {{name: b, namespace: agents, uid: of-{0}}}\nspec: {1}\n"
+    spec = "{destination: {type: Fqdn, fqdn: {hostname: a.example}}}"
+    groups = ("egressproxy.io", "gateway.networking.k8s.io")
+    both = "---\n".join(text.format(group, spec) for group in groups)
+    for kind, group in zip(("Backend", f"Backend.{groups[1]}"), groups, strict=True):
+        for configuration in (both, ""):
+            about = replace(NOTICE, regarding=Subject(kind, "agents", "b"))
+            (event,) = published(about, configuration=configuration)["v1"]
+            found = event["involvedObject"]
+            assert (found["kind"], found["apiVersion"]) == ("Backend", f"{group}/v1alpha1")
+            assert found["uid"] == (f"of-{group}" if configuration else uid_of((group, "Backend", "agents", "b")))
+
+
 def test_each_has_a_name_of_its_own_and_keeps_it():
     events = Events(Metrics("1"), clock=lambda: AT)
     source = PublishedEvents(events, Holder())

@@ -52,3 +52,6 @@ def test_a_broken_reference_is_told_at_the_object_that_has_it():
     (notice,) = broken([(("gateway.networking.k8s.io", "HTTPRoute", "agents", "api"), "BackendNotFound: gone")])
     assert (notice.reason, notice.regarding) == ("ReferenceBroken", Subject("HTTPRoute", "agents", "api"))
     assert notice.message == "BackendNotFound: gone"
+    named = [("egressproxy.io", "Backend", "agents", "b"), ("gateway.networking.k8s.io", "Backend", "agents", "b")]
+    told = broken((key, "SecretNotFound: gone") for key in named)
+    assert [notice.regarding.kind for notice in told] == ["Backend", "Backend.gateway.networking.k8s.io"]
