@@ -171,7 +171,10 @@ class Backends:
 
     def _judge(self, backend: AnyBackend, conditions: Conditions, has_requests: bool) -> list[dict[str, object]]:
         became = what_became(backend)
-        conditions.set("Accepted", True, "Accepted", f"the backend can be used{': ' if became else ''}{became}")
+        message = f"the backend can be used{': ' if became else ''}{became}"
+        if self._names[backend.namespace, backend.name] > 1:
+            message += f"; another has its name: references mean this one by group {backend.GROUP}, kind {backend.KIND}"
+        conditions.set("Accepted", True, "Accepted", message)
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         failed = 0
         ports: Sequence[int | None] = [None]

@@ -43,8 +43,19 @@ def test_a_reference_means_the_backend_of_its_group_and_it_is_noted_which():
         assert f"this is Backend.{group} default/b" in note.message
 
 
+def test_the_status_of_each_says_what_means_it():
+    made = compiled(REVERSE, route("egressproxy.io"), OURS, THEIRS)
+    for group in ("egressproxy.io", "gateway.networking.k8s.io"):
+        status = made.statuses[group, "Backend", "default", "b"]
+        (accepted,) = (each for each in status["conditions"] if each["type"] == "Accepted")
+        assert accepted["status"] == "True"
+        assert f"references mean this one by group {group}, kind Backend" in accepted["message"]
+
+
 def test_one_backend_of_a_name_is_nothing_to_speak_of():
     assert not findings(REVERSE, route("egressproxy.io"), OURS)
+    status = compiled(REVERSE, route("egressproxy.io"), OURS).statuses["egressproxy.io", "Backend", "default", "b"]
+    assert "references mean" not in str(status)
 
 
 def test_a_reference_to_neither_is_not_said_to_be_one_of_them():
