@@ -87,14 +87,13 @@ class Choice:
         self.unknown_extension = unknown_extension
         self.parent_by = parent_by
 
-    def fault(self, route: str) -> GatewayError:
-        """Why nothing is sent there, where `connector` is None."""
+    def fault(self, route: str, rule: str) -> GatewayError:
+        """Why nothing is sent there, where `connector` is None. `rule` is the route's kind and name."""
         if self.denied is not None:
             return self.denied.error()
         if self.unknown_extension:
             message = f"route {route} needs the {self.unknown_extension}, which this gateway does not have"
-            return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=route, detail=self.error)
-        rule = route
+            return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=rule, detail=self.error)
         if self.parent_by:
             rule = self.parent_by
             message = f"the parent proxy of {self.parent_by} cannot be used"
@@ -189,6 +188,11 @@ class Route:
         self._turn = random.random()  # noqa: S311 (a share of traffic is no secret)
         self.is_tls_only = is_tls_only  # a TLSRoute: what the tunnel carries has to be TLS
 
+    @property
+    def rule(self) -> str:
+        """Kind and name, as answers and the log have them; "-" for what no route matched."""
+        return f"{self.kind} {self.name}" if self.kind and self.name != "-" else self.name
+
     def serves(self, host: str, port: int) -> bool:
         """On a forward-proxy listener: whether a destination with this port is the one that the backend stands for.
 
@@ -206,7 +210,7 @@ class Route:
         if len(choices) == 1:
             choice = choices[0]
         elif not choices:
-            raise GatewayFault(Reason.BACKEND_INVALID, f"route {self.name} has no backend", rule=self.name)
+            raise GatewayFault(Reason.BACKEND_INVALID, f"route {self.name} has no backend", rule=self.rule)
         else:
             point = self._turn * self.total
             self._turn = (self._turn + GOLDEN) % 1.0
@@ -215,7 +219,7 @@ class Route:
                 if point < 0:
                     break
         if choice.connector is None:
-            raise choice.fault(self.name)
+            raise choice.fault(self.name, self.rule)
         return choice
 
     def counted_in(self, series: Series) -> Route:

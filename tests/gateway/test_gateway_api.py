@@ -114,6 +114,7 @@ def test_requests_of_a_grpc_route_are_closed_and_fall_through_to_nothing(convers
     assert status == 500
     assert error["reason"] == "backend_invalid"
     assert talk.record()["route"] == "agents/grpc"
+    assert error["rule"] == talk.record()["rule"] == "GRPCRoute agents/grpc"
 
 
 def test_one_tls_port_terminates_for_one_name_and_passes_through_for_another(converse: Start):
@@ -200,6 +201,7 @@ def test_the_share_of_a_backend_that_is_not_there_is_closed(
         talk.client.is_closed()
         talk.no_dial()
         assert talk.record()["reason"] == "backend_invalid"
+        assert talk.record()["rule"] == "TCPRoute agents/route"
     else:
         talk.dialled("two.example", 2)
         talk.client.leaves()

@@ -37,7 +37,7 @@ def test_a_request_is_answered_with_an_error_that_names_it(converse: Start, obje
     talk = converse(objects)
     talk.client >> GET
     status, _, _, error = talk.client.answer()
-    assert (status, error["reason"]) == (500, "unknown_extension")
+    assert (status, error["reason"], error["rule"]) == (500, "unknown_extension", "HTTPRoute agents/route")
     assert error["message"] == f"route agents/route needs the {LABEL}, which this gateway does not have"
     record = talk.record()
     assert (record["reason"], record["status"]) == ("unknown_extension", 500)

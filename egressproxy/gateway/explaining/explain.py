@@ -232,7 +232,7 @@ async def _backend(
         place = choice.denied.authority
         made["host"], made["port"] = place.host, place.port
     if choice.connector is None:
-        return {**made, "error": error_values(choice.fault(route.name))}
+        return {**made, "error": error_values(choice.fault(route.name, route.rule))}
     if choice.denied is not None:
         made["wouldDeny"] = error_values(choice.denied.error())
     try:
@@ -336,7 +336,7 @@ def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] |
 def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:
     """What ends every request of this rule; None if any of its backends can serve."""
     if not route.choices:
-        return error_values(GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.name))
+        return error_values(GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.rule))
     errors: list[dict[str, Any] | None] = [each.get("error") for each in made["backends"]]
     if None not in errors:
         return errors[0]
