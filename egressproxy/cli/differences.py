@@ -87,4 +87,5 @@ def _flip(each: Mapping[str, Any]) -> str:
 
 
 def _said(value: Any) -> str:
-    return "; ".join(value) if isinstance(value, list) else str(value)
+    said = "; ".join(value) if isinstance(value, list) else str(value)
+    return said or "none"

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from egressproxy.model.secret import Secret
+from egressproxy.spec.backend import BackendSpec
 from egressproxy.spec.gateway import ConfigSpec, ListenerSpec
 from egressproxy.spec.policy import ExtensionSpec, PolicySpec
 from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, StreamRouteSpec, WeightedBackend
@@ -114,12 +115,18 @@ def _own(
             found |= _own(made, [each.backend for each in weighted.mirrors], common, place)
         for path, value in (*_rest(_policy(weighted.policy), common).items(), *_filters(weighted.extensions).items()):
             found[f"backend {backend.name}: {path}"] = value
-        values = dict(_fields(backend))
-        if backend.parent is not None:
-            values["parent"] = backend.parent.name
-        if made.setdefault(f"Backend {backend.name}", values) != values:
-            made[f"Backend {backend.name} on {place}"] = values
+        _add_backend(made, backend, place)
     return found
+
+
+def _add_backend(made: Outline, backend: BackendSpec, place: str) -> None:
+    """The backend, and the proxies that it is reached through: another proxy is another way for all of it."""
+    values = dict(_fields(backend))
+    if backend.parent is not None:
+        values["parent"] = backend.parent.name
+        _add_backend(made, backend.parent, place)
+    if made.setdefault(f"Backend {backend.name}", values) != values:
+        made[f"Backend {backend.name} on {place}"] = values
 
 
 def _policy(policy: PolicySpec) -> Iterator[tuple[str, str | list[str]]]:

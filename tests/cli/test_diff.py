@@ -55,6 +55,33 @@ def test_what_is_added_and_removed_has_its_fields(tmp_path: Path):
     assert invoke(new, old).output == "\n".join(line.replace("+ ", "- ", 1) for line in added.splitlines()) + "\n"
 
 
+def test_a_parent_that_is_exchanged_is_a_difference(tmp_path: Path):
+    """All that is allowed goes another way: whoever it leads to sees it, and its password."""
+
+    def with_parent(name: str, host: str) -> Path:
+        path = tmp_path / name
+        parent = m.backend("corp", host, 3128)
+        path.write_text(
+            yaml.safe_dump_all(
+                [m.gateway(m.forward_listener(3128)), m.policy(("a.example",), parent={"name": "corp"}), parent]
+            )
+        )
+        return path
+
+    result = invoke(with_parent("a.yaml", "corp.example"), with_parent("b.yaml", "evil.example"))
+    assert result.exit_code == 1
+    assert result.output == "~ Backend agents/corp\n  ~ hostname: corp.example -> evil.example\n"
+
+
+def test_nothing_is_said_to_be_none(tmp_path: Path):
+    old = written(tmp_path, "a.yaml", "a.example")
+    new = tmp_path / "b.yaml"
+    objects = [m.gateway(m.forward_listener(3128)), m.policy(("a.example",)), m.backend("api", "api.example", 443),
+               m.http_route("api", m.prefix_rule("/v1", "api"))]  # fmt: skip
+    new.write_text(yaml.safe_dump_all(objects))
+    assert "  + hostnames: none\n" in invoke(old, new).output
+
+
 def test_decisions_of_an_access_log_that_flip_are_shown_and_counted(tmp_path: Path):
     old, new = written(tmp_path, "a.yaml", "a.example"), written(tmp_path, "b.yaml", "b.example")
     log = tmp_path / "access.jsonl"

@@ -125,3 +125,14 @@ def test_every_field_that_decides_something_shows_when_it_changes():
         backend = BackendSpec("agents/api", Destination.FQDN, tls=BackendTlsSpec(**{field.name: other}))
         plain = BackendSpec("agents/api", Destination.FQDN, tls=BackendTlsSpec())
         assert outline(config(WeightedBackend(backend))) != outline(config(WeightedBackend(plain))), field.name
+
+
+def test_the_proxies_on_the_way_to_a_backend_are_objects_too():
+    """Else a parent that is exchanged for another one of its name would be no difference."""
+    company = BackendSpec("agents/company", Destination.FQDN, "company.example", 3128)
+    region = BackendSpec("agents/region", Destination.FQDN, "region.example", 3128, parent=company)
+    behind = BackendSpec("-", Destination.DYNAMIC, parent=region)
+    made = outline(config(default_backend=WeightedBackend(behind)))
+    assert made["Backend -"]["parent"] == "agents/region"
+    assert made["Backend agents/region"]["parent"] == "agents/company"
+    assert made["Backend agents/company"]["hostname"] == "company.example"
