@@ -9,8 +9,10 @@ import base64
 import http.client
 import http.server
 import json
+import os
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from click.testing import CliRunner
 from egressproxy.cli import main
 from tests.conformance.published import FORMS, HOST, INJECTOR, Form, clear, second
 from tests.support import manifests as m
+from tests.support.kubectl import find_kubectl
 from tests.support.name_server import NameServer
 from tests.support.net import can_bind_low_ports, free_port, loopback_address
 from tests.support.pki import Pki, chain
@@ -38,6 +41,10 @@ REFUSED = [form for form in FORMS if form.refused is not None]
 #: One of each shape: a write takes a while.
 APPLIED = [
     form for form in FORMS if form.name in ("first-simple", "second-simple", "prototype-whole", "draft", "gep-4894")
+]
+#: And each kind in each group.
+OF_EACH_KIND = [
+    form for form in FORMS if form in APPLIED or form.name in ("renamed-simple", "prototype-raw-config", "xbackend")
 ]
 #: Credentials never go in plain text, unless the manifest says so.
 STREAM = Form("stream", clear(second("Simple")))
@@ -320,3 +327,31 @@ def test_a_form_is_applied_by_the_server_and_shows_itself(world: World, gateway:
         connection.close()
         assert answer.status in (200, 201), text
     assert shown(gateway, written)["spec"] == written["spec"]
+
+
+def test_kubectl_applies_each_shape_of_each_kind_and_finds_nothing_changed(
+    world: World, gateway: GatewayProcess, tmp_path: Path
+):
+    """In one file, as the kinds and their groups come: created, as it was written, without a difference, deleted."""
+    written = [world.backend(form) for form in OF_EACH_KIND]
+    for form, manifest in zip(OF_EACH_KIND, written, strict=True):
+        manifest["metadata"]["name"] = f"kubectl-{form.name}"
+    path = tmp_path / "all.yaml"
+    m.write(path, written)
+    program = [find_kubectl(), "--server", f"http://127.0.0.1:{gateway.admin_port}"]
+    environment = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": ""}
+
+    def kubectl(*arguments: str) -> str:
+        done = subprocess.run(
+            [*program, *arguments], capture_output=True, text=True, timeout=120, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert kubectl("apply", "-f", str(path)).count(" created\n") == len(OF_EACH_KIND)
+    kubectl("diff", "-f", str(path))
+    found = json.loads(kubectl("get", "-f", str(path), "-o", "json"))["items"]
+    assert [(each["apiVersion"], each["kind"], each["spec"]) for each in found] == [
+        (each["apiVersion"], each["kind"], each["spec"]) for each in written
+    ]
+    assert kubectl("delete", "-f", str(path)).count(" deleted\n") == len(OF_EACH_KIND)
