@@ -111,6 +111,10 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
                     or _SERVED.get(condition["type"], Severity.UNSERVED),
                     code=_code(condition, part.conditions),
                 )
+    for condition in status.get("conditions", ()):
+        if _is_well(condition) and support.says_idle(condition.get("message", "")):
+            said_idle = _without_praise(condition["message"])
+            yield problem_at(resource, "", said_idle, severity=Severity.NOTE, code="NothingToApply")
 
 
 def _is_well(condition: Mapping[str, Any]) -> bool:

@@ -132,6 +132,15 @@ _LESS: Final[tuple[str, ...]] = (
 )
 
 
+#: What notes say of a field that is for something which there is not here: nobody misses it, and nothing is less.
+_IDLE: Final = "has nothing to be applied to"
+
+
+def says_idle(message: str) -> bool:
+    """Whether the message of a condition says that a field has nothing to do here."""
+    return _IDLE in message
+
+
 def says_less(message: str) -> bool:
     """Whether the message of a condition, be it a good one, says that something written is not done.
 

@@ -384,4 +384,5 @@ def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:
         return ""
     allowed = ", ".join(sorted(merged.regions)) or "none"
     stands = f"stands in region {resolved.region}" if resolved.region else "says no region"
-    return f"backend {resolved.spec.name} {stands}; allowed by policy: {allowed}"
+    what = "a destination that no route names" if resolved.spec.name == "-" else f"backend {resolved.spec.name}"
+    return f"{what} {stands}; allowed by policy: {allowed}"

@@ -227,7 +227,9 @@ def test_what_is_accepted_and_not_done_as_it_is_written_is_not_served(manifests:
 
 
 def test_what_has_nothing_to_be_applied_to_is_served_as_it_is_written():
-    assert found(FORWARD.replace("spec:", "spec:\n  infrastructure: {labels: {a: b}}")) == []
+    (note,) = found(FORWARD.replace("spec:", "spec:\n  infrastructure: {labels: {a: b}}"))
+    assert (note.severity, note.code) == (Severity.NOTE, "NothingToApply")
+    assert note.message == "infrastructure has nothing to be applied to: no objects are created for a Gateway."
 
 
 def test_what_a_backend_refers_to_is_said_at_the_reference():

@@ -44,6 +44,8 @@ def test_what_a_policy_closes_is_said_by_the_route():
     assert status == "True"
     assert "Listener forward answers 500" in message
     assert "says no region" in message
+    forward = of_listener(made, "Accepted")[2]
+    assert "with 500: a destination that no route names says no region; allowed by policy: eu" in forward
 
 
 def test_what_the_reference_says_is_not_said_twice():
