@@ -25,6 +25,11 @@ __all__ = ["UNKNOWN_FIELD", "explain", "field_path", "path_text", "unknown_kind"
 
 #: Longer values are cut in messages.
 _SHOWN = 60
+#: User name and password of a URL (RFC 3986 section 3.2.1), as people have it in HTTPS_PROXY and may write it here.
+_USERINFO = re.compile(r"(?<=//)[^/\s@]*@|[^/\s@:]{1,256}:[^/\s@]*@")
+_LOOKED_AT = 1024
+#: References to Secrets.
+_OF_SECRETS = ("credentialsRef", "secretRef")
 #: The types of such an error, in a model and in a dataclass.
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -94,6 +99,8 @@ def explain(
         case "bool_type":
             return f"{shown} is not a truth value", "write true or false, without quotes"
         case "model_type" | "dataclass_type" | "dict_type" | "model_attributes_type" | "mapping_type":
+            if field in _OF_SECRETS:
+                shown = _type_name(value)  # somebody may have put a credential where its reference belongs
             return f"{shown} stands where a mapping is expected", "write its fields as key: value"
         case "tuple_type" | "list_type":
             return f"{shown} stands where a list is expected", "write it as [value], or as lines that start with -"
@@ -225,5 +232,6 @@ def _type_name(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
+    text = _USERINFO.sub("…@", text[:_LOOKED_AT])
     text = "".join(c if c.isprintable() else "?" for c in text[: _SHOWN + 1])
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -43,6 +43,12 @@ class BackendParent(Model):
             raise Refused(f"direct: true stands for no parent, and {said} beside it does nothing", "keep one of them")
         if not self.direct and not self.name:
             raise Refused("the parent has no name", "name the Backend that is the proxy, or write direct: true")
+        if "/" in self.name or "@" in self.name:
+            raise Refused(
+                "the name of a parent is that of a Backend, and no URL",
+                "make a Backend of the proxy's hostname and port, and a Secret of username and password for "
+                "credentialsRef",
+            )
         return self
 
     @model_validator(mode="after")

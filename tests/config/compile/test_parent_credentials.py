@@ -179,6 +179,29 @@ def test_what_makes_no_sense_is_refused(said: str):
         compiled(FORWARD, policy(f"{ALLOW}\n{said}"), corp())
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "parent: http://robot:c0rrect-horse@corp.example:3128",
+        "parent: {name: 'http://robot:c0rrect-horse@corp.example:3128'}",
+        "parent: {name: 'robot:c0rrect-horse@corp.example'}",
+        "parent: {name: corp, credentialsRef: 'http://c0rrect-horse@corp.example'}",
+        "parent: {name: corp, namespace: 'robot:c0rrect-horse@corp'}",
+        "parent: {name: corp, credentialsRef: 'robot:c0rrect-horse'}",
+    ],
+)
+def test_a_url_with_a_password_is_refused_and_not_repeated(said: str):
+    """As it stands in HTTPS_PROXY."""
+    with pytest.raises(ConfigError) as caught:
+        compiled(FORWARD, policy(f"{ALLOW}\n{said}"), corp())
+    assert "horse" not in str(caught.value)
+    hostname = corp().replace("corp.example", "'robot:c0rrect-horse@corp.example'")
+    with pytest.raises(ConfigError) as caught:
+        compiled(FORWARD, hostname)
+    assert "…@corp.example" in str(caught.value)
+    assert "horse" not in str(caught.value)
+
+
 def test_no_status_has_the_password():
     made = compiled(FORWARD, policy(f"{ALLOW}\n{parent('')}"), corp(), secret(b"robot", b"c0rrect-horse"))
     text = json.dumps([list(made.statuses.values()), repr(made.spec)])
