@@ -68,6 +68,15 @@ def test_check_explain_and_diff_know_secrets_of_files(folder: Path, monkeypatch:
     assert invoke("check", manifests, "--secret-env", "key:token=KEY").exit_code == 0
 
 
+def test_an_option_without_the_namespace_is_told_how_to_write_it(folder: Path):
+    manifests = folder / "a.yaml"
+    manifests.write_text(MANIFESTS.replace("metadata: {name: api}", "metadata: {name: api, namespace: agents}"))
+    told = "give it as agents/key: --secret agents/key=…, or --secrets with a folder for agents"
+    result = invoke("check", manifests, "--secret", f"key={folder / 'token'}")
+    assert told in result.output
+    assert told not in invoke("check", manifests, "--secret", f"agents/key={folder / 'token'}").output
+
+
 def test_run_takes_variables_out_of_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[RunOptions] = []
     monkeypatch.setattr(app, "run", lambda options, _first: seen.append(options) or 0)

@@ -130,7 +130,7 @@ class Namespaces:
 class Names:
     """What else an author may have meant by a name that leads nowhere."""
 
-    __slots__ = ("_comparisons", "_found", "_namespaces", "_places")
+    __slots__ = ("_comparisons", "_found", "_namespaces", "_of_options", "_places")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._comparisons = MAX_COMPARISONS
@@ -138,6 +138,12 @@ class Names:
         self._found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
         for group, kind, namespace, name in resources.by_key:
             self._found[group, kind].append((namespace, name))
+        #: Secrets that an option of the command line has put into a namespace: they stand at no line of a file.
+        self._of_options = {
+            (secret.namespace, secret.name)
+            for secret in resources.of(Secret)
+            if secret.origin.file and not secret.origin.line
+        }
         self._places = {key: frozenset(places) for key, places in self._found.items()}
         self._namespaces = {namespace for _, _, namespace, _ in resources.by_key if namespace}
         self._namespaces |= {namespace.name for namespace in resources.of(Namespace)}
@@ -167,6 +173,11 @@ class Names:
             return ", or ".join(_as_written(group, kind, *each, namespace, name) for each in there)
         homes = sorted(home for home, other in found if other == name)
         if homes:
+            if kind == "Secret" and any((home, name) in self._of_options for home in homes):
+                elsewhere = (
+                    f"give it as {namespace}/{name}: --secret {namespace}/{name}=…, "
+                    f"or --secrets with a folder for {namespace}"
+                )
             shown = ", ".join(f"{home}/{name}" for home in homes[:3]) + (" and more" if len(homes) > 3 else "")
             return f"{shown} {'are' if len(homes) > 1 else 'is'} in another namespace: {elsewhere}"
         here = [other for home, other in found if home == namespace]
