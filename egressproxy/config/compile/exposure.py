@@ -7,25 +7,60 @@ those that another namespace chooses must not (as a ReferenceGrant keeps it from
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from egressproxy.config.compile.backends import ResolvedBackend
 from egressproxy.config.compile.filters import INJECTOR, Placed
+from egressproxy.config.compile.layers import Layer, Level
 from egressproxy.config.compile.merging import ChosenParent
+from egressproxy.config.compile.policies import Policies
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
+from egressproxy.spec.policy import DnsSpec, ExtensionSpec, PolicySpec
 
-__all__ = ["exposed_by_parent", "has_exposed_parent"]
+__all__ = ["Lookups", "exposed_by_parent", "exposed_sender"]
 
 #: The setting of an injector that lets it send without TLS.
 _PLAIN: Final = "allow_plaintext"
 
 
-def has_exposed_parent(backend: BackendSpec) -> bool:
-    """Whether the name of the parent alone decides who is shown the credentials for it."""
-    parent = backend.parent
-    if parent is None or backend.parent_credentials is None:
-        return False
-    return parent.destination is Destination.FQDN and _is_unverified(parent.tls)
+class Lookups:
+    """How names are looked up that alone decide who reads a credential: not as another namespace says."""
+
+    __slots__ = ("_policies", "_with_own_dns")
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._with_own_dns: dict[tuple[int, DnsSpec], PolicySpec] = {}
+
+    def of_parent(self, spec: BackendSpec, layers: tuple[Layer, ...], namespace: str) -> DnsSpec | None:
+        """For the name of a parent that is shown credentials: as the namespace says that names them. Whoever writes a
+        route or a Backend in another one may use the parent, and must not have its password sent elsewhere.
+
+        `layers` are those of the place; None: as the name of the backend is.
+        """
+        parent = spec.parent
+        if parent is None or spec.parent_credentials is None:
+            return None
+        if parent.destination is not Destination.FQDN or not _is_unverified(parent.tls):
+            return None
+        own = tuple(layer for layer in layers if layer.target[2] == namespace)
+        return self._policies.merge(own, is_routed=True).policy.dns if own != layers else None
+
+    def of_backend(
+        self, policy: PolicySpec, resolved: ResolvedBackend, layers: tuple[Layer, ...], filters: Iterable[Placed]
+    ) -> PolicySpec:
+        """What holds for a backend that these filters send a credential to: its name is looked up as its own namespace
+        and Gateways say, and not as a route of another namespace does, which may use it.
+        """
+        own = tuple(each for each in layers if each.level < Level.ROUTE or each.target[2] == resolved.target[2])
+        if own == layers or exposed_sender(resolved, filters) is None:
+            return policy
+        dns = self._policies.merge(own, is_routed=True).policy.dns
+        key = (id(policy), dns)  # merged values live as long as this
+        if dns != policy.dns and key not in self._with_own_dns:
+            self._with_own_dns[key] = replace(policy, dns=dns)
+        return self._with_own_dns.get(key, policy)
 
 
 def exposed_by_parent(resolved: ResolvedBackend, chosen: ChosenParent | None, own: Iterable[Placed]) -> str:
@@ -34,21 +69,27 @@ def exposed_by_parent(resolved: ResolvedBackend, chosen: ChosenParent | None, ow
     `own` are the filters that its namespace has placed: one of them may send a credential in the clear, which the
     parent of another namespace would read.
     """
-    tls = resolved.spec.tls
     if not resolved.parent_by or chosen is None or chosen.policy.namespace == resolved.target[2]:
         return ""
-    if not _is_unverified(tls):
+    sender = exposed_sender(resolved, own)
+    if sender is None:
         return ""
+    how, name = "without TLS" if resolved.spec.tls is None else "with insecureSkipVerify", resolved.spec.name
+    return (
+        f"{sender.source} sends its credential to {name} {how}, and not through the parent that {chosen.policy}, of "
+        f"another namespace, names: name it in parent of {name}, or verify the server's certificate (tls)"
+    )
+
+
+def exposed_sender(resolved: ResolvedBackend, own: Iterable[Placed]) -> ExtensionSpec | None:
+    """The first of these filters that sends a credential to the backend without a look at its certificate."""
+    tls = resolved.spec.tls
+    if not _is_unverified(tls):
+        return None
     for each in own:
         if each.spec.type.startswith(INJECTOR) and (tls is not None or getattr(each.spec.settings, _PLAIN, False)):
-            how = "without TLS" if tls is None else "with insecureSkipVerify"
-            name = resolved.spec.name
-            return (
-                f"{each.spec.source} sends its credential to {name} {how}, and not through the parent that "
-                f"{chosen.policy}, of another namespace, names: name it in parent of {name}, or verify the server's "
-                "certificate (tls)"
-            )
-    return ""
+            return each.spec
+    return None
 
 
 def _is_unverified(tls: BackendTlsSpec | None) -> bool:

@@ -13,7 +13,7 @@ from egressproxy.config.compile import support
 from egressproxy.config.compile.backends import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.contract import Key, scope_of
-from egressproxy.config.compile.exposure import exposed_by_parent, has_exposed_parent
+from egressproxy.config.compile.exposure import Lookups, exposed_by_parent
 from egressproxy.config.compile.filters import FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateway_tls import ClientCertificates
 from egressproxy.config.compile.layers import Layer, Level
@@ -26,7 +26,6 @@ from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.policy import Addresses, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.routes import BackendRef
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination, Protocol
-from egressproxy.spec.policy import DnsSpec
 from egressproxy.spec.route import MirrorSpec, WeightedBackend
 
 __all__ = ["Choices", "Weigher", "default_where"]
@@ -53,8 +52,8 @@ class Weigher:
     """Makes WeightedBackends."""
 
     __slots__ = (
-        "_backends", "_behind_policies", "_certificates", "_hardened", "_of_parents", "_of_services", "_placement",
-        "_policies",
+        "_backends", "_behind_policies", "_certificates", "_hardened", "_lookups", "_of_parents", "_of_services",
+        "_placement", "_policies",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +69,7 @@ class Weigher:
         #: a stream or requests), and each way lives as long as this.
         self._behind_policies: dict[tuple[int, Key], ResolvedBackend] = {}
         self._of_services: dict[Layer, Layer] = {}
+        self._lookups = Lookups(policies)
 
     def choices(
         self,
@@ -246,17 +246,7 @@ class Weigher:
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
         if isinstance(behind, str):
             return behind
-        return replace(spec, parent=behind, parent_dns=self._dns_of_parent(spec, around, namespace))
-
-    def _dns_of_parent(self, spec: BackendSpec, around: tuple[Layer, ...], namespace: str) -> DnsSpec | None:
-        """How the parent's name is looked up, where that decides who is shown the credentials, because no certificate
-        does: as the policies of the namespace say that names them. Whoever writes a route or a Backend in another one
-        may use the parent, and must not have its password sent elsewhere.
-        """
-        if not has_exposed_parent(spec):
-            return None
-        own = tuple(layer for layer in around if layer.target[2] == namespace)
-        return self._policies.merge(own, is_routed=True).policy.dns if own != around else None
+        return replace(spec, parent=behind, parent_dns=self._lookups.of_parent(spec, around, namespace))
 
     def _weigh(
         self,
@@ -291,11 +281,13 @@ class Weigher:
             spec = self._certificates.shown_to(spec, where.gateway)
         except Unresolved as unresolved:
             return WeightedBackend(None, weight, error=unresolved.message)
-        error = exposed_by_parent(resolved, merged.parent, (*resolved.extensions, *placed))
+        own = (*resolved.extensions, *placed)
+        error = exposed_by_parent(resolved, merged.parent, own)
         if error:
             return WeightedBackend(None, weight, error=error)
+        policy = self._lookups.of_backend(merged.policy, resolved, layers, own)
         extensions = ordered([*resolved.extensions, *placed, *filters])
-        return WeightedBackend(spec, weight, merged.policy, extensions, parent_by=resolved.parent_by)
+        return WeightedBackend(spec, weight, policy, extensions, parent_by=resolved.parent_by)
 
     def _not_on_parents(self, layer: Layer) -> Iterable[str]:
         """What would have to run for each request that is sent through a parent."""

@@ -331,6 +331,40 @@ def test_a_key_that_goes_in_plain_text_does_not_pass_the_parent_of_another_names
     assert is_closed or named(weighted.backend) == "default/corp"
 
 
+@pytest.mark.parametrize(
+    ("tls", "plain", "is_theirs"),
+    [
+        ("mode: None", ", allowPlaintext: true", False),
+        ("mode: Simple, insecureSkipVerify: true", "", False),
+        ("mode: Simple", "", True),
+    ],
+)
+@pytest.mark.parametrize("is_granted", [True, False])
+def test_a_route_of_another_namespace_does_not_say_where_a_key_in_plain_text_goes(
+    tls: str, plain: str, is_theirs: bool, is_granted: bool
+):
+    gateway = FORWARD.replace("{name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}", ALL)
+    backend, key = proxy("plain", INJECTOR % plain, tls), LOGIN
+    elsewhere = policy(ELSEWHERE.replace("corp.example", "plain.example"), "HTTPRoute", "route", "of-route")
+    route = ROUTE.replace("[{name: gw}]", "[{name: gw, namespace: default}]")
+    grant = """
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: grant}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: team}]
+  to: [{group: egressproxy.io, kind: Backend}]
+"""
+    if is_granted:
+        route = route.replace("name: plain}", "name: plain, namespace: default}")
+    else:
+        backend, key = of_team(backend), of_team(key)  # their own: they may
+    made = compiled(gateway, grant, backend, key, of_team(route), of_team(elsewhere))
+    (weighted,) = rule(made).backends
+    assert weighted.backend is not None, weighted.error
+    assert bool(weighted.policy.dns.hosts) is (is_theirs or not is_granted)
+
+
 def test_a_key_in_plain_text_passes_the_parent_that_its_own_namespace_names():
     backend = proxy("plain", INJECTOR % ", allowPlaintext: true")
     made = compiled(FORWARD, on("Gateway", "gw"), proxy("corp"), backend, ROUTE, LOGIN)
