@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HTTP_PORT",
     "check_switch",
+    "connect_not_served",
     "default_route",
     "enforce",
     "judge",
@@ -76,6 +77,13 @@ def read_authority(raw: bytes, default_port: int | None) -> Authority:
         return parse_authority(raw, default_port)
     except AuthorityError as error:
         raise BadRequest(Reason.BAD_HOST, f"the host of the request is not valid: {error}") from None
+
+
+def connect_not_served() -> GatewayFault:
+    """What a CONNECT to a listener is told that is no forward proxy."""
+    message = "CONNECT is served by forward-proxy listeners alone"
+    remedy = "point HTTPS_PROXY at the port of a listener of protocol egressproxy.io/forward-proxy"
+    return GatewayFault(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
 
 
 def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:

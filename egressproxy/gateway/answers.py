@@ -14,8 +14,10 @@ from egressproxy.errors import GatewayError, Reason, Source
 from egressproxy.model.exchange import Answer
 from egressproxy.protocols.http1.writer import safe_phrase
 
-__all__ = ["answer_for", "is_denial"]
+__all__ = ["ALLOW", "answer_for", "is_denial", "is_told"]
 
+#: The methods of a resource (RFC 9110 section 10.2.1). CONNECT is none of them: it asks for a tunnel.
+ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 #: RFC 9209 section 2.3: our reasons in the registry's words.
 PROXY_ERRORS: dict[Reason, str] = {
     Reason.ADDRESS_DENIED: "destination_ip_prohibited",
@@ -121,5 +123,5 @@ def answer_for(error: GatewayError, request_id: str) -> Answer:
     if error.retry_after_s > 0:
         fields.append((b"Retry-After", b"%d" % error.retry_after_s))
     if error.status == 405:
-        fields.append((b"Allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, CONNECT"))
+        fields.append((b"Allow", ALLOW))
     return Answer(error.status, tuple(fields), body, phrase)

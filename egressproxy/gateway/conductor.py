@@ -18,7 +18,7 @@ from time import monotonic, time
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, Retry, UpstreamFault
 from egressproxy.filters.chain import HeaderStep, Outcome, finish, run
 from egressproxy.gateway.admission import check_switch, name_destination, refuse_loops, route_request
-from egressproxy.gateway.answers import answer_for, is_denial, is_told
+from egressproxy.gateway.answers import ALLOW, answer_for, is_denial, is_told
 from egressproxy.gateway.authorization.held import HELD, HeldRequest, invite_body
 from egressproxy.gateway.body import BodyFilter, Collector
 from egressproxy.gateway.client import ClientConnection
@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
 #: Stale connections are replaced this many times before the failure is believed.
 MAX_ATTEMPTS = 3
-ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
 
 class Conductor:

@@ -16,6 +16,7 @@ from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded
 from egressproxy.filters.chain import Outcome, run
 from egressproxy.gateway.admission import (
     HTTP_PORT,
+    connect_not_served,
     default_route,
     enforce,
     judge,
@@ -58,7 +59,7 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
     x.is_tunnel = True
     x.kind = "tunnel"
     if not listener.is_forward or client.tunnel_authority is not None:
-        raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "CONNECT is served by forward-proxy listeners alone", status=405)
+        raise connect_not_served()
     authority = x.authority = read_authority(head.target, None)
     if head.via:
         refuse_loops(head, conductor.pseudonym)

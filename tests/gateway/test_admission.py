@@ -12,7 +12,7 @@ from egressproxy.gateway.admission import enforce, read_authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.spec.policy import Mode
 from tests.gateway.conftest import Start
-from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward, reverse
+from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, connect, exchange, forward, reverse
 from tests.gateway.test_attempts import pods
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
@@ -101,7 +101,16 @@ def test_trace_is_refused(converse_on: Start):
     talk.client >> GET.replace(b"GET", b"TRACE")
     status, _, fields, _ = talk.client.answer()
     assert status == 405
-    assert "GET" in fields["Allow"]
+    assert fields["Allow"] == "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+
+
+def test_a_tunnel_through_a_listener_that_is_no_forward_proxy_says_where_to_ask(converse_on: Start):
+    talk = converse_on(reverse())
+    talk.client >> connect("a.example:443")
+    status, _, fields, error = talk.client.answer()
+    assert (status, error["reason"]) == (405, "method_not_allowed")
+    assert "CONNECT" not in fields["Allow"]
+    assert "egressproxy.io/forward-proxy" in error["remedy"]
 
 
 @pytest.mark.parametrize("via", [b"1.1 gw", b"1.1 other, 1.1 gw", b"1.0 gw (comment)"])

@@ -11,6 +11,7 @@ from typing import cast
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.gateway.admission import (
     HTTP_PORT,
+    connect_not_served,
     judge,
     name_destination,
     read_authority,
@@ -96,7 +97,7 @@ def _decide_tunnel(made: Decision, question: Question) -> None:
     x.method = head.method
     x.is_tunnel = True
     if not made.listener.is_forward:
-        raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "CONNECT is served by forward-proxy listeners alone", status=405)
+        raise connect_not_served()
     x.authority = read_authority(head.target, None)
     if x.authority.port == HTTP_PORT:
         made.tls_route, reads_http = ways_to_http_port(x, made.listener, x.authority)
