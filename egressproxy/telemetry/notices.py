@@ -223,7 +223,8 @@ def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str,
         message = f"{rule or 'a filter'} refused a request ({error.reason.value})"
     regarding = where
     if route != "-" and route_kind:
-        regarding, rule = Subject.of(route_kind, route), rule or where
+        regarding = Subject.of(route_kind, route)
+        rule = where if rule in (None, regarding) else rule  # an object is not related to itself
     return new_notice(event_reason(error.reason), "Deny", regarding, _sentence(message, remedy), related=rule)
 
 
