@@ -409,7 +409,7 @@ class Backends:
 
     def parent(self, source: Resource, ref: BackendParent) -> ResolvedBackend:
         """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises Unresolved."""
-        if len(self._busy) >= MAX_PARENTS:
+        if self._has_too_many(source, ref):
             raise Unresolved("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
         if source.key in self._busy:
             raise Unresolved("InvalidParent", f"{source} is its own parent, by way of others")
@@ -429,6 +429,20 @@ class Backends:
                 "UnsupportedValue", f"the parent of {source} has extensions, which are not supported yet on a parent"
             )
         return parent
+
+    def _has_too_many(self, source: Resource, ref: BackendParent) -> bool:
+        """Whether the parents in a row from here on are more than there may be, as they are written: whoever has them
+        is told, and those on the way that have fewer are not, in whatever order they are read.
+        """
+        seen = {source.key}
+        while len(seen) <= MAX_PARENTS:
+            key = self.meant(source, ref)
+            found = self._resources.get(*key)
+            if key in seen or not isinstance(found, Backend) or found.spec.parent is None or found.spec.parent.direct:
+                return False  # the last one; or they go round, which is found where they are read
+            seen.add(key)
+            source, ref = found, found.spec.parent
+        return True
 
 
 @dataclass(frozen=True, slots=True)

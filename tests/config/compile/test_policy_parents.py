@@ -13,6 +13,7 @@ from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
     PLAIN,
+    REVERSE,
     ROUTE,
     compiled,
     listener,
@@ -428,3 +429,18 @@ def test_a_stream_and_requests_to_one_backend_each_speak_their_own_behind_a_pare
     of_requests = served(made)
     assert of_requests is not None
     assert (of_requests.protocol, named(of_requests)) == (Protocol.HTTP, "default/corp")
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(("parents", "is_served"), [(8, True), (9, False), (300, False)])
+def test_so_many_parents_in_a_row_are_possible_in_whatever_order_they_stand(
+    parents: int, is_served: bool, is_reversed: bool
+):
+    backends = [proxy(f"b{n}", f"parent: {{name: b{n + 1}}}" if n < parents else "") for n in range(parents + 1)]
+    route = ROUTE.replace("name: plain}", "name: b0}")
+    made = compiled(REVERSE, route, *(reversed(backends) if is_reversed else backends))
+    assert (served(made) is not None) is is_served
+    assert is_served or "Backend default/b0 has more than 8 parents in a row" in rule(made).backends[0].error
+    shorter = route.replace("name: b0}", f"name: b{parents - 8}}}")
+    made = compiled(REVERSE, shorter, *(reversed(backends) if is_reversed else backends))
+    assert served(made) is not None, "what is on the way and has fewer is served"
