@@ -34,9 +34,11 @@ from egressproxy.model.steps import finished
 from egressproxy.spec.packing import unpacking
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.events import Events
+from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import NOTICES_S
 from egressproxy.transport.loop import Loop
+from egressproxy.transport.turn import Turn, memory_file
 from egressproxy.workers.fleet import Configuration, Fleet, Guarded, NotAnswered, NotBound, Refused, rest_memory
 
 if TYPE_CHECKING:
@@ -111,11 +113,15 @@ def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets
     sys.setswitchinterval(SWITCH_S)
-    diagnostics = Diagnostics(options.log_level, log_format=options.log_format)
+    errors = memory_file("egressproxy-errors") if options.workers > 1 else None
+    turn = Turn(errors) if errors is not None else None
+    if errors is not None and options.log_format == "json":
+        take_over(turn=Turn(errors))  # one of its own: that of a process holds for all of its threads
+    diagnostics = Diagnostics(options.log_level, log_format=options.log_format, turn=turn)
     diagnostics.start()
     try:
         with asyncio.Runner(loop_factory=Loop) as runner:
-            return runner.run(App(options, first).serve())
+            return runner.run(App(options, first, errors).serve())
     except ConfigError as error:
         if options.log_format == "text":
             raise  # it is for a person, and may be coloured
@@ -126,16 +132,16 @@ def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
 
 
 class App:
-    """What was started. Implements AdminState."""
+    """What was started. Implements AdminState. `errors`: of the Turn of standard error, where there are workers."""
 
-    def __init__(self, options: RunOptions, first: LoaderProcess | None = None) -> None:
+    def __init__(self, options: RunOptions, first: LoaderProcess | None = None, errors: int | None = None) -> None:
         self.options = options
         self._loader = Loader(first)
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
         self._events = Events(self.metrics, self._objects_changed, wait_s)
-        self._fleet = _fleet(options, self.metrics)
+        self._fleet = _fleet(options, self.metrics, errors)
         self._loaded: Loaded | None = None
         self._packed = b""  # the spec in service, as `spec.packing` writes it, compressed
         self._generation = 0
@@ -488,7 +494,7 @@ class App:
             self._tell_generation()
 
 
-def _fleet(options: RunOptions, metrics: Metrics) -> Fleet:
+def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
     key = options.session_key.reveal() if options.session_key is not None else b""
     if options.workers == 1:
@@ -497,7 +503,7 @@ def _fleet(options: RunOptions, metrics: Metrics) -> Fleet:
         return InProcess(options.access_log, metrics, key)
     from egressproxy.workers.supervisor import Supervisor
 
-    return Supervisor(options.workers, options.access_log, options.log_level, metrics, key, options.log_format)
+    return Supervisor(options.workers, options.access_log, options.log_level, metrics, key, options.log_format, errors)
 
 
 def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:

@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TextIO
 
 from egressproxy.telemetry.json_lines import JsonFormatter, beneath
@@ -30,12 +31,19 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F
 class Diagnostics:
     """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room.
 
-    `origin`: whose message it is, where several processes write to one stream. `log_format`: one of FORMATS.
+    `origin`: whose message it is, where several processes write to one stream; `turn` is entered around each message
+    then, since a pipe takes a long one in pieces. `log_format`: one of FORMATS.
     """
 
     def __init__(
-        self, level: str = "info", stream: TextIO | None = None, origin: str = "", log_format: str = "text"
+        self,
+        level: str = "info",
+        stream: TextIO | None = None,
+        origin: str = "",
+        log_format: str = "text",
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
+        self._turn = turn or nullcontext()
         self._level = getattr(logging, level.upper())
         self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
         self._handler = _Enqueue(self._queue)
@@ -76,7 +84,8 @@ class Diagnostics:
             record = self._queue.get()
             if record is None:
                 return
-            self._output.handle(record)
+            with self._turn:
+                self._output.handle(record)
 
 
 class _Enqueue(logging.handlers.QueueHandler):

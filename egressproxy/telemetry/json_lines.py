@@ -14,12 +14,16 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 __all__ = ["JsonFormatter", "JsonStream", "beneath", "take_over"]
 
 log = logging.getLogger("python")
+
+#: Characters of a line without an end: who prints dots must not fill the memory.
+MAX_UNENDED: Final = 16 * 1024
 
 
 class JsonFormatter(logging.Formatter):
@@ -40,20 +44,29 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonStream(io.TextIOBase):
-    """Stands for standard error: each line that anybody writes there becomes an object, with the level `warning`."""
+    """Stands for standard error: each line that anybody writes there becomes an object, with the level `warning`.
 
-    def __init__(self, stream: TextIO, origin: str = "") -> None:
+    `turn` is entered around what is written, where several processes write there.
+    """
+
+    def __init__(self, stream: TextIO, origin: str = "", turn: AbstractContextManager[object] | None = None) -> None:
         self.stream = stream
+        self._turn = turn or nullcontext()
         self._more: dict[str, object] = {"process": origin} if origin else {}
         self._rest = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line.strip():
-                self.stream.write(f"{_line(time.time(), 'warning', 'stderr', line, self._more)}\n")
+            if len(self._rest) > MAX_UNENDED:
+                lines.append(self._rest)
+                self._rest = ""
+            said = [_line(time.time(), "warning", "stderr", line, self._more) for line in lines if line.strip()]
+            if said:
+                with self._turn:
+                    self.stream.write("\n".join((*said, "")))
+                    self.stream.flush()
         return len(text)
 
     def flush(self) -> None:
@@ -71,11 +84,11 @@ def beneath(stream: TextIO) -> TextIO:
     return stream.stream if isinstance(stream, JsonStream) else stream
 
 
-def take_over(origin: str = "") -> None:
+def take_over(origin: str = "", turn: AbstractContextManager[object] | None = None) -> None:
     """From here on all that goes to standard error is JSON: warnings of Python and uncaught exceptions are records, and
     what is printed there is wrapped line by line. For the life of the process.
     """
-    sys.stderr = JsonStream(beneath(sys.stderr), origin)
+    sys.stderr = JsonStream(beneath(sys.stderr), origin, turn)
     warnings.showwarning = _warned
     sys.excepthook = _uncaught
     threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
@@ -103,4 +116,10 @@ def _line(created_s: float, level: str, logger: str, message: str, more: Mapping
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s))
     when = f"{moment}.{int(created_s % 1 * 1000):03d}Z"
     head = {"time": when, "level": level, "logger": logger, "message": message}
-    return json.dumps({**head, **{name: value for name, value in more.items() if name not in head}}, default=str)
+    values = {**head, **{name: value for name, value in more.items() if name not in head}}
+    return json.dumps({name: _text(value) for name, value in values.items()}, default=str)
+
+
+def _text(value: object) -> object:
+    """Octets that are no UTF-8, of a file's name, as an escape: half a surrogate pair is no JSON (RFC 8259, 8.2)."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

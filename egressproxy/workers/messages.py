@@ -45,7 +45,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message, with the descriptors of the log's Turn and the Tally: answered by Begun or NotBegun.
+    """The first message, with the descriptors of the log's Turn, the Tally and the Turn of standard error: answered by
+    Begun or NotBegun.
 
     `pseudonym` is the gateway's name in Via, `session_key` signs the tokens of session persistence: both are the same
     for all workers of a run.

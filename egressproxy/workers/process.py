@@ -161,12 +161,13 @@ class WorkerProcess:
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))
 
-    def _begin(self, asked: Begin, turn: int, tally: int) -> None:
+    def _begin(self, asked: Begin, turn: int, tally: int, errors: int) -> None:
         origin = f"worker {asked.worker}"
         if asked.log_format == "json":
-            take_over(origin)
-        self._diagnostics = Diagnostics(asked.log_level, origin=origin, log_format=asked.log_format)
+            take_over(origin, Turn(errors))  # one of its own: that of a process holds for all of its threads
+        self._diagnostics = Diagnostics(asked.log_level, origin=origin, log_format=asked.log_format, turn=Turn(errors))
         self._diagnostics.start()
+        os.close(errors)
         try:
             self._worker = Worker(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, Turn(turn),

@@ -47,7 +47,10 @@ LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor:
-    """See `fleet.Fleet`. `number` of workers; `metrics` are those of this process; a `session_key` b"" is made up."""
+    """See `fleet.Fleet`. `number` of workers; `metrics` are those of this process; a `session_key` b"" is made up.
+
+    `errors`: the descriptor of the Turn of standard error, where this process has one; it is closed with the rest.
+    """
 
     def __init__(
         self,
@@ -57,11 +60,13 @@ class Supervisor:
         metrics: Metrics,
         session_key: bytes = b"",
         log_format: str = "text",
+        errors: int | None = None,
     ) -> None:
         self._number = number
         self._access_log = access_log
         self._log_level = log_level
         self._log_format = log_format
+        self._errors = errors
         self._metrics = metrics
         self._pseudonym = new_pseudonym()
         self._session_key = Secret(session_key or secrets.token_bytes(32))
@@ -83,7 +88,8 @@ class Supervisor:
 
     # --- its life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        self._shared = [memory_file("egressproxy-log"), memory_file("egressproxy-limits")]
+        errors = self._errors if self._errors is not None else memory_file("egressproxy-errors")
+        self._shared = [memory_file("egressproxy-log"), memory_file("egressproxy-limits"), errors]
         self._tally = Tally(self._shared[1], self._number, 0)
         try:
             handles = [self._spawn(number) for number in self._spent_s]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 FILTER = """
 import sys
@@ -30,6 +34,19 @@ threading.Thread(target=lambda: 1 / 0).start()
 class Mine(Filter):
     def request_headers(self, x):
         raise RuntimeError("of a request")
+"""
+LOUD_FILTER = """
+import logging
+import os
+import sys
+from egressproxy.filters import Answer, Filter
+
+
+class Loud(Filter):
+    def request_headers(self, x):
+        print("P" * 20_000 + "\\n" + "p" * 20_000, file=sys.stderr)
+        logging.getLogger("loud").warning("L" * 20_000)
+        return Answer(200, [], str(os.getpid()).encode())
 """
 LEVELS = {"debug", "info", "warning", "error"}
 
@@ -114,3 +131,36 @@ def test_a_port_that_is_taken_at_the_start(tmp_path: Path):
         with pytest.raises(RuntimeError, match="ended with status 1"):
             gateway.start()
     assert any("cannot" in each["message"] and each["level"] == "error" for each in lines(gateway))
+
+
+def test_long_lines_of_two_processes_are_never_mixed_in_a_pipe(tmp_path: Path, dns: NameServer):
+    """The reader is slow: the pipe is full, and who writes has to wait in the midst of a line."""
+    port = free_port()
+    arguments = ["--log-format", "json", "--workers", "2"]
+    gateway = GatewayProcess(tmp_path / "gateway", objects(port, dns), arguments=arguments)
+    (gateway.config / "f.py").write_text(LOUD_FILTER)
+    os.mkfifo(gateway.stderr_path)
+    read: list[bytes] = []
+
+    def reader() -> None:
+        with open(gateway.stderr_path, "rb", buffering=0) as pipe:
+            while piece := pipe.read(3000):
+                read.append(piece)
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    with gateway, ThreadPoolExecutor(8) as pool:
+
+        def loud(_: int) -> bytes:
+            with client(port) as conversation:
+                status, body = ask(conversation, get("a.test", 80))
+                assert status == 200
+                return body
+
+        served = [*pool.map(loud, range(60))]
+        while len(set(served)) < 2 and len(served) < 6000:  # until both have had their share
+            served += pool.map(loud, range(60))
+    thread.join(WAIT_S)
+    said = [json.loads(line) for line in b"".join(read).splitlines()]
+    assert {each["process"] for each in said if each["logger"] == "loud"} == {"worker 1", "worker 2"}
+    assert sum(len(each["message"]) == 20_000 for each in said) == 3 * len(served)

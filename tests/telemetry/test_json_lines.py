@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from egressproxy.telemetry.diagnostics import Diagnostics
-from egressproxy.telemetry.json_lines import JsonStream
+from egressproxy.telemetry.json_lines import MAX_UNENDED, JsonStream
 
 log = logging.getLogger("egressproxy.test")
 
@@ -110,3 +110,24 @@ def test_warnings_tracebacks_and_prints_of_a_whole_process_are_json():
     named = [each for each in found if each["message"] == "uncaught ZeroDivisionError"]
     assert [each["error"] for each in named] == ["ZeroDivisionError: division by zero"]
     assert {each["process"] for each in found} == {"worker 7"}
+
+
+def test_octets_that_are_no_text_are_an_escape_and_no_half_of_a_pair(stream: io.StringIO):
+    """Strict readers refuse the whole line (RFC 8259, 8.2)."""
+    name = b"/etc/\xff.yaml".decode(errors="surrogateescape")
+    found = recorded(stream, extra={"fields": {"file": name}})
+    assert found["file"] == "/etc/\\udcff.yaml"
+    JsonStream(stream).write(f"{name} 🙂\n")
+    printed = objects(stream.getvalue())[-1]["message"]
+    assert printed == "/etc/\\udcff.yaml 🙂"
+    for value in (found["file"], printed):
+        value.encode()
+
+
+def test_a_line_that_does_not_end_is_told_in_pieces(stream: io.StringIO):
+    printed = JsonStream(stream)
+    for _ in range(100_000):
+        printed.write(".")
+    assert len(printed._rest) <= MAX_UNENDED
+    printed.write("\n")
+    assert "".join(each["message"] for each in objects(stream.getvalue())) == "." * 100_000
