@@ -61,6 +61,8 @@ LOOK_S = 3600.0
 LEEWAY_S = 1.0
 #: How long cutting everything may take; who needs longer does not answer any more.
 CUT_S = 2.0
+#: Problems that the log is told of one configuration: traffic waits for as long as it takes to say them.
+MAX_TOLD = 200
 
 OPEN_PROXY = """\
 No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
@@ -390,9 +392,11 @@ class App:
     def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
         """What is served less than whole; after a reload only what is new."""
         told, self._told = self._told, set(findings)
-        for finding in sorted(self._told - told, key=str):
+        new = sorted(self._told - told, key=str)
+        for finding in new[:MAX_TOLD]:
             level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
             log.log(level, "%s", finding, extra={"fields": finding.as_dict()})
+        _tell_more(new)
 
     @property
     def _validities(self) -> tuple[Validity, ...]:
@@ -530,7 +534,13 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _tell_problems(problems: Iterable[Problem]) -> None:
+def _tell_problems(problems: Sequence[Problem]) -> None:
     """One record for each."""
-    for problem in problems:
+    for problem in problems[:MAX_TOLD]:
         log.error("%s", problem, extra={"fields": problem.as_dict()})
+    _tell_more(problems)
+
+
+def _tell_more(told: Sequence[Problem]) -> None:
+    if len(told) > MAX_TOLD:
+        log.warning("and %d more, which `egressproxy check` shows", len(told) - MAX_TOLD)

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from egressproxy import app as app_module
-from egressproxy.app import App, RunOptions
+from egressproxy.app import MAX_TOLD, App, RunOptions
 from egressproxy.config.builtin import BUILTIN
-from egressproxy.config.problems import ConfigError
+from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.loading import apart
 from egressproxy.loading.result import Loaded
 from egressproxy.model.certificate import CertificateUse, Validity
@@ -169,6 +169,21 @@ async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(
     app = App(options(tmp_path))
     app._rejected(Refused("a.yaml:1:1: this\nb.yaml:2:2: that"))
     assert caplog.messages[1:] == ["a.yaml:1:1: this", "b.yaml:2:2: that"]
+
+
+async def test_of_thousands_of_problems_the_log_is_told_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """To say them all would hold up traffic, and fill the queue of what is to be logged."""
+    app = App(options(tmp_path))
+    problems = [Problem("a.yaml", number + 1, 1, "", "", "this") for number in range(5000)]
+    app._rejected(ConfigError(problems))
+    assert len(caplog.messages) < MAX_TOLD + 10
+    assert "and 4800 more, which `egressproxy check` shows" in caplog.messages
+    caplog.clear()
+    app._tell_shortcomings(problems)
+    assert len(caplog.messages) == MAX_TOLD + 1
+    caplog.clear()
+    app._tell_shortcomings(problems)
+    assert not caplog.messages
 
 
 async def test_a_hangup_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):

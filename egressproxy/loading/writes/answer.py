@@ -20,7 +20,7 @@ from egressproxy.config.problems import ConfigError
 from egressproxy.loading.compilation import compiled
 from egressproxy.loading.outcome import Outcomes, Result, write_outcomes
 from egressproxy.loading.result import Loaded
-from egressproxy.loading.writes.change import Change, changed, refusal_of
+from egressproxy.loading.writes.change import Change, changed, refusal_of, unreadable
 from egressproxy.loading.writes.staging import file_of, stage
 from egressproxy.loading.writes.warnings import with_warnings
 from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
@@ -47,9 +47,7 @@ def written(
     try:
         resources = load(paths, state)
     except ConfigError as error:
-        message = f"the configuration cannot be read, with or without this: {error}"
-        refused = WriteRefused(503, "ServiceUnavailable", message)
-        return write_outcomes(Outcomes([refused] * len(writes), None))
+        return write_outcomes(Outcomes([unreadable(error.problems)] * len(writes), None))
     batch = _Batch(resources, bind, previous, state, writes)
     made = batch.worked_out()
     loaded = None if made is None else hand_over(*made, previous)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ from uuid import uuid4
 import yaml
 
 from egressproxy.config.load import ResourceSet, load_text
-from egressproxy.config.problems import ConfigError
+from egressproxy.config.problems import ConfigError, Problem
 from egressproxy.config.resources.core import REDACTED
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import LAST_APPLIED, Resource
@@ -29,7 +29,7 @@ from egressproxy.loading.writes.shapes import Shape, shape_of
 from egressproxy.loading.writes.staging import FIRST_LINE, file_of, usage
 from egressproxy.model.api_write import FieldValidation, Verb, Write, WriteRefused
 
-__all__ = ["Change", "changed", "refusal_of"]
+__all__ = ["Change", "changed", "refusal_of", "unreadable"]
 
 Manifest = dict[str, Any]
 
@@ -41,6 +41,10 @@ MAX_OBJECTS: Final = 20_000
 #: Of one answer, and of the text of each.
 MAX_WARNINGS: Final = 50
 MAX_PATH: Final = 200
+#: Of one refusal, and characters of each; and problems of other objects that it tells: `check` shows the rest.
+MAX_CAUSES: Final = 100
+MAX_CAUSE: Final = 1000
+MAX_OTHERS: Final = 10
 #: What the server alone says of an object.
 _SERVERS: Final = ("uid", "creationTimestamp", "generation", "resourceVersion", "selfLink", "deletionTimestamp")
 
@@ -408,16 +412,26 @@ def _validated(text: str, write: Write, name: str, kind: type[Resource], file: P
     return made
 
 
+def unreadable(problems: Sequence[Problem]) -> WriteRefused:
+    """What is there already is refused: nothing can be written beside it."""
+    told = "; ".join(str(problem)[:MAX_CAUSE] for problem in problems[:MAX_OTHERS])
+    more = f"; and {len(problems) - MAX_OTHERS} more" if len(problems) > MAX_OTHERS else ""
+    message = f"the configuration cannot be read, with or without this: {told}{more}"
+    return WriteRefused(503, "ServiceUnavailable", message)
+
+
 def refusal_of(error: ConfigError, write: Write, name: str, file: Path) -> WriteRefused:
     """A configuration that is refused: because of this object (422), or without it already (503)."""
     others = [problem for problem in error.problems if problem.file not in ("", str(file))]
     if others:
-        message = f"the configuration cannot be read, with or without this: {'; '.join(map(str, others))}"
-        return WriteRefused(503, "ServiceUnavailable", message)
+        return unreadable(others)
     causes = []
-    for problem in error.problems:
+    for problem in error.problems[:MAX_CAUSES]:
         kind = "Required" if "missing" in problem.message else "Invalid"
         remedy = f" ({problem.remedy})" if problem.remedy else ""
-        causes.append((f"FieldValue{kind}", f"{kind} value: {problem.message}{remedy}", problem.field_path))
+        message = f"{kind} value: {problem.message}{remedy}"[:MAX_CAUSE]
+        causes.append((f"FieldValue{kind}", message, problem.field_path))
+    if len(error.problems) > MAX_CAUSES:
+        causes.append(("FieldValueInvalid", f"and {len(error.problems) - MAX_CAUSES} more", "<nil>"))
     told = ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
     return WriteRefused(422, "Invalid", f"{_title(write, name)} is invalid: {told}", causes, name)

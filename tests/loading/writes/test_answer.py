@@ -170,3 +170,29 @@ def test_what_takes_too_long_waits_for_the_next_time(tmp_path: Path, monkeypatch
 def test_those_that_wait_count_for_the_room_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("egressproxy.loading.writes.change.MAX_OBJECTS", 2)
     assert said(worked_out(tmp_path, *(write(Verb.CREATE, name) for name in "abc")).results) == ["a", "b", 403]
+
+
+def test_a_refusal_is_bounded_however_much_is_wrong(tmp_path: Path):
+    rule = {"matches": [{"path": {"type": "Bogus", "value": "x"}}] * 8}
+    body = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "a"},
+        "spec": {"rules": [rule] * 300},
+    }
+    route = Write(
+        Verb.CREATE, "gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", "default", "",
+        json.dumps(body).encode(), "me",
+    )  # fmt: skip
+    (refused,) = worked_out(tmp_path, route).results
+    assert isinstance(refused, WriteRefused)
+    assert (refused.code, len(refused.causes)) == (422, 101)
+    assert refused.causes[-1][1:] == ("and 2300 more", "<nil>")
+    assert len(str(refused)) < 100_000
+    file = tmp_path / "httproute.gateway.networking.k8s.io_default_a.yaml"
+    file.write_text(json.dumps(body))
+    for refused in worked_out(tmp_path, write(Verb.CREATE), write(Verb.CREATE, "b")).results:
+        assert isinstance(refused, WriteRefused)
+        assert refused.code == 503
+        assert str(refused).endswith("; and 2390 more")
+        assert len(str(refused)) < 11_000
