@@ -86,7 +86,9 @@ def settings_adapter(model: type[Any]) -> TypeAdapter[Any]:
 
 
 class FilterNotSupported(Exception):
-    """An HTTPRoute filter that this build cannot run; the message names it."""
+    """An HTTPRoute filter that this build cannot run; the message names it, `index` is its place in the list."""
+
+    index = 0
 
 
 class Placed(NamedTuple):
@@ -175,32 +177,41 @@ class ExtensionCompiler:
             ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
         )
         made = []
-        for index, entry in enumerate(filters):
-            phase, priority = request, ROUTE_FILTER_PRIORITY
-            config: dict[str, Any]
-            if entry.external_auth is not None:
-                if on_backend:
-                    raise FilterNotSupported("filter ExternalAuth on a backendRef is not supported: put it on the rule")
-                continue  # see `external_auth_place`
-            if entry.request_header_modifier is not None:
-                type_name, config = HEADER_POLICY, {"request": header_changes(entry.request_header_modifier)}
-            elif entry.response_header_modifier is not None:
-                type_name, config = HEADER_POLICY, {"response": header_changes(entry.response_header_modifier)}
-                phase = response
-            elif entry.url_rewrite is not None:
-                type_name, config = URL_REWRITE, rewrite(entry.url_rewrite)
-            elif entry.request_redirect is not None:
-                type_name, config = REQUEST_REDIRECT, redirect(entry.request_redirect, port, protocol)
-            elif entry.cors is not None:
-                type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
-            elif entry.request_mirror is not None:
-                continue  # it changes nothing of the request: `mirrors` reads it
-            else:
-                ref = entry.extension_ref
-                named = f" ({ref.kind} {ref.name})" if ref is not None else ""
-                remedy = ": name the route in targetRefs of that policy" if ref and ref.kind == "EgressPolicy" else ""
-                raise FilterNotSupported(f"filter {entry.type}{named} is not supported yet{remedy}")
-            made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))
+        index = 0
+        try:
+            for index, entry in enumerate(filters):
+                phase, priority = request, ROUTE_FILTER_PRIORITY
+                config: dict[str, Any]
+                if entry.external_auth is not None:
+                    if on_backend:
+                        raise FilterNotSupported(
+                            "filter ExternalAuth on a backendRef is not supported: put it on the rule"
+                        )
+                    continue  # see `external_auth_place`
+                if entry.request_header_modifier is not None:
+                    type_name, config = HEADER_POLICY, {"request": header_changes(entry.request_header_modifier)}
+                elif entry.response_header_modifier is not None:
+                    type_name, config = HEADER_POLICY, {"response": header_changes(entry.response_header_modifier)}
+                    phase = response
+                elif entry.url_rewrite is not None:
+                    type_name, config = URL_REWRITE, rewrite(entry.url_rewrite)
+                elif entry.request_redirect is not None:
+                    type_name, config = REQUEST_REDIRECT, redirect(entry.request_redirect, port, protocol)
+                elif entry.cors is not None:
+                    type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
+                elif entry.request_mirror is not None:
+                    continue  # it changes nothing of the request: `mirrors` reads it
+                else:
+                    ref = entry.extension_ref
+                    named = f" ({ref.kind} {ref.name})" if ref is not None else ""
+                    remedy = (
+                        ": name the route in targetRefs of that policy" if ref and ref.kind == "EgressPolicy" else ""
+                    )
+                    raise FilterNotSupported(f"filter {entry.type}{named} is not supported yet{remedy}")
+                made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))
+        except FilterNotSupported as error:
+            error.index = index
+            raise
         return tuple(made)
 
     def external_auth_place(self, route: Resource) -> ExtensionSpec:

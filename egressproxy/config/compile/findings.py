@@ -14,8 +14,9 @@ __all__ = ["Findings"]
 class Findings:
     """What is wrong with a route wherever it is attached.
 
-    `unresolved` are (reason, message) of references; `closed` the rules that answer 500 by their index, `dropped` those
-    that are left out, `unasked` those whose authorization server does not resolve; `notes` name fields that do nothing;
+    `unresolved` are (reason, message) of references; `closed` the rules that answer 500 by their index, `places` the
+    fields that are to blame; `dropped` the rules that are left out, `unasked` those whose authorization server does not
+    resolve; `notes` name fields that do nothing;
     `errors` are what clients may be told of the references.
     `patterns` are its regular expressions.
     """
@@ -23,6 +24,7 @@ class Findings:
     rules: int = 0
     unresolved: list[tuple[str, str]] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     unasked: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -34,7 +36,10 @@ class Findings:
         """What status says about the rules that are not served as written."""
         return [
             *(f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()),
-            *(f"Rule {index} answers 500: {text}." for index, text in (self.unasked | self.closed).items()),
+            *(
+                f"Rule {index} answers 500: {self.places.get(index, '')}{text}."
+                for index, text in (self.unasked | self.closed).items()
+            ),
         ]
 
     def unsaid(self, backends: Iterable[WeightedBackend]) -> list[str]:

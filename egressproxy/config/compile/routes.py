@@ -209,6 +209,7 @@ class RouteCompiler:
             self._filters(route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP)
         except FilterNotSupported as error:
             findings.closed[index] = str(error)
+            findings.places[index] = f"spec.rules[{index}].filters[{error.index}]: "
         self._examine_refs(route, _placed_refs(index, rule.backend_refs), findings)
         for where, entry in _placed_filters(index, rule):
             if entry.backend_ref is not None:
@@ -221,6 +222,7 @@ class RouteCompiler:
                 self._filters(route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP)
             except FilterNotSupported as error:
                 findings.closed[index] = f"backendRefs[{number}]: {error}"
+                findings.places[index] = f"spec.rules[{index}].backendRefs[{number}]: "
 
     def _examine_grpc(self, route: GrpcRoute, findings: Findings) -> None:
         findings.rules = len(route.spec.rules)

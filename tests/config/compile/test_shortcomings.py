@@ -232,6 +232,20 @@ def test_what_has_nothing_to_be_applied_to_is_served_as_it_is_written():
     assert note.message == "infrastructure has nothing to be applied to: no objects are created for a Gateway."
 
 
+def test_a_filter_that_is_not_supported_is_said_at_its_place():
+    text = (
+        ROUTE
+        + """    filters:
+    - {type: RequestHeaderModifier, requestHeaderModifier: {remove: [a]}}
+    - {type: ExtensionRef, extensionRef: {group: example.com, kind: Other, name: x}}
+"""
+    )
+    (closed,) = found(FORWARD, PLAIN.replace("mode: None", "mode: Simple"), text)
+    assert closed.field_path == "spec.rules[0].filters[1]"
+    assert closed.line > text.count("\n")
+    assert "filter ExtensionRef (Other x) is not supported yet" in closed.message
+
+
 def test_what_a_backend_refers_to_is_said_at_the_reference():
     secured = """
 apiVersion: egressproxy.io/v1alpha1
