@@ -392,7 +392,7 @@ class App:
     def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
         """What is served less than whole; after a reload only what is new."""
         told, self._told = self._told, set(findings)
-        new = sorted(self._told - told, key=str)
+        new = sorted(self._told - told, key=_turn)
         for finding in new[:MAX_TOLD]:
             level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
             log.log(level, "%s", finding, extra={"fields": finding.as_dict()})
@@ -532,6 +532,11 @@ def _place(address: str, port: int) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _turn(finding: Problem) -> tuple[bool, str, int, int, str]:
+    """In the order of files and lines; notes behind what somebody has to look at."""
+    return finding.severity is Severity.NOTE, finding.file, finding.line, finding.column, str(finding)
 
 
 def _tell_problems(problems: Sequence[Problem]) -> None:

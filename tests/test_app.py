@@ -19,7 +19,7 @@ import pytest
 from egressproxy import app as app_module
 from egressproxy.app import MAX_TOLD, App, RunOptions
 from egressproxy.config.builtin import BUILTIN
-from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.config.problems import ConfigError, Problem, Severity
 from egressproxy.loading import apart
 from egressproxy.loading.result import Loaded
 from egressproxy.model.certificate import CertificateUse, Validity
@@ -184,6 +184,14 @@ async def test_of_thousands_of_problems_the_log_is_told_the_first(tmp_path: Path
     caplog.clear()
     app._tell_shortcomings(problems)
     assert not caplog.messages
+
+
+async def test_findings_are_told_in_the_order_of_lines_and_notes_last(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "egressproxy")
+    places = {1: Severity.NOTE, 10: Severity.WARNING, 9: Severity.UNSERVED}
+    found = [Problem("a.yaml", line, 1, "", "", "this", severity=each) for line, each in places.items()]
+    App(options(tmp_path))._tell_shortcomings(found)
+    assert [re.findall(r"a.yaml:(\d+):", message) for message in caplog.messages] == [["9"], ["10"], ["1"]]
 
 
 async def test_a_hangup_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
