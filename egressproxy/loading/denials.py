@@ -22,7 +22,7 @@ def denials(policy: PolicySpec) -> RefusesBackends:
             return denial.error()
         on_the_way: BackendSpec | None = backend
         while on_the_way is not None:
-            error = addresses.denial_of(on_the_way.endpoints)
+            error = addresses.denial_of(on_the_way.endpoints) or addresses.metadata_denial_of(on_the_way.endpoints)
             if error is not None:
                 return error
             on_the_way = on_the_way.parent

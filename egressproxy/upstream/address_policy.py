@@ -182,8 +182,7 @@ class AddressPolicy:
         host = str(address)
         if self._closed is not None and self._closed.denial(address, port) is not None:
             raise self._denied(host, (address,), port)
-        is_denied = any(each in METADATA and not self._is_named(host, each) for each in aliases(address))
-        if is_denied or self._is_loop(host, address, port):
+        if self._is_closed_metadata(address) or self._is_loop(host, address, port):
             raise self._denied(host, (address,), port)
 
     def check_local_parent(self, host: str, port: int) -> None:
@@ -212,6 +211,18 @@ class AddressPolicy:
             return None
         first = endpoints[0]
         return self._denied(str(first.address), (first.address,), first.port)
+
+    def metadata_denial_of(self, endpoints: tuple[Endpoint, ...]) -> Denied | None:
+        """The refusal where every one of an operator's endpoints is cloud metadata that no allowance names."""
+        if not endpoints or not all(self._is_closed_metadata(each.address) for each in endpoints):
+            return None
+        first = endpoints[0]
+        return self._denied(str(first.address), (first.address,), first.port)
+
+    def _is_closed_metadata(self, address: IPAddress) -> bool:
+        """Of an address that an operator has written."""
+        host = str(address)
+        return any(each in METADATA and not self._is_named(host, each) for each in aliases(address))
 
     @property
     def reports(self) -> bool:

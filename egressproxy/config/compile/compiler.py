@@ -291,7 +291,8 @@ class _Run:
                 conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
             if self._permits_nothing(route, backends, listener):
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
-            for sentence in self._denials.sentences(listener.name, backends, mirrored):
+            are_streams = not isinstance(route, HttpRoute)
+            for sentence in self._denials.sentences(listener.name, backends, mirrored, are_streams=are_streams):
                 if conditions.says(_DENIED):
                     conditions.add_note(_DENIED, sentence)
                 else:

@@ -18,7 +18,7 @@ from egressproxy.config.compile.policies import Policies
 from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
 from egressproxy.spec.policy import DnsSpec, ExtensionSpec, PolicySpec
 
-__all__ = ["Lookups", "exposed_by_parent", "exposed_sender"]
+__all__ = ["Lookups", "exposed_by_parent", "exposed_sender", "keeps_from_plain_text"]
 
 #: The setting of an injector that lets it send without TLS.
 _PLAIN: Final = "allow_plaintext"
@@ -90,6 +90,11 @@ def exposed_sender(resolved: ResolvedBackend, own: Iterable[Placed]) -> Extensio
         if each.spec.type.startswith(INJECTOR) and (tls is not None or getattr(each.spec.settings, _PLAIN, False)):
             return each.spec
     return None
+
+
+def keeps_from_plain_text(spec: ExtensionSpec) -> bool:
+    """Whether this filter sends a credential, and refuses requests to a backend without TLS."""
+    return spec.type.startswith(INJECTOR) and spec.is_known and not getattr(spec.settings, _PLAIN, True)
 
 
 def _is_unverified(tls: BackendTlsSpec | None) -> bool:

@@ -103,3 +103,49 @@ def test_a_backend_whose_addresses_are_denied_is_warned_of(section: str, mode: s
     entry = '{cidrs: ["10.0.0.0/8"]}'
     assert f"10.0.0.7 (denied by {entry} in {section}.deny of EgressPolicy default/policy)" in warning
     assert "listener web refuses what goes there (403). To allow it, remove or narrow its range in" in warning
+
+
+METADATA = """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: plain}
+spec: {destination: {type: Ip, ip: {address: 169.254.169.254}, ports: [{number: 80, tls: {mode: None}}]}}
+"""
+KEY = "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\nstringData: {token: abcdefgh}\n"
+
+
+def test_a_backend_at_cloud_metadata_is_told_unless_an_allowance_names_its_address():
+    (warning,) = warnings(REVERSE, METADATA, ROUTE)
+    assert "Denied is True (DestinationDenied): 169.254.169.254:80 leads to an address that may not be" in warning
+    assert "listener web refuses what goes there (403). To allow it, leave it closed" in warning
+    assert not warnings(REVERSE, METADATA, ROUTE, policy("addresses: {allow: [{cidrs: [169.254.169.254/32]}]}"))
+    behind = PLAIN + "  parent: {name: gate}\n"
+    assert len(warnings(REVERSE, behind, METADATA.replace("plain", "gate"), ROUTE)) == 1
+
+
+def injector(config: str) -> str:
+    return f"  extensions:\n  - {{name: k, type: CredentialInjector, config: {{secretRef: {{name: key}}{config}}}}}\n"
+
+
+@pytest.mark.parametrize("is_on_policy", [False, True])
+def test_a_credential_that_is_never_sent_in_plain_text_is_told(is_on_policy: bool):
+    """A backend that says `tls: {mode: None}` is served, and its credential never goes there."""
+    if is_on_policy:
+        sends = "extensions: [{name: k, type: CredentialInjector, config: {secretRef: {name: key}}}]"
+        bearer, plain = [policy(sends, "Backend", "plain")], PLAIN
+    else:
+        bearer, plain = [], PLAIN + injector("")
+    (warning,) = warnings(REVERSE, KEY, plain, ROUTE, *bearer)
+    assert warning.startswith("parent gw: egressproxy.io/Denied is True (DestinationDenied): filter k of ")
+    assert "sends nothing in plain text, and default/plain is not reached over TLS: listener web refuses" in warning
+    assert "To allow it, add `tls` to the Backend, or `allowPlaintext: true` to the filter's config." in warning
+    if not is_on_policy:
+        assert not warnings(REVERSE, KEY, PLAIN + injector(", allowPlaintext: true"), ROUTE)
+        secure = plain.replace("number: 80, tls: {mode: None}", "number: 443, tls: {mode: Simple}")
+        assert not warnings(REVERSE, KEY, secure, ROUTE)
+
+
+def test_a_credential_is_no_matter_of_streams():
+    listening = REVERSE.replace("name: web, port: 8080, protocol: HTTP", "name: tcp, port: 8080, protocol: TCP")
+    plain = PLAIN.replace("number: 80", "number: 80, protocol: TCP") + injector("")
+    assert not warnings(listening, KEY, plain, ROUTE.replace("HTTPRoute", "TCPRoute").replace("io/v1", "io/v1alpha2"))
