@@ -38,7 +38,7 @@ __all__ = ["ResourceSet", "load", "load_text"]
 
 #: Fields of `spec` whose places are kept: what they say is judged after the documents are gone. So are those of matches
 #: with regular expressions.
-PLACED = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "targetRefs", "tls")
+PLACED = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "targetRefs")
 
 #: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
 _TIMES = (315_532_800, 4_102_444_800)
@@ -337,18 +337,40 @@ class _Reader:
 def _places(document: Document) -> dict[str, Spot]:
     return {
         path_text(path): (place.line, place.column, of_key.line, of_key.column)
-        for field in (
-            *((name,) for name in PLACED),
-            ("destination", "ports"),
-            *_matches_with_expressions(document.value),
-        )
+        for field in (*((name,) for name in PLACED), *_matches_with_expressions(document.value))
         for path, place, of_key in document.places(("spec", *field))
-    } | {path_text(path): _spot(document, path) for path in _references_of_rules(document.value)}
+    } | {path_text(path): _spot(document, path) for path in _referring(document.value)}
 
 
 def _spot(document: Document, path: tuple[str | int, ...]) -> Spot:
     place = document.place_of(path)
     return place.line, place.column, place.line, place.column
+
+
+def _referring(value: Any) -> Iterator[tuple[str | int, ...]]:
+    """Where routes and Backends refer to others."""
+    yield from _references_of_rules(value)
+    spec = value.get("spec") if isinstance(value, dict) else None
+    destination = spec.get("destination") if isinstance(spec, dict) else None
+    if isinstance(spec, dict) and isinstance(destination, dict):
+        yield from _references_of_tls(spec, ("spec",))
+        yield from _references_of_tls(destination, ("spec", "destination"))
+        yield from _references_of_tls(destination.get("fqdn"), ("spec", "destination", "fqdn"))
+        ports = destination.get("ports")
+        for number, port in enumerate(ports if isinstance(ports, list) else ()):
+            yield from _references_of_tls(port, ("spec", "destination", "ports", number))
+
+
+def _references_of_tls(holder: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Where `tls` of a Backend, at this path, refers to certificates."""
+    tls = holder.get("tls") if isinstance(holder, dict) else None
+    if not isinstance(tls, dict):
+        return
+    for field in ("caBundleRef", "crlRefs", "clientCertificateRef"):
+        if field in tls:
+            yield *path, "tls", field
+            for number in range(len(tls[field]) if isinstance(tls[field], list) else 0):
+                yield *path, "tls", field, number
 
 
 def _references_of_rules(value: Any) -> Iterator[tuple[str | int, ...]]:
