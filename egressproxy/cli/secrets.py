@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -75,8 +76,23 @@ def secret_sources(
         made.append(SecretSource(namespace, name, key, variable=variable, value=Secret(value)))
     for source in made:
         if source.variable:
-            os.environ.pop(source.variable, None)
+            _forget(source.variable)
     return tuple(made)
+
+
+def _forget(variable: str) -> None:
+    """Take it out of the environment, and blank what the kernel shows of it: the memory that this process was started
+    with (proc(5), /proc/pid/environ). Where the C library cannot be asked, that stays.
+    """
+    with suppress(OSError, AttributeError, TypeError):
+        import ctypes
+
+        getenv = ctypes.CDLL(None).getenv
+        getenv.argtypes, getenv.restype = (ctypes.c_char_p,), ctypes.c_void_p
+        value = getenv(os.fsencode(variable))
+        if value:
+            ctypes.memset(value, 0, len(ctypes.string_at(value)))
+    os.environ.pop(variable, None)
 
 
 def _parts(written: str, option: str, form: str) -> tuple[str, str, str, str]:
