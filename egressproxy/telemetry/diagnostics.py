@@ -13,10 +13,10 @@ import queue
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Final, TextIO
 
-from egressproxy.telemetry.json_lines import JsonFormatter, beneath
+from egressproxy.telemetry.json_lines import OF_THREADS, JsonFormatter, beneath
 
 __all__ = ["FORMATS", "LEVELS", "Diagnostics"]
 
@@ -43,7 +43,7 @@ class Diagnostics:
         log_format: str = "text",
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._turn = turn or nullcontext()
+        self._turn = turn or OF_THREADS
         self._level = getattr(logging, level.upper())
         self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
         self._handler = _Enqueue(self._queue)

@@ -14,14 +14,16 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, TextIO
 
-__all__ = ["JsonFormatter", "JsonStream", "beneath", "take_over"]
+__all__ = ["OF_THREADS", "JsonFormatter", "JsonStream", "beneath", "take_over"]
 
 log = logging.getLogger("python")
 
+#: The turn of what the threads of one process write: a stream without a buffer takes a long line in pieces.
+OF_THREADS: Final = threading.RLock()
 #: Characters of a line without an end: who prints dots must not fill the memory.
 MAX_UNENDED: Final = 16 * 1024
 
@@ -46,12 +48,12 @@ class JsonFormatter(logging.Formatter):
 class JsonStream(io.TextIOBase):
     """Stands for standard error: each line that anybody writes there becomes an object, with the level `warning`.
 
-    `turn` is entered around what is written, where several processes write there.
+    `turn` is entered around what is written, where several processes write there; else OF_THREADS.
     """
 
     def __init__(self, stream: TextIO, origin: str = "", turn: AbstractContextManager[object] | None = None) -> None:
         self.stream = stream
-        self._turn = turn or nullcontext()
+        self._turn = turn or OF_THREADS
         self._more: dict[str, object] = {"process": origin} if origin else {}
         self._rest = ""
         self._lock = threading.RLock()
