@@ -50,8 +50,8 @@ class Problem:
         return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
     def as_dict(self) -> dict[str, str | int]:
-        """For machine-readable output."""
-        return {
+        """For machine-readable output. Octets that are no text, of the name of a file, are escapes."""
+        values: dict[str, str | int] = {
             "severity": self.severity.value,
             "code": self.code,
             "file": self.file,
@@ -61,6 +61,10 @@ class Problem:
             "fieldPath": self.field_path,
             "message": self.message,
             "remedy": self.remedy,
+        }
+        return {
+            name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+            for name, value in values.items()
         }
 
 

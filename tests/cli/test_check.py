@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -426,3 +427,12 @@ spec:
             "readAs": "models.example:8443 (HTTP, TLS Simple)",
         }
     ]
+
+
+def test_a_file_whose_name_is_no_text_leaves_the_output_json(tmp_path: Path):
+    """Strict readers refuse half of a surrogate pair (RFC 8259, 8.2)."""
+    (tmp_path / os.fsdecode(b"\xff.yaml")).write_text("nope: [")
+    done = CliRunner().invoke(main, ["check", "-o", "json", str(tmp_path)])
+    assert done.exit_code == 1
+    (problem,) = json.loads(done.output)["problems"]
+    assert problem["file"] == f"{tmp_path}/\\udcff.yaml"
