@@ -37,7 +37,8 @@ from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import NOTICES_S
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
+from egressproxy.transport.loop_name import LOOP_NAME
 from egressproxy.transport.turn import Turn, memory_file
 from egressproxy.workers.fleet import Configuration, Fleet, Guarded, NotAnswered, NotBound, Refused, rest_memory
 
@@ -122,7 +123,7 @@ def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
     diagnostics = Diagnostics(options.log_level, log_format=options.log_format, turn=turn)
     diagnostics.start()
     try:
-        with asyncio.Runner(loop_factory=Loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(App(options, first, errors).serve())
     except ConfigError as error:
         if options.log_format == "text":
@@ -492,6 +493,7 @@ class App:
                 print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)  # in one piece, beside other lines
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, _place(address, port))
+        log.info("event loop: %s", LOOP_NAME)
         if serving := self._fleet.announcement():
             log.info("%s", serving)
         if self._is_configured:

@@ -5,6 +5,7 @@ In the pipeline (`CI`) property tests try the same examples every time.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import os
@@ -13,7 +14,8 @@ from collections.abc import Callable, Mapping
 import pytest
 from hypothesis import settings
 
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
+from egressproxy.transport.loop_name import LOOP_NAME
 
 #: What the first line says of the whole suite: how many tests, and the time of one core that they take. Roughly.
 TESTS, CORE_S = 7_800, 440.0
@@ -25,9 +27,24 @@ settings.register_profile("pipeline", deadline=None, derandomize=True)
 settings.load_profile("pipeline" if os.environ.get("CI") else "developer")
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Loop]]:
-    """Tests run on the loop of the product."""
-    return {"loop": Loop}
+#: Files of tests whose subject is the loop, or what is directly on it.
+ON_BOTH_LOOPS = (
+    "test_loop.py",
+    "test_poller.py",
+    "test_sockets.py",
+    "test_flow.py",
+    "test_dialer.py",
+    "test_timers.py",
+)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the loop of the product; those whose subject is the loop, on the other one, too."""
+    if item.path.name in ON_BOTH_LOOPS:
+        return {LOOP_NAME: new_loop, "asyncio": asyncio.SelectorEventLoop}
+    return {LOOP_NAME: new_loop}
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from ipaddress import ip_address
 from operator import itemgetter
+from time import monotonic  # uvloop's clock has milliseconds, and stands still while a callback runs
 from typing import Any, Final
 
 from aiohttp import web
@@ -49,7 +50,7 @@ class AdminConnection(web.RequestHandler):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
-        self._since = asyncio.get_running_loop().time()
+        self._since = monotonic()
         self._connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -59,7 +60,7 @@ class AdminConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self._in_hand and not self._head_since:
-            self._head_since = asyncio.get_running_loop().time()
+            self._head_since = monotonic()
 
     def begin(self) -> None:
         """A request is whole and being answered."""
@@ -70,7 +71,7 @@ class AdminConnection(web.RequestHandler):
     def end(self) -> None:
         """The answer is made; it may not have been taken yet."""
         self._in_hand -= 1
-        self._since = asyncio.get_running_loop().time()
+        self._since = monotonic()
 
     @property
     def waits_since(self) -> float | None:
@@ -158,12 +159,11 @@ class Connections:
 
     def _look(self) -> None:
         """Close those whose time is over."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = monotonic()
         for each in [each for each in self._open if each.why_over(now)]:
             each.drop()
             self._open.pop(each, None)
-        self._timer = loop.call_later(_LOOK_S, self._look) if self._open else None
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look) if self._open else None
 
     def __repr__(self) -> str:
         reserve = sum(each.is_reserve for each in self._open)

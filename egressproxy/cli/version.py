@@ -7,16 +7,17 @@ import platform
 import click
 
 from egressproxy import __version__
+from egressproxy.transport.loop_name import LOOP_NAME
 
 __all__ = ["command"]
 
 
 @click.command("version")
 def command() -> None:
-    """Print the version of egressproxy and of the Python that runs it.
+    """Print the version of egressproxy, of the Python that runs it, and the event loop that it uses.
 
     \b
     Example:
       egressproxy version
     """
-    click.echo(f"egressproxy {__version__} (Python {platform.python_version()})")
+    click.echo(f"egressproxy {__version__} (Python {platform.python_version()}, event loop {LOOP_NAME})")

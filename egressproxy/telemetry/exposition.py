@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from egressproxy.model.certificate import Validity
 from egressproxy.telemetry.metrics import BUCKETS_S, Counts, Kind
 from egressproxy.telemetry.process_figures import ProcessFigures
+from egressproxy.transport.loop_name import LOOP_NAME
 
 __all__ = ["Exposition"]
 
@@ -58,8 +59,8 @@ class Exposition:
         return encode(_Families(families)), content_type
 
     def _build(self) -> Metric:
-        build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version",))
-        build.add_metric((self._version,), 1)
+        build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version", "event_loop"))
+        build.add_metric((self._version, LOOP_NAME), 1)
         return build
 
 

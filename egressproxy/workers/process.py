@@ -24,7 +24,7 @@ from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.notices import NOTICES_S
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
 from egressproxy.transport.turn import Turn
 from egressproxy.workers.channel import Channel
 from egressproxy.workers.fleet import Guarded, NotAnswered, rest_memory
@@ -78,7 +78,7 @@ def main(descriptor: int) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # whatever the loop is busy with, it goes when the supervisor goes
     if os.getppid() != supervisor:
         return 1
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_serve(socket.socket(fileno=descriptor)))
 
 

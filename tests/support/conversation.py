@@ -54,7 +54,7 @@ from egressproxy.spec.gateway import ConfigSpec
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.transport.listening import bind
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
 from egressproxy.transport.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
 from tests.support.manifests import Manifest
@@ -497,7 +497,8 @@ class Conversation:
         self, written: str | ConfigSpec | Iterable[Manifest], filters: dict[str, Filter], *, is_memory: bool
     ) -> None:
         self.is_memory = is_memory
-        self.loop = Loop()
+        # In memory nothing is waited for but what the loop itself has yet to do, which asyncio's own loop shows.
+        self.loop = asyncio.SelectorEventLoop() if is_memory else new_loop()
         self.catalog = Catalog((*BUILTIN_TYPES, scripted_type(filters)))
         self.log = Records()
         self.names = Names()

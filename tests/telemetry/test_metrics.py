@@ -274,7 +274,7 @@ def test_numbers_that_others_keep_are_shown_under_their_names():
 
 def test_the_process_and_the_build_are_shown():
     metrics = Metrics("1.2.3")
-    assert value(metrics, "egress_build_info", version="1.2.3") == 1
+    assert value(metrics, "egress_build_info", version="1.2.3", event_loop="uvloop") == 1
     assert value(metrics, "process_resident_memory_bytes") > 0
     metrics.count_dns("ok")
     metrics.connection_rejected(Reason.CONNECTION_LIMIT.value)

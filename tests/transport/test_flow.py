@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from egressproxy.transport.flow import COPY_LIMIT, HIGH_WATER, Flow, reset
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
 from tests.support.waiting import WAIT_S
 
 
@@ -140,5 +140,5 @@ def test_a_reset_is_an_error_for_the_peer_on_the_loop_of_production():
                 await loop.run_in_executor(None, client.recv, 1)
         server.close()
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(go())

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from egressproxy.transport.loop import Loop, poller
+from egressproxy.transport.loop import poller
 from egressproxy.transport.poller import READABLE, Poller
+from tests.support.loops import BOTH_LOOPS
 from tests.support.waiting import WAIT_S
 
 
@@ -57,11 +58,12 @@ async def test_a_loop_has_one_poller():
     assert isinstance(poller(), Poller)
 
 
-def test_each_loop_has_its_own():
+@BOTH_LOOPS
+def test_each_loop_has_its_own(factory: Callable[[], asyncio.AbstractEventLoop]):
     async def main() -> Poller:
         return poller()
 
-    with asyncio.Runner(loop_factory=Loop) as one, asyncio.Runner(loop_factory=Loop) as other:
+    with asyncio.Runner(loop_factory=factory) as one, asyncio.Runner(loop_factory=factory) as other:
         assert one.run(main()) is not other.run(main())
 
 
@@ -177,8 +179,11 @@ async def test_a_handler_that_fails_in_a_way_that_is_no_exception_ends_nothing_b
     two.close()
 
 
+@BOTH_LOOPS
 @pytest.mark.parametrize("where", ["event", "end"])
-def test_what_is_to_end_the_process_gets_out_and_the_turn_is_ended(where: str):
+def test_what_is_to_end_the_process_gets_out_and_the_turn_is_ended(
+    where: str, factory: Callable[[], asyncio.AbstractEventLoop]
+):
     said: list[str] = []
 
     def interrupt() -> None:
@@ -203,7 +208,7 @@ def test_what_is_to_end_the_process_gets_out_and_the_turn_is_ended(where: str):
         poller().end_later(lambda: said.append("afterwards"))
         await asyncio.sleep(0.01)
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=factory) as runner:
         with pytest.raises(KeyboardInterrupt):
             runner.run(fails())
         runner.run(goes_on())

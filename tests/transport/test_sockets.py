@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.transport.loop import Loop, poller
+from egressproxy.transport.loop import new_loop, poller
 from egressproxy.transport.sockets import READ_OCTETS, SocketTransport
 from tests.support.waiting import WAIT_S
 
@@ -19,7 +19,7 @@ from tests.support.waiting import WAIT_S
 @pytest.fixture
 def run() -> Any:
     def runs(main: Any) -> Any:
-        with asyncio.Runner(loop_factory=Loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(asyncio.wait_for(main, WAIT_S))
 
     return runs

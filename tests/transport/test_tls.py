@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.spec.backend import BackendTlsSpec
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
 from egressproxy.transport.tls import TlsStream, TlsTruncated, tls_fault
 from egressproxy.transport.tls_contexts import client_tls, server_context
 from tests.support.pki import Pki
@@ -491,7 +491,7 @@ def test_tls_inside_tls(pair: Pair):
 @pytest.fixture
 def run() -> Any:
     def runs(main: Any) -> Any:
-        with asyncio.Runner(loop_factory=Loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(main)
 
     return runs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
 from egressproxy.transport.sockets import Socket
 from egressproxy.upstream import dialer
 from egressproxy.upstream.dialer import Dialer, abandon
@@ -66,7 +66,7 @@ def closed_port() -> int:
 @pytest.fixture
 def run() -> Any:
     def runs(main: Any) -> Any:
-        with asyncio.Runner(loop_factory=Loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(asyncio.wait_for(main, WAIT_S))
 
     return runs

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from egressproxy.errors import Reason, Retry, UpstreamFault
 from egressproxy.spec.policy import DnsSpec, Family
-from egressproxy.transport.loop import Loop
+from egressproxy.transport.loop import new_loop
 from egressproxy.upstream import resolver as resolver_module
 from egressproxy.upstream import system_files, turns
 from egressproxy.upstream.resolver import Resolver
@@ -578,5 +578,5 @@ def test_it_works_on_uvloop(tmp_path: Path):
         await asyncio.sleep(0)
         assert (await bench.fault("other.test")).reason is Reason.DNS_ERROR
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(asyncio.wait_for(main(), WAIT_S))
