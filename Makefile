@@ -11,8 +11,8 @@ VENV        := .venv-$(or $(shell $(PYTHON) -c 'import platform; print(platform.
 endif
 SHARED_CASES ?= ../shared/cases
 # What says the most about a Python in the shortest time: a real process, the codec, and what goes between processes.
-SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/transport/test_tls.py \
-               tests/spec tests/workers/test_messages.py tests/loading/test_request.py tests/loading/test_result.py
+SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
+               tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py
 # One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
 AT_ONCE     := --numprocesses auto --dist worksteal
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"

@@ -18,33 +18,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from egressproxy import __version__
-from egressproxy.admin.state import Source, Unanswerable
-from egressproxy.config.problems import ConfigError, Problem, Severity
-from egressproxy.config.sources.files import changes
-from egressproxy.loading.apart import LoaderProcess, LoadingFailed
-from egressproxy.loading.loader import Loader
-from egressproxy.loading.notices import accepted, broken, rejected
-from egressproxy.loading.published import PublishedConfiguration, digest
-from egressproxy.loading.result import Loaded, Place, builtin
+from egressproxy.admin.state import ObjectSource, Unanswerable
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.config.reading.watch import changes
+from egressproxy.ir.packing import unpacking
 from egressproxy.model.api_write import Write, WriteRefused, Written
 from egressproxy.model.certificate import CertificateState, Validity
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 from egressproxy.model.steps import finished
-from egressproxy.spec.packing import unpacking
+from egressproxy.net.file_lock import FileLock, memory_file
+from egressproxy.net.loop import new_loop
+from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.notices import accepted, broken, rejected
+from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
+from egressproxy.processes.loader.published import PublishedConfiguration, digest
+from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
+from egressproxy.processes.workers.fleet import (
+    ConfigRefused,
+    Configuration,
+    Fleet,
+    Guarded,
+    NotAnswered,
+    NotBound,
+    freeze_gc,
+)
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import NOTICES_S
-from egressproxy.transport.loop import new_loop
-from egressproxy.transport.loop_name import LOOP_NAME
-from egressproxy.transport.turn import Turn, memory_file
-from egressproxy.workers.fleet import Configuration, Fleet, Guarded, NotAnswered, NotBound, Refused, rest_memory
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminServer
-    from egressproxy.loading.writer import Writer
+    from egressproxy.processes.loader.writer import Writer
     from egressproxy.telemetry.exposition import Exposition
 
 __all__ = ["RunOptions", "run"]
@@ -52,7 +60,7 @@ __all__ = ["RunOptions", "run"]
 log = logging.getLogger("egressproxy")
 
 #: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
-FAILURES = (LoadingFailed, Refused, OSError)
+FAILURES = (LoadingFailed, ConfigRefused, OSError)
 REFUSALS = (ConfigError, *FAILURES)
 
 #: How long a thread that computes (the text of many metrics) holds up the loop at each of its system calls: 5 ms else.
@@ -98,7 +106,7 @@ class RunOptions:
     api_writes: bool = False
     api_token_file: Path | None = None
     guarded: bool = False  # a reload that would allow what was denied lately has to be acknowledged
-    session_key: Secret | None = None  # None: one is made up
+    session_key: SecretBytes | None = None  # None: one is made up
 
     @property
     def sources(self) -> tuple[ConfigSource, ...]:
@@ -117,9 +125,9 @@ def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets
     sys.setswitchinterval(SWITCH_S)
     errors = memory_file("egressproxy-errors") if options.workers > 1 else None
-    turn = Turn(errors) if errors is not None else None
+    turn = FileLock(errors) if errors is not None else None
     if errors is not None and options.log_format == "json":
-        take_over(turn=Turn(errors))  # one of its own: that of a process holds for all of its threads
+        take_over(turn=FileLock(errors))  # one of its own: that of a process holds for all of its threads
     diagnostics = Diagnostics(options.log_level, log_format=options.log_format, turn=turn)
     diagnostics.start()
     try:
@@ -150,7 +158,7 @@ class App:
         self._generation = 0
         self._is_rejected = False  # the configuration that was read last
         self._published = PublishedConfiguration()
-        self._sources: tuple[Source, ...] = (self._published,)
+        self._sources: tuple[ObjectSource, ...] = (self._published,)
         self._schema = b""
         self._making_schema = asyncio.Lock()
         self._told: set[Problem] = set()
@@ -180,7 +188,7 @@ class App:
         counts = await self._fleet.counts()
         return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures(), self._validities)
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[ObjectSource]:
         return self._sources
 
     async def schema(self) -> bytes:
@@ -237,7 +245,7 @@ class App:
             await self._put_in_service(fresh)
         except Guarded as error:
             raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
-        except Refused as error:
+        except ConfigRefused as error:
             message = f"it cannot be put into service: {error}"
             causes = [("FieldValueInvalid", message, "spec.listeners")] if isinstance(error, NotBound) else []
             raise WriteRefused(422, "Invalid", message, causes) from None
@@ -276,7 +284,7 @@ class App:
             await self._take_configuration()
         except FAILURES as error:
             return self._start_failed(str(error))
-        rest_memory()
+        freeze_gc()
         self._announce()
         watcher = asyncio.create_task(self._watch(changed)) if self.options.sources else None
         reloader = asyncio.create_task(self._reload_when_asked())
@@ -331,7 +339,7 @@ class App:
     def _open_state(self) -> None:
         """Raises OSError."""
         if self.options.state_dir is not None:
-            from egressproxy.loading.writer import Writer
+            from egressproxy.processes.loader.writer import Writer
 
             self._writer = Writer(self._loader, self.options.sources, self.options.bind, self.options.state_dir)
             self._writer.open()
@@ -341,9 +349,9 @@ class App:
         if self.options.admin is None and self.options.metrics is None:
             return
         # A third of all that this process would import.
-        from egressproxy.admin.events import PublishedEvents
         from egressproxy.admin.server import AdminServer, Surface
-        from egressproxy.admin.writes import WriteAccess
+        from egressproxy.kubeapi.read.events import PublishedEvents
+        from egressproxy.kubeapi.writes import WriteAccess
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
@@ -357,7 +365,7 @@ class App:
                     await server.start()
                 except OSError as error:
                     why = f"cannot bind {place[0]} port {place[1]}: {error.strerror or error}"
-                    raise Refused(f"--{what}: {why}{ADDRESS_REMEDIES.get(error.errno or 0, '')}") from None
+                    raise ConfigRefused(f"--{what}: {why}{ADDRESS_REMEDIES.get(error.errno or 0, '')}") from None
                 self._servers.append(server)
                 self._own[what] = (server.host, server.port)
 
@@ -458,7 +466,7 @@ class App:
             except Exception as error:
                 log.exception("internal error in a reload")
                 why = f"internal error ({type(error).__name__})"
-                self._rejected(Refused(why))
+                self._rejected(ConfigRefused(why))
             else:
                 self._tell_generation()
             for _, done in asked:
@@ -504,15 +512,15 @@ def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
     key = options.session_key.reveal() if options.session_key is not None else b""
     if options.workers == 1:
-        from egressproxy.workers.worker import InProcess
+        from egressproxy.processes.workers.worker import InProcess
 
         return InProcess(options.access_log, metrics, key)
-    from egressproxy.workers.supervisor import Supervisor
+    from egressproxy.processes.workers.supervisor import Supervisor
 
     return Supervisor(options.workers, options.access_log, options.log_level, metrics, key, options.log_format, errors)
 
 
-def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:
+def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:
     """Each address and port, with all listeners there."""
     shared: dict[tuple[str, int], list[str]] = {}
     for place in places:
@@ -522,7 +530,7 @@ def _listeners(places: Iterable[Place]) -> dict[tuple[str, int], str]:
 
 def _model(packed: bytes, bind: Sequence[str]) -> bytes:
     """The outline of a configuration, and where its Gateways listen that give no address; holds no secret."""
-    from egressproxy.spec.outline import outline
+    from egressproxy.ir.outline import outline
 
     spec = finished(unpacking(zlib.decompress(packed)))
     return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()

@@ -12,17 +12,17 @@ __all__ = [
     "BadRequest",
     "ClientGone",
     "Denied",
+    "FaultSource",
     "GatewayError",
     "GatewayFault",
     "LimitExceeded",
     "Reason",
-    "Retry",
-    "Source",
+    "RetrySafety",
     "UpstreamFault",
 ]
 
 
-class Source(Enum):
+class FaultSource(Enum):
     """Who is at fault."""
 
     DOWNSTREAM = "downstream"
@@ -30,7 +30,7 @@ class Source(Enum):
     UPSTREAM = "upstream"
 
 
-class Retry(Enum):
+class RetrySafety(Enum):
     """Whether another attempt may be made (RFC 9110 section 9.2.2)."""
 
     NEVER = "never"
@@ -120,7 +120,7 @@ class GatewayError(Exception):
     `detail` is for the log alone.
     """
 
-    source = Source.GATEWAY
+    source = FaultSource.GATEWAY
     default_status = 500
     policy = "-"  # the EgressPolicy that refuses, and the hostname or range of its entry: what a denial is counted by
     entry = "-"
@@ -135,7 +135,7 @@ class GatewayError(Exception):
         rule: str = "-",
         remedy: str = "",
         detail: str = "",
-        retry: Retry = Retry.NEVER,
+        retry: RetrySafety = RetrySafety.NEVER,
         retry_after_s: int = 0,
         close: bool = False,
     ) -> None:
@@ -157,7 +157,7 @@ class GatewayError(Exception):
 class BadRequest(GatewayError):
     """The client's message breaks a rule; its connection is closed after the answer (RFC 9112 section 9.6)."""
 
-    source = Source.DOWNSTREAM
+    source = FaultSource.DOWNSTREAM
     default_status = 400
 
     def __init__(self, reason: Reason, message: str, *, status: int = 0, close: bool = True) -> None:
@@ -188,14 +188,14 @@ class GatewayFault(GatewayError):
 class UpstreamFault(GatewayError):
     """No connection 503, a bad, broken or untrusted answer 502, too slow 504."""
 
-    source = Source.UPSTREAM
+    source = FaultSource.UPSTREAM
     default_status = 502
 
 
 class ClientGone(GatewayError):
     """The client left while we waited; nobody is there to be answered (logged as 499)."""
 
-    source = Source.DOWNSTREAM
+    source = FaultSource.DOWNSTREAM
     default_status = 499
 
     def __init__(self, message: str = "the client closed its connection", reason: Reason = Reason.CLIENT_GONE) -> None:

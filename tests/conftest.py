@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import pytest
 from hypothesis import settings
 
-from egressproxy.transport.loop import new_loop
-from egressproxy.transport.loop_name import LOOP_NAME
+from egressproxy.net.loop import new_loop
+from egressproxy.net.loop_name import LOOP_NAME
 
 #: What the first line says of the whole suite: how many tests, and the time of one core that they take. Roughly.
 TESTS, CORE_S = 7_800, 440.0

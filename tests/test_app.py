@@ -19,12 +19,12 @@ import pytest
 from egressproxy import app as app_module
 from egressproxy.app import MAX_TOLD, App, RunOptions
 from egressproxy.config.builtin import BUILTIN
-from egressproxy.config.problems import ConfigError, Problem, Severity
-from egressproxy.loading import apart
-from egressproxy.loading.result import Loaded
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.processes.loader import process as apart
+from egressproxy.processes.loader.result import Loaded
+from egressproxy.processes.workers.fleet import ConfigRefused
 from egressproxy.protocols.http1 import request_head
-from egressproxy.workers.fleet import Refused
 from tests.support import manifests as m
 from tests.support.net import free_port
 
@@ -32,7 +32,7 @@ from tests.support.net import free_port
 @pytest.fixture(autouse=True)
 def _collector_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a start changes for its process would hold for all tests that come after it in this one."""
-    monkeypatch.setattr(app_module, "rest_memory", lambda: None)
+    monkeypatch.setattr(app_module, "freeze_gc", lambda: None)
 
 
 def options(folder: Path, *objects: m.Manifest) -> RunOptions:
@@ -93,7 +93,7 @@ async def test_an_open_proxy_says_so_and_how_to_try_it_once_it_listens(
 ):
     port = free_port()
     spec = replace(BUILTIN, listeners=(replace(BUILTIN.listeners[0], port=port),))
-    monkeypatch.setattr("egressproxy.loading.result.BUILTIN", spec)
+    monkeypatch.setattr("egressproxy.processes.loader.result.BUILTIN", spec)
     await served(App(RunOptions(admin=None, access_log="off")))
     said = capsys.readouterr()
     assert "OPEN" in said.err
@@ -167,7 +167,7 @@ async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     app = App(options(tmp_path))
-    app._rejected(Refused("a.yaml:1:1: this\nb.yaml:2:2: that"))
+    app._rejected(ConfigRefused("a.yaml:1:1: this\nb.yaml:2:2: that"))
     assert caplog.messages[1:] == ["a.yaml:1:1: this", "b.yaml:2:2: that"]
 
 

@@ -13,12 +13,12 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, compile_chain, finish, run
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.masking import Mask
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.secret import Secret
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.model.secret import SecretBytes
 
 __all__ = ["stages"]
 
@@ -26,7 +26,7 @@ GROUP = "filters"
 HEAD = b"\r\nHost: a.test\r\nAuthorization: Bearer client" + b"".join(b"\r\nX-Field-%d: value" % n for n in range(10))
 PATH = b"/v1/chat?x=1"
 REFERENCE = {"secretRef": {"name": "s", "key": "k"}}
-SECRET = (("s/k", Secret(b"sk-0123456789abcdef")),)
+SECRET = (("s/k", SecretBytes(b"sk-0123456789abcdef")),)
 OWN_FILTER = """
 from egressproxy.filters import *
 
@@ -67,7 +67,7 @@ def stages() -> Iterator[Stage]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "own.py").write_text(OWN_FILTER)
         yield placed("Python: a filter that reads one field", "Python", folder=folder, path="own.py")
-    mask = Mask(Secret(b"sk-0123456789abcdef"))
+    mask = Mask(SecretBytes(b"sk-0123456789abcdef"))
     event = b'data: {"choices": [{"delta": {"content": "word"}}]}\n\n'
     page = b"the quick brown fox jumps over the lazy dog\n" * 1490
     yield Stage(GROUP, "scrubbing of an event of 53 octets", lambda: mask.feed(b"", event, False))
@@ -91,7 +91,7 @@ def placed(name: str, kind: str, phase: str = "request-headers", folder: str = "
 
 
 def chain(kind: str, phase: str, folder: str, config: dict[str, Any]) -> Chain:
-    spec = ExtensionSpec(
+    spec = ExtensionIR(
         "bench", f"egressproxy.io/{kind}:v1", phase,
         config=json.dumps(config), secrets=SECRET, scope="-", folder=folder,
     )  # fmt: skip

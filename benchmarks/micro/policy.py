@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.micro.stage import Stage
+from egressproxy.ir.policy import DestinationRule, DestinationsIR
 from egressproxy.model.authority import Authority, parse_authority
 from egressproxy.routing.destinations import DestinationPolicy
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec
 
 __all__ = ["stages"]
 
@@ -34,13 +34,13 @@ def stages() -> Iterator[Stage]:
 
 
 def allowed(name: str, rules: tuple[DestinationRule, ...], authority: Authority) -> Stage:
-    policy = DestinationPolicy(DestinationsSpec((rules,)))
+    policy = DestinationPolicy(DestinationsIR((rules,)))
     assert policy.refusal(authority) is None
     return Stage(GROUP, name, lambda: policy.refusal(authority))
 
 
 def denied(name: str, rules: tuple[DestinationRule, ...], authority: Authority) -> Stage:
     """With the error that says so."""
-    policy = DestinationPolicy(DestinationsSpec((rules,)))
+    policy = DestinationPolicy(DestinationsIR((rules,)))
     assert policy.refusal(authority) is not None
     return Stage(GROUP, name, lambda: policy.refusal(authority))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.micro.stage import Stage
+from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.routing.table import HttpTable
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, PathMatchType, ValueMatch
 
 __all__ = ["stages"]
 
@@ -24,16 +24,16 @@ def stages() -> Iterator[Stage]:
         wild = table(*(route(f"r{n}", f"*.h{n}.example.com") for n in range(count)))
         yield match(f"{count:,} hosts, wildcard", wild, f"api.h{count // 2}.example.com", b"/v1/chat/completions")
     for count in COUNTS:
-        prefixes = table(*(route(f"r{n}", "a.test", MatchSpec(f"/team{n}/v1")) for n in range(count)))
+        prefixes = table(*(route(f"r{n}", "a.test", MatchIR(f"/team{n}/v1")) for n in range(count)))
         path = b"/team%d/v1/chat/completions?x=1" % (count // 2)
         yield match(f"{count:,} prefixes of one host", prefixes, "a.test", path)
     for count in COUNTS:
-        exact = (MatchSpec(f"/team{n}/v1", PathMatchType.EXACT) for n in range(count))
+        exact = (MatchIR(f"/team{n}/v1", PathMatchType.EXACT) for n in range(count))
         paths = table(*(route(f"r{n}", "a.test", each) for n, each in enumerate(exact)))
         yield match(f"{count:,} exact paths of one host", paths, "a.test", b"/team%d/v1" % (count // 2))
-    fields = MatchSpec("/", headers=(ValueMatch("x-field-9", "value"),))
+    fields = MatchIR("/", headers=(ValueMatch("x-field-9", "value"),))
     yield match("one header match", table(route("r", "", fields)), "a.test", b"/")
-    dotted = table(route("r", "a.test", MatchSpec("/v1.0")))
+    dotted = table(route("r", "a.test", MatchIR("/v1.0")))
     yield match("a prefix, and a path with dots and escapes", dotted, "a.test", b"/v1.0/a.b/%20c.d")
 
 
@@ -43,9 +43,9 @@ def match(name: str, made: HttpTable[str], host: str, path: bytes) -> Stage:
     return Stage("routing", name, lambda: made.match(host, b"GET", path, FIELDS), lambda: None)
 
 
-def route(name: str, host: str, *matches: MatchSpec) -> HttpRouteSpec:
-    return HttpRouteSpec(name, (host,) if host else (), (HttpRuleSpec(matches=matches or (MatchSpec(),)),))
+def route(name: str, host: str, *matches: MatchIR) -> HttpRouteIR:
+    return HttpRouteIR(name, (host,) if host else (), (HttpRuleIR(matches=matches or (MatchIR(),)),))
 
 
-def table(*routes: HttpRouteSpec) -> HttpTable[str]:
+def table(*routes: HttpRouteIR) -> HttpTable[str]:
     return HttpTable.build((r, [r.name]) for r in routes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.micro.stage import Stage
-from egressproxy.transport.driver import Driver, pause
-from egressproxy.transport.timers import Deadline, TimerWheel
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.timers import Deadline, TimerWheel
 
 __all__ = ["stages"]
 

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 
 from egressproxy.filters import Exchange, Filter, FilterContext
-from egressproxy.model.exchange import Answer
+from egressproxy.model.exchange import LocalResponse
 
 INTERVAL_S = 0.005
 
@@ -34,7 +34,7 @@ class Probe(Filter):
         self._late = Delays()
         self._busy = Delays()
 
-    def request_headers(self, x: Exchange) -> Answer:
+    def request_headers(self, x: Exchange) -> LocalResponse:
         if not self._is_running:
             self._is_running = True
             gc.callbacks.append(self._collected)
@@ -52,7 +52,7 @@ class Probe(Filter):
         }
         body = json.dumps(report).encode()
         self._late, self._busy = Delays(), Delays()
-        return Answer(200, ((b"Content-Type", b"application/json"),), body)
+        return LocalResponse(200, ((b"Content-Type", b"application/json"),), body)
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         if phase == "stop":

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-__all__ = ["ANSWER_S", "FIRST_REQUEST_S", "HEAD_S", "MAX_CONNECTIONS", "AdminConnection", "Connections"]
+__all__ = ["ANSWER_S", "FIRST_REQUEST_S", "HEAD_S", "MAX_CONNECTIONS", "AdminConnection", "AdminConnections"]
 
 MAX_CONNECTIONS: Final = 64
 #: Of one peer; on loopback everybody is the same one.
@@ -36,7 +36,7 @@ class AdminConnection(web.RequestHandler):
 
     __slots__ = ("_connections", "_has_asked", "_head_since", "_in_hand", "_since", "is_reserve", "peer")
 
-    def __init__(self, connections: Connections, manager: web.Server, **options: Any) -> None:
+    def __init__(self, connections: AdminConnections, manager: web.Server, **options: Any) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
         self._connections = connections
         self.is_reserve = False
@@ -106,7 +106,7 @@ class AdminConnection(web.RequestHandler):
         self.force_close()
 
 
-class Connections:
+class AdminConnections:
     """Those of one admin server. Belongs to the event loop."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from egressproxy.admin.encoding import encoded
-from egressproxy.admin.status import ApiError
+from egressproxy.kubeapi.status import ApiError
 
 __all__ = ["HEADERS", "json_response", "refusal"]
 

@@ -16,13 +16,13 @@ from typing import Final
 
 from aiohttp import web
 
-from egressproxy.admin.asking import Questions
-from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, Connections
-from egressproxy.admin.kubernetes import KubernetesApi
+from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
+from egressproxy.admin.introspection import Questions
 from egressproxy.admin.responses import HEADERS, json_response, refusal
 from egressproxy.admin.state import AdminState
-from egressproxy.admin.status import ApiError
-from egressproxy.admin.writes import METHODS, WriteAccess
+from egressproxy.kubeapi.server import KubernetesApi
+from egressproxy.kubeapi.status import ApiError
+from egressproxy.kubeapi.writes import METHODS, WriteAccess
 
 __all__ = ["AdminServer", "Surface"]
 
@@ -98,7 +98,7 @@ class AdminServer:
         self.port = port
         self._web: web.Server | None = None
         self._listening: asyncio.Server | None = None
-        self._connections = Connections()
+        self._connections = AdminConnections()
         self._scrape = asyncio.Lock()
         self._kubernetes = KubernetesApi(
             state, lambda: f"{self.host}:{self.port}", access, lambda: self._connections.unsent

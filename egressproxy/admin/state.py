@@ -8,7 +8,7 @@ from typing import Protocol
 from egressproxy.model.api_write import Write, WriteRefused, Written
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["AdminState", "PublishedObject", "Source", "Unanswerable"]
+__all__ = ["AdminState", "ObjectSource", "PublishedObject", "Unanswerable"]
 
 
 class Unanswerable(Exception):
@@ -50,7 +50,7 @@ class PublishedObject(Protocol):
         """
 
 
-class Source(Protocol):
+class ObjectSource(Protocol):
     """Where objects come from: the configuration in service, or what was observed (Events).
 
     Asked on the event loop, when somebody asks the API, or watches it and `AdminServer.changed` was called. What kinds
@@ -92,7 +92,7 @@ class AdminState(Protocol):
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[ObjectSource]:
         """The same ones, in the same order, each time."""
 
     async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:

@@ -15,11 +15,11 @@ from egressproxy.cli.problems import show_findings, show_problems
 from egressproxy.cli.secrets import secret_options
 
 if TYPE_CHECKING:
-    from egressproxy.config.compile.contract import Compiled
-    from egressproxy.config.load import ResourceSet
+    from egressproxy.config.compile.interface import Compiled
+    from egressproxy.config.reading.load import ResourceSet
     from egressproxy.config.resources.meta import Resource
+    from egressproxy.ir.policy import ExtensionIR
     from egressproxy.model.secret_source import SecretSource
-    from egressproxy.spec.policy import ExtensionSpec
 
 __all__ = ["command"]
 
@@ -65,9 +65,9 @@ def command(
     """
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
-    from egressproxy.config.compile.shortcomings import all_findings
-    from egressproxy.config.problems import ConfigError, Severity
-    from egressproxy.loading.compilation import loaded
+    from egressproxy.config.compile.status.status_warnings import all_findings
+    from egressproxy.config.reading.problems import ConfigError, Severity
+    from egressproxy.processes.loader.compilation import loaded
 
     try:
         resources, compiled = loaded((*paths, *config, *sources), bind)
@@ -111,12 +111,12 @@ def command(
 
 def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
     """Raise ConfigError with every filter that cannot be built, each with the place where it is declared."""
-    from egressproxy.spec.extensions import extensions
+    from egressproxy.ir.extensions import extensions
 
     if next(extensions(compiled.spec), None) is None:
         return  # importing what builds filters would take as long as reading a small configuration
-    from egressproxy.config.compile.problems import problem_at
-    from egressproxy.config.problems import ConfigError, Problem
+    from egressproxy.config.compile.status.problems import problem_at
+    from egressproxy.config.reading.problems import ConfigError, Problem
     from egressproxy.filters.catalog import Catalog
     from egressproxy.filters.trial import failures
 
@@ -129,9 +129,9 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
         raise ConfigError(sorted(found, key=lambda problem: (problem.file, problem.line, problem.column)))
 
 
-def _declaration(resources: ResourceSet, spec: ExtensionSpec) -> tuple[Resource | None, str]:
+def _declaration(resources: ResourceSet, spec: ExtensionIR) -> tuple[Resource | None, str]:
     """The object that declared a filter, and the field; "" for the filters of a route, which have no name there."""
-    from egressproxy.config.compile.contract import scope_of
+    from egressproxy.config.compile.interface import scope_of
 
     owners = [resource for resource in resources.objects if str(resource) == spec.source]
     owners.sort(key=lambda owner: scope_of(owner.key) != spec.scope)  # Backends of several groups may share a name
@@ -163,9 +163,9 @@ def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
 
 def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:
     """What became of the Backends of other groups, whose forms are not ours."""
-    from egressproxy.config.compile.backend_kinds import BACKEND_KINDS
-    from egressproxy.config.compile.backend_notes import what_became
-    from egressproxy.config.compile.contract import kind_of
+    from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
+    from egressproxy.config.compile.backends.notes import what_became
+    from egressproxy.config.compile.interface import kind_of
     from egressproxy.config.resources.meta import OUR_GROUP
 
     for kind in BACKEND_KINDS:

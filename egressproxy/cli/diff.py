@@ -17,10 +17,10 @@ from egressproxy.cli.differences import compare, show
 from egressproxy.cli.problems import show_problems
 
 if TYPE_CHECKING:
-    from egressproxy.gateway.explaining.flips import Flip
-    from egressproxy.gateway.live import Snapshot
-    from egressproxy.gateway.recent import RecentDecision
-    from egressproxy.spec.gateway import ConfigSpec
+    from egressproxy.gateway.exchange.recent_decisions import RecentDecision
+    from egressproxy.gateway.explain.decision_diff import DecisionChange
+    from egressproxy.gateway.snapshot import Snapshot
+    from egressproxy.ir.gateway import ConfigIR
 
 from egressproxy.cli.secrets import secret_options
 from egressproxy.model.secret_source import SecretSource
@@ -80,7 +80,7 @@ def command(
     if len(paths) == 1 and admin is None:
         admin = ADMIN
     *old_path, new_path = paths
-    from egressproxy.spec.outline import outline
+    from egressproxy.ir.outline import outline
 
     if old_path:
         bind = bind or ("127.0.0.1",)
@@ -101,10 +101,10 @@ def command(
     sys.exit(0 if found["same"] else 1)
 
 
-def _compiled(path: Path, secrets: tuple[SecretSource, ...], bind: tuple[str, ...]) -> ConfigSpec:
+def _compiled(path: Path, secrets: tuple[SecretSource, ...], bind: tuple[str, ...]) -> ConfigIR:
     """Exits with 2 where it is refused."""
-    from egressproxy.config.problems import ConfigError
-    from egressproxy.loading.compilation import loaded
+    from egressproxy.config.reading.problems import ConfigError
+    from egressproxy.processes.loader.compilation import loaded
 
     try:
         return loaded((path, *secrets), bind)[1].spec
@@ -114,14 +114,14 @@ def _compiled(path: Path, secrets: tuple[SecretSource, ...], bind: tuple[str, ..
 
 
 def _flips(
-    old: ConfigSpec | None, new: ConfigSpec, admin: tuple[str, int] | None, access_log: Path | None
+    old: ConfigIR | None, new: ConfigIR, admin: tuple[str, int] | None, access_log: Path | None
 ) -> dict[str, Any]:
     """The decisions that flip, and how many were made again."""
-    from egressproxy.gateway.explaining.flips import flips
-    from egressproxy.gateway.explaining.trial import offline
+    from egressproxy.gateway.explain.decision_diff import flips
+    from egressproxy.gateway.explain.offline import offline
     from egressproxy.model.steps import finished
 
-    async def replayed() -> tuple[list[Flip], int]:
+    async def replayed() -> tuple[list[DecisionChange], int]:
         before, after = offline(old) if old is not None else None, offline(new)
         recent = _of_log(access_log, before or after) if access_log is not None else _of_admin(admin or ADMIN)
         return finished(flips(before, after, recent)), len(recent)
@@ -135,7 +135,7 @@ def _flips(
 
 
 def _of_admin(admin: tuple[str, int]) -> list[RecentDecision]:
-    from egressproxy.gateway.recent import RecentDecision
+    from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 
     return [RecentDecision(**each) for each in ask(admin, "/decisions")["decisions"]]
 
@@ -147,7 +147,7 @@ def _of_log(path: Path, snapshot: Snapshot) -> list[RecentDecision]:
 
 def _unique(lines: Iterable[str], snapshot: Snapshot) -> Iterable[RecentDecision]:
     """Each request of an access log once. The log leaves the scheme out: the listener's, or that of the port."""
-    from egressproxy.gateway.recent import RecentDecision
+    from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 
     schemes = {(live.gateway, live.name): live.scheme for port in snapshot.ports.values() for live in port.listeners}
     seen: set[RecentDecision] = set()

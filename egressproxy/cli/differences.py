@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 
-from egressproxy.spec.outline import Outline
+from egressproxy.ir.outline import Outline
 
 __all__ = ["compare", "lines", "show"]
 

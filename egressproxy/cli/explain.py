@@ -102,20 +102,20 @@ def _of_files(config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: li
     """What a process with this configuration would say. Exits with 2 where it cannot be served."""
     import asyncio
 
-    from egressproxy.config.problems import ConfigError
-    from egressproxy.gateway.explaining.explain import explain
-    from egressproxy.gateway.explaining.question import Question, QuestionError
-    from egressproxy.gateway.explaining.trial import offline
-    from egressproxy.loading.compilation import loaded
+    from egressproxy.config.reading.problems import ConfigError
+    from egressproxy.gateway.explain.explain import explain
+    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
+    from egressproxy.gateway.explain.offline import offline
+    from egressproxy.processes.loader.compilation import loaded
 
     async def answer() -> dict[str, Any]:
         return await explain(offline(compiled.spec), question)
 
     try:
-        question = Question.of(pairs)
+        question = HypotheticalRequest.of(pairs)
         _, compiled = loaded(config, bind)
         return asyncio.run(answer())
-    except QuestionError as error:
+    except HypotheticalRequestError as error:
         raise click.UsageError(str(error)) from None
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)

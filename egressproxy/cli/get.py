@@ -23,7 +23,7 @@ _DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryLi
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ListedKind:
     group: str
     version: str
     plural: str
@@ -95,7 +95,7 @@ def command(
         _show_tables(admin, kinds, where, name, pairs, output)
 
 
-def _kinds(admin: tuple[str, int]) -> Iterator[Kind]:
+def _kinds(admin: tuple[str, int]) -> Iterator[ListedKind]:
     """What there is, each kind in its preferred version."""
     seen = set()
     for root in ("/api", "/apis"):
@@ -109,10 +109,10 @@ def _kinds(admin: tuple[str, int]) -> Iterator[Kind]:
                     kind = found["responseKind"]["kind"]
                     names = {found["resource"], found["singularResource"], kind.lower(), *found.get("shortNames", ())}
                     scope = found["scope"] == "Namespaced"
-                    yield Kind(of, version["version"], found["resource"], kind, scope, frozenset(names))
+                    yield ListedKind(of, version["version"], found["resource"], kind, scope, frozenset(names))
 
 
-def _chosen(asked: str, kinds: Sequence[Kind]) -> list[Kind]:
+def _chosen(asked: str, kinds: Sequence[ListedKind]) -> list[ListedKind]:
     chosen = []
     for each in asked.split(","):
         wanted, _, group = each.strip().lower().partition(".")
@@ -128,7 +128,7 @@ def _chosen(asked: str, kinds: Sequence[Kind]) -> list[Kind]:
 
 def _show_tables(
     admin: tuple[str, int],
-    kinds: Sequence[Kind],
+    kinds: Sequence[ListedKind],
     where: str,
     name: str,
     pairs: list[tuple[str, str]],
@@ -149,13 +149,18 @@ def _show_tables(
         rows.show(table["rows"])
 
 
-def _show_names(kind: Kind, rows: Iterable[dict[str, Any]]) -> None:
+def _show_names(kind: ListedKind, rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         click.echo(f"{'.'.join(filter(None, (kind.kind.lower(), kind.group)))}/{row['object']['metadata']['name']}")
 
 
 def _show_objects(
-    admin: tuple[str, int], kinds: Sequence[Kind], where: str, name: str, pairs: list[tuple[str, str]], output: str
+    admin: tuple[str, int],
+    kinds: Sequence[ListedKind],
+    where: str,
+    name: str,
+    pairs: list[tuple[str, str]],
+    output: str,
 ) -> None:
     if name:
         shown = ask(admin, kinds[0].path(where, name), not_found=1)
@@ -173,7 +178,7 @@ def _text(shown: dict[str, Any], output: str) -> str:
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110).rstrip("\n")
 
 
-def _say_nothing_found(kinds: Sequence[Kind], where: str, name: str) -> None:
+def _say_nothing_found(kinds: Sequence[ListedKind], where: str, name: str) -> None:
     """Exits with 1 where a name was asked for."""
     is_namespaced = any(kind.is_namespaced for kind in kinds)
     place = f" in namespace {where}" if where and is_namespaced else ""
@@ -184,7 +189,9 @@ def _say_nothing_found(kinds: Sequence[Kind], where: str, name: str) -> None:
     click.echo(f"nothing found{place}{hint}", err=True)
 
 
-def _watch(admin: tuple[str, int], kind: Kind, where: str, pairs: list[tuple[str, str]], output: str | None) -> None:
+def _watch(
+    admin: tuple[str, int], kind: ListedKind, where: str, pairs: list[tuple[str, str]], output: str | None
+) -> None:
     """Until it is interrupted, or the gateway ends."""
     accept = "application/json" if output in ("yaml", "json") else _TABLE
     path = kind.path(where)
@@ -206,7 +213,7 @@ def _watch(admin: tuple[str, int], kind: Kind, where: str, pairs: list[tuple[str
 
 
 def _shower(
-    kind: Kind, first: dict[str, Any], output: str | None, *, has_namespaces: bool
+    kind: ListedKind, first: dict[str, Any], output: str | None, *, has_namespaces: bool
 ) -> Callable[[dict[str, Any]], None]:
     """Shows a list, or one of its objects that has changed, in the same way; of tables, below the same head."""
     if output in ("yaml", "json"):

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egressproxy.config.problems import Problem
+    from egressproxy.config.reading.problems import Problem
 
 __all__ = ["show_findings", "show_problems"]
 

@@ -15,7 +15,7 @@ from egressproxy.cli.numbers import seconds, whole_number
 from egressproxy.cli.problems import show_problems
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
 
 __all__ = ["command"]
@@ -35,7 +35,7 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     return value
 
 
-def _key(path: Path) -> Secret:
+def _key(path: Path) -> SecretBytes:
     """The key in this file. What surrounds it (a newline, in most files) is no part of it."""
     try:
         with path.open("rb") as file:
@@ -45,7 +45,7 @@ def _key(path: Path) -> Secret:
     if not MIN_KEY_BYTES <= len(written) <= MAX_KEY_BYTES:
         message = f"{path} holds {len(written)} octets; a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES}"
         raise click.BadParameter(f"{message}: write one with `openssl rand -hex 32`", param_hint="--session-key")
-    return Secret(written)
+    return SecretBytes(written)
 
 
 @click.command("run", cls=ConfigByOption)
@@ -151,7 +151,7 @@ def command(
 
     Exit status: 0 after a drain, 1 if the configuration or a listener is bad at the start, 2 for wrong usage.
     """
-    from egressproxy.loading.apart import LoaderProcess
+    from egressproxy.processes.loader.process import LoaderProcess
 
     _check_state(config, state_dir)
     if sources and not config and state_dir is None:
@@ -172,7 +172,7 @@ def command(
         with suppress(OSError):  # what is wrong shows at the next attempt, and is said there
             first = LoaderProcess()  # it imports while this process does
     from egressproxy import app
-    from egressproxy.config.problems import ConfigError
+    from egressproxy.config.reading.problems import ConfigError
 
     options = app.RunOptions(
         config=config,

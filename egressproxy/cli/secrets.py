@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
 
 __all__ = ["secret_options", "secret_sources"]
@@ -73,7 +73,7 @@ def secret_sources(
         if not value:
             said = "is not set" if value is None else "is empty"
             raise click.BadParameter(f"the environment variable {variable} {said}", param_hint="--secret-env")
-        made.append(SecretSource(namespace, name, key, variable=variable, value=Secret(value)))
+        made.append(SecretSource(namespace, name, key, variable=variable, value=SecretBytes(value)))
     for source in made:
         if source.variable:
             _forget(source.variable)

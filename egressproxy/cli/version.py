@@ -7,7 +7,7 @@ import platform
 import click
 
 from egressproxy import __version__
-from egressproxy.transport.loop_name import LOOP_NAME
+from egressproxy.net.loop_name import LOOP_NAME
 
 __all__ = ["command"]
 

@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.spec.backend import BackendSpec, Destination
-from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
-from egressproxy.spec.policy import Mode, PolicySpec
-from egressproxy.spec.route import WeightedBackend
+from egressproxy.ir.backend import BackendIR, Destination
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
+from egressproxy.ir.policy import Mode, PolicyIR
+from egressproxy.ir.route import WeightedBackend
 
 __all__ = ["BUILTIN", "BUILTIN_PORT", "BUILTIN_WARNING"]
 
 #: That of Squid, which most clients' documentation names.
 BUILTIN_PORT: Final = 3128
 
-_POLICY: Final = PolicySpec(mode=Mode.OPEN)
+_POLICY: Final = PolicyIR(mode=Mode.OPEN)
 
-BUILTIN: Final = ConfigSpec(
+BUILTIN: Final = ConfigIR(
     (
-        ListenerSpec(
+        ListenerIR(
             gateway="default/egressproxy",
             name="forward",
             addresses=("127.0.0.1",),
             port=BUILTIN_PORT,
             protocol=ListenerProtocol.FORWARD_PROXY,
             policy=_POLICY,
-            default_backend=WeightedBackend(BackendSpec("-", Destination.DYNAMIC), policy=_POLICY),
+            default_backend=WeightedBackend(BackendIR("-", Destination.DYNAMIC), policy=_POLICY),
         ),
     ),
     1,

@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from egressproxy.config.resources.kinds import BY_API_VERSION
-from egressproxy.config.resources.values import Refused
+from egressproxy.config.resources.values import RefusedValue
 
 __all__ = ["UNKNOWN_FIELD", "explain", "field_path", "path_text", "unknown_kind"]
 
@@ -86,7 +86,7 @@ def explain(
         case "value_error":
             refused = context.get("error")
             prefix = f"{shown}: " if isinstance(value, str | int | float) and show else ""
-            if isinstance(refused, Refused):
+            if isinstance(refused, RefusedValue):
                 return prefix + refused.message, refused.remedy
             return prefix + str(refused), ""
         case "string_type":

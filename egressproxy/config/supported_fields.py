@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
-from egressproxy.config.compile.support import UNSERVED
+from egressproxy.config.compile.status.supported_features import UNSERVED
 
 __all__ = ["SHARED", "FieldSupport", "gateway_api_fields", "publish_support"]
 

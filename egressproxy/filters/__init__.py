@@ -4,6 +4,6 @@ The names below are what a filter of one's own is written with.
 """
 
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, Phase, Rejected
-from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.exchange import Exchange, LocalResponse
 
-__all__ = ["Answer", "BodyMode", "Exchange", "Filter", "FilterContext", "Phase", "Rejected"]
+__all__ = ["BodyMode", "Exchange", "Filter", "FilterContext", "LocalResponse", "Phase", "Rejected"]

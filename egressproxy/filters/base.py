@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.settings import SecretRef
-from egressproxy.filters.tally import Row
-from egressproxy.model.exchange import Answer, Exchange
-from egressproxy.model.secret import Secret
+from egressproxy.filters.shared_counters import Row
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.secret import SecretBytes
 
 __all__ = ["BodyMode", "Filter", "FilterContext", "FilterType", "HeaderResult", "Phase", "Rejected"]
 
 #: What a header-phase method gives back: nothing, an Answer, or something to await that gives one of these.
-HeaderResult = Answer | None | Awaitable[Answer | None]
+HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]
 
 
 class Phase(str, Enum):
@@ -116,7 +116,7 @@ class FilterContext:
     """
 
     config: object
-    secrets: Mapping[str, Secret]
+    secrets: Mapping[str, SecretBytes]
     name: str
     scope: str
     source: str

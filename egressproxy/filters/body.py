@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Filter, Phase
-from egressproxy.filters.steps import FilterStats, Step, settle, start, wait
+from egressproxy.filters.cooperative_rules import FilterStats, Step, settle, start, wait
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
-from egressproxy.spec.policy import ExtensionSpec
 
 __all__ = ["BodyChain", "BodyPlan", "BodyStep"]
 
@@ -25,7 +25,7 @@ class BodyStep(Step):
     __slots__ = ("keeps_length", "max_buffer_bytes")
 
     def __init__(
-        self, call: Callable[..., object], spec: ExtensionSpec, stats: FilterStats, mark: str, instance: Filter
+        self, call: Callable[..., object], spec: ExtensionIR, stats: FilterStats, mark: str, instance: Filter
     ) -> None:
         super().__init__(call, spec, stats, mark)
         self.max_buffer_bytes = instance.max_buffer_bytes if instance.body_mode is BodyMode.BUFFER else -1

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from egressproxy.filters.base import FilterType, Phase
 from egressproxy.filters.builtin import BUILTIN_TYPES
-from egressproxy.filters.tally import Tally
+from egressproxy.filters.shared_counters import SharedCounters
 
 __all__ = ["Catalog", "published_names"]
 
@@ -34,7 +34,7 @@ class Catalog:
 
     __slots__ = ("_by_any_name", "_types", "tally")
 
-    def __init__(self, types: Iterable[FilterType] = BUILTIN_TYPES, tally: Tally | None = None) -> None:
+    def __init__(self, types: Iterable[FilterType] = BUILTIN_TYPES, tally: SharedCounters | None = None) -> None:
         self._types = {kind.name: kind for kind in types}
         self._by_any_name = {name: kind for kind in self._types.values() for name in published_names(kind)}
         self._by_any_name.update(self._types)

@@ -19,9 +19,9 @@ from typing import Any
 
 from egressproxy.filters.base import Filter, FilterType, Phase
 from egressproxy.filters.body import BodyPlan, BodyStep
-from egressproxy.filters.steps import FilterStats, Step, settle, start, wait
-from egressproxy.model.exchange import Answer, Exchange
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.filters.cooperative_rules import FilterStats, Step, settle, start, wait
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.telemetry.notices import Notices
 
 __all__ = [
@@ -45,7 +45,7 @@ _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 class PlacedFilter:
     """A live filter with the spec it was built from. `stats` gets one entry per phase in which it runs."""
 
-    spec: ExtensionSpec
+    spec: ExtensionIR
     type: FilterType
     filter: Filter
     stats: dict[Phase, FilterStats] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class PlacedFilter:
             phases &= self.filter.runs_in
         return frozenset(phase for phase in phases if _overrides(self.filter, _METHODS[phase]))
 
-    def in_phase(self, phase: Phase) -> tuple[Callable[..., object], ExtensionSpec, FilterStats, str]:
+    def in_phase(self, phase: Phase) -> tuple[Callable[..., object], ExtensionIR, FilterStats, str]:
         """What a step of this phase is made from."""
         return getattr(self.filter, _METHODS[phase]), self.spec, self.stats_in(phase), self.mark
 
@@ -75,7 +75,7 @@ class HeaderStep(Step):
     __slots__ = ("rest",)
 
     def __init__(
-        self, call: Callable[..., object], spec: ExtensionSpec, stats: FilterStats, mark: str, rest: Steps
+        self, call: Callable[..., object], spec: ExtensionIR, stats: FilterStats, mark: str, rest: Steps
     ) -> None:
         super().__init__(call, spec, stats, mark)
         self.rest = rest
@@ -108,7 +108,7 @@ class Chain:
     response_body: BodyPlan | None = None
     complete: tuple[Completion, ...] | None = None
     #: Of types that nobody knows: requests go on without them.
-    skipped: tuple[ExtensionSpec, ...] = ()
+    skipped: tuple[ExtensionIR, ...] = ()
     #: Those of backend_response and response_headers that there are, in this order.
     response_phases: tuple[Steps, ...] = field(init=False)
 
@@ -117,7 +117,7 @@ class Chain:
         object.__setattr__(self, "response_phases", phases)
 
 
-def compile_chain(specs: Iterable[ExtensionSpec], make: Callable[[ExtensionSpec], PlacedFilter]) -> Chain:
+def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]) -> Chain:
     """Sort, build (through `make`, usually `FilterInstances.place`) and flatten. Raises what `make` raises."""
     ordered = sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
@@ -144,7 +144,7 @@ def compile_chain(specs: Iterable[ExtensionSpec], make: Callable[[ExtensionSpec]
 
 
 #: What a phase that is not simply over ended with: an answer, or a task that gives one, or None.
-Outcome = Answer | asyncio.Task[Answer | None]
+Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 
 def run(steps: Steps, x: Exchange) -> Outcome | None:
@@ -162,7 +162,7 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
                 break
         else:
             return None
-        if isinstance(result, Answer):
+        if isinstance(result, LocalResponse):
             return _answered(step, x, result)
         if isinstance(result, Awaitable):
             return start(_go_on(step, result, x), result)
@@ -185,11 +185,11 @@ def finish(completions: Sequence[Completion], x: Exchange) -> None:
                 completion.stats.fail(type(error).__name__, is_open=True)
 
 
-async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) -> Answer | None:
+async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:
     """The rest of a phase, from the result of a step that waits."""
     try:
         result = await wait(awaitable, step.timeout_s)
-        if isinstance(result, Answer):
+        if isinstance(result, LocalResponse):
             return _answered(step, x, result)
         if result is not None:
             raise TypeError
@@ -199,7 +199,7 @@ async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) ->
     return await outcome if isinstance(outcome, asyncio.Task) else outcome
 
 
-def _answered(step: HeaderStep, x: Exchange, answer: Answer) -> Answer:
+def _answered(step: HeaderStep, x: Exchange, answer: LocalResponse) -> LocalResponse:
     step.stats.answered += 1
     x.answered_by = step.name
     return answer

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import Checked, FieldName, FilterConfig, Within
-from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import TOKEN, Fields, every_spelling
 
 __all__ = ["CORS", "Cors", "CorsConfig", "is_preflight"]
@@ -85,14 +85,14 @@ class Cors(Filter):
         self._always_block = Fields.of(always).block
         self._max_age = b"%d" % config.max_age
 
-    def request_headers(self, x: Exchange) -> Answer | None:
+    def request_headers(self, x: Exchange) -> LocalResponse | None:
         """Answers a preflight request; every other passes."""
         if not is_preflight(x):
             return None
         fields = x.request.fields
         origin = self._origins.allowed(fields)
         if not origin:
-            return Answer(200, ((b"Vary", _PREFLIGHT_VARY),))
+            return LocalResponse(200, ((b"Vary", _PREFLIGHT_VARY),))
         lines = [(b"Access-Control-Allow-Origin", origin), *self._always]
         methods = _answered(self._methods, fields.get_all(b"access-control-request-method"))
         if methods:
@@ -101,9 +101,9 @@ class Cors(Filter):
         if headers:
             lines.append((b"Access-Control-Allow-Headers", headers))
         lines += [(b"Access-Control-Max-Age", self._max_age), (b"Vary", _PREFLIGHT_VARY)]
-        return Answer(200, tuple(lines))
+        return LocalResponse(200, tuple(lines))
 
-    def backend_request(self, x: Exchange) -> Answer | None:
+    def backend_request(self, x: Exchange) -> LocalResponse | None:
         return self.request_headers(x)
 
     def response_headers(self, x: Exchange) -> None:

@@ -23,7 +23,7 @@ from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import Checked, FieldName, FieldValue, FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import VALUE, Fields, every_spelling
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 
 __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfig"]
 
@@ -90,24 +90,24 @@ class CredentialInjector(Filter):
         if config.header:
             names = (*names, config.header)
         self._cut = every_spelling(names) if names else None
-        self._value: Secret | None = None
+        self._value: SecretBytes | None = None
         self._mask: Mask | None = None
         self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
         # A Secret that was written with an editor ends with a newline.
-        raw = context.secrets.get(self._secret_name, Secret(b"")).reveal().rstrip(b" \t\r\n")
+        raw = context.secrets.get(self._secret_name, SecretBytes(b"")).reveal().rstrip(b" \t\r\n")
         if not raw:
             return
         rendered = config.template.encode().replace(b"{}", raw)
         if not VALUE.fullmatch(rendered):
             raise ValueError(f"the secret {self._secret_name} cannot stand in a field: it holds CR, LF or the like")
         if config.header:
-            self._value = Secret(b"\r\n%s: %s" % (config.header.encode(), rendered))
+            self._value = SecretBytes(b"\r\n%s: %s" % (config.header.encode(), rendered))
         else:
-            self._value = Secret(self._query + b"=" + quote(rendered, safe="").encode())
+            self._value = SecretBytes(self._query + b"=" + quote(rendered, safe="").encode())
         if config.scrub_responses:
             try:
                 # A short secret is looked for together with what the template puts around it.
-                self._mask = Mask(Secret(raw if len(raw) >= MIN_SECRET else rendered))
+                self._mask = Mask(SecretBytes(raw if len(raw) >= MIN_SECRET else rendered))
             except ValueError as error:
                 raise ValueError(f"scrubResponses cannot work with the secret {self._secret_name}: {error}") from None
             self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY))

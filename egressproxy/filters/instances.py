@@ -13,8 +13,8 @@ from itertools import count
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import FilterStats, PlacedFilter
-from egressproxy.filters.tally import KEY_BYTES
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.filters.shared_counters import KEY_BYTES
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.telemetry.notices import Notices
 
 __all__ = ["FilterBuildError", "FilterInstances"]
@@ -39,22 +39,22 @@ class FilterInstances:
     ) -> None:
         self._catalog = catalog
         self._notices = notices
-        self._made: dict[tuple[ExtensionSpec, str], PlacedFilter] = {}
+        self._made: dict[tuple[ExtensionIR, str], PlacedFilter] = {}
         self._previous = {} if previous is None else previous._made
         self._is_held = False
-        self._waiting: dict[ExtensionSpec, PlacedFilter] = {}
+        self._waiting: dict[ExtensionIR, PlacedFilter] = {}
 
     def hold_code(self) -> None:
         """From here on `place` runs no code of others: it inspects it, and gives a filter that does nothing."""
         self._is_held = True
 
-    def release_code(self) -> tuple[ExtensionSpec, ...]:
+    def release_code(self) -> tuple[ExtensionIR, ...]:
         """The specs whose code was held, in the order of their places; from here on `place` runs it."""
         self._is_held = False
         waiting, self._waiting = tuple(self._waiting), {}
         return waiting
 
-    def place(self, spec: ExtensionSpec) -> PlacedFilter:
+    def place(self, spec: ExtensionIR) -> PlacedFilter:
         """The filter of this spec, built at its first use. Raises FilterBuildError."""
         if self._is_held and spec in self._waiting:
             return self._waiting[spec]
@@ -71,15 +71,15 @@ class FilterInstances:
         self._made[key] = placed
         return placed
 
-    def blocks(self, spec: ExtensionSpec) -> bool:
+    def blocks(self, spec: ExtensionIR) -> bool:
         """Whether to build this filter is nothing for the event loop."""
         kind = self._catalog.get(spec.type)
         return kind is not None and kind.blocks
 
-    def get(self, spec: ExtensionSpec) -> Filter:
+    def get(self, spec: ExtensionIR) -> Filter:
         return self.place(spec).filter
 
-    def secrets(self, spec: ExtensionSpec) -> dict[str, bool]:
+    def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
         """The Secrets that this filter refers to (`name/key` as written), and whether each is there.
 
         None for a filter of the gateway's own, which is in no catalogue (ExternalAuth).
@@ -98,7 +98,7 @@ class FilterInstances:
         """Let go of the instances of the snapshot before; call it when this one is complete."""
         self._previous = {}
 
-    def _context(self, spec: ExtensionSpec) -> tuple[FilterType, FilterContext]:
+    def _context(self, spec: ExtensionIR) -> tuple[FilterType, FilterContext]:
         where = f"{spec.source}: filter {spec.name}"
         kind = self._catalog.get(spec.type)
         if kind is None:
@@ -119,7 +119,7 @@ class FilterInstances:
         )  # fmt: skip
         return kind, context
 
-    def _build(self, spec: ExtensionSpec, kind: FilterType, context: FilterContext) -> PlacedFilter:
+    def _build(self, spec: ExtensionIR, kind: FilterType, context: FilterContext) -> PlacedFilter:
         tally = self._catalog.tally
         if kind.is_shared and tally is not None:
             context = replace(context, row=tally.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))

@@ -17,7 +17,7 @@ from typing import Annotated
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig, Within
-from egressproxy.filters.tally import Row
+from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
 __all__ = [

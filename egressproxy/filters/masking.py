@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from urllib.parse import quote, quote_plus
 
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 
 __all__ = ["MIN_SECRET", "Mask"]
 
@@ -27,7 +27,7 @@ class Mask:
 
     __slots__ = ("_forms", "_longest")
 
-    def __init__(self, secret: Secret) -> None:
+    def __init__(self, secret: SecretBytes) -> None:
         if len(secret) < MIN_SECRET:
             raise ValueError(f"a secret of fewer than {MIN_SECRET} octets cannot be told from other text in a response")
         # The longest first: where one form holds another, the whole of it is masked.

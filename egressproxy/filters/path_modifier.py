@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from egressproxy.filters.settings import Checked, FilterConfig
 
-__all__ = ["PathModifier", "modify_path"]
+__all__ = ["PathReplacement", "modify_path"]
 
 #: RFC 3986 section 3.3 (path); neither query nor fragment.
 _PATH = re.compile(r"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")
@@ -24,12 +24,12 @@ def _path(value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PathModifier(FilterConfig):
+class PathReplacement(FilterConfig):
     type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
     value: Annotated[str, Checked(_path)] = ""
 
 
-def modify_path(modifier: PathModifier, path: bytes, prefix: bytes) -> bytes:
+def modify_path(modifier: PathReplacement, path: bytes, prefix: bytes) -> bytes:
     """The new origin-form target for `path` (with its query), of which `prefix` matched.
 
     What is cut are as many path elements as the prefix has, so that an element that was matched in another spelling

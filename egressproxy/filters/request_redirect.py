@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.path_modifier import PathModifier, modify_path
+from egressproxy.filters.path_modifier import PathReplacement, modify_path
 from egressproxy.filters.settings import FilterConfig, Hostname, Within
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Answer, Exchange
+from egressproxy.model.exchange import Exchange, LocalResponse
 
-__all__ = ["REQUEST_REDIRECT", "RequestRedirect", "RequestRedirectConfig"]
+__all__ = ["REQUEST_REDIRECT", "RequestRedirectConfig", "RequestRedirectFilter"]
 
 _WELL_KNOWN = {"http": 80, "https": 443}
 _Port = Annotated[int, Within(ge=0, le=65535)]
@@ -27,20 +27,20 @@ class RequestRedirectConfig(FilterConfig):
 
     scheme: Literal["", "http", "https"] = ""
     hostname: Hostname | Literal[""] = ""
-    path: PathModifier | None = None
+    path: PathReplacement | None = None
     port: _Port = 0
     status_code: Literal[301, 302, 303, 307, 308] = 302
     listener_port: _Port = 0
     listener_scheme: Literal["", "http", "https"] = ""
 
 
-class RequestRedirect(Filter):
+class RequestRedirectFilter(Filter):
     def __init__(self, context: FilterContext) -> None:
         config = context.config
         assert isinstance(config, RequestRedirectConfig)
         self._config = config
 
-    def request_headers(self, x: Exchange) -> Answer:
+    def request_headers(self, x: Exchange) -> LocalResponse:
         config = self._config
         path = x.request.path
         if config.path is not None:
@@ -49,14 +49,14 @@ class RequestRedirect(Filter):
         host = config.hostname or (x.authority.host if x.authority else "")
         if not host:
             # HTTP/1.0 without Host: the path is all that is known; "//x" would name a host.
-            return Answer(config.status_code, ((b"location", b"/" + path.lstrip(b"/")),))
+            return LocalResponse(config.status_code, ((b"location", b"/" + path.lstrip(b"/")),))
         port = config.port or (_WELL_KNOWN[config.scheme] if config.scheme else config.listener_port)
         if not port:
             port = x.authority.port if x.authority else _WELL_KNOWN[scheme]
         authority = Authority(host, port).host_field(_WELL_KNOWN[scheme])
-        return Answer(config.status_code, ((b"location", b"%s://%s%s" % (scheme.encode(), authority, path)),))
+        return LocalResponse(config.status_code, ((b"location", b"%s://%s%s" % (scheme.encode(), authority, path)),))
 
-    def backend_request(self, x: Exchange) -> Answer:
+    def backend_request(self, x: Exchange) -> LocalResponse:
         return self.request_headers(x)
 
 
@@ -64,6 +64,6 @@ REQUEST_REDIRECT = FilterType(
     name="egressproxy.io/RequestRedirect:v1",
     phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
     config_model=RequestRedirectConfig,
-    build=RequestRedirect,
+    build=RequestRedirectFilter,
     summary="Answers with a redirection (Gateway API RequestRedirect).",
 )

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.authority import AuthorityError, parse_host
 from egressproxy.model.fields import TOKEN, VALUE
-from egressproxy.spec.policy import FilterSettings
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema

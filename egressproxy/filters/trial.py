@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
-from egressproxy.spec.extensions import extensions
-from egressproxy.spec.gateway import ConfigSpec
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.ir.extensions import extensions
+from egressproxy.ir.gateway import ConfigIR
+from egressproxy.ir.policy import ExtensionIR
 
 __all__ = ["failures"]
 
 
-def failures(config: ConfigSpec, catalog: Catalog) -> Iterator[tuple[ExtensionSpec, FilterBuildError]]:
+def failures(config: ConfigIR, catalog: Catalog) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
     """The specs that cannot be built, with the reason.
 
     A Python filter's file is run for it, as at a start, once nothing else is wrong: neither with the other filters, nor

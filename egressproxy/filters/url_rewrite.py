@@ -10,21 +10,21 @@ from typing import Literal
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.path_modifier import PathModifier, modify_path
+from egressproxy.filters.path_modifier import PathReplacement, modify_path
 from egressproxy.filters.settings import FilterConfig, Hostname
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.path import has_dot_segment
 
-__all__ = ["URL_REWRITE", "UrlRewrite", "UrlRewriteConfig"]
+__all__ = ["URL_REWRITE", "UrlRewriteConfig", "UrlRewriteFilter"]
 
 
 @dataclass(frozen=True, slots=True)
 class UrlRewriteConfig(FilterConfig):
     hostname: Hostname | Literal[""] = ""
-    path: PathModifier | None = None
+    path: PathReplacement | None = None
 
 
-class UrlRewrite(Filter):
+class UrlRewriteFilter(Filter):
     """Sets `x.upstream_host` and the path of `x.request`; what is logged stays the path that the client asked for.
 
     Raises BadRequest(BAD_TARGET) for dot segments where a prefix is replaced.
@@ -57,6 +57,6 @@ URL_REWRITE = FilterType(
     name="egressproxy.io/UrlRewrite:v1",
     phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
     config_model=UrlRewriteConfig,
-    build=UrlRewrite,
+    build=UrlRewriteFilter,
     summary="Another Host and another path towards the backend (Gateway API URLRewrite).",
 )

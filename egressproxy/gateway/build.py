@@ -18,44 +18,44 @@ from time import monotonic
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.admission import HTTP_PORT
-from egressproxy.gateway.attempts import NO_RETRIES, Attempts
-from egressproxy.gateway.authorization.external_auth import EXTERNAL_AUTH, Asker, ExternalAuth
-from egressproxy.gateway.authorization.over_http import HttpAsker
-from egressproxy.gateway.connector import NO_PORTS, Connector, served_ports
-from egressproxy.gateway.default_routes import DefaultRoutes
-from egressproxy.gateway.live import EXACT_BELOW_S, Choice, Listener, Port, Route, Snapshot
-from egressproxy.gateway.mirror import Mirror
-from egressproxy.gateway.network import Network
-from egressproxy.gateway.sessions import Sessions
+from egressproxy.gateway.backends.connector import NO_PORTS, Connector, served_ports
+from egressproxy.gateway.backends.mirror import Mirror
+from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.backends.retries import NO_RETRIES, Attempts
+from egressproxy.gateway.backends.session_persistence import PersistentSessions
+from egressproxy.gateway.exchange.admission import HTTP_PORT
+from egressproxy.gateway.exchange.default_routes import DefaultRoutes
+from egressproxy.gateway.ext_authz.filter import EXTERNAL_AUTH, AuthzClient, ExternalAuth
+from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
+from egressproxy.gateway.snapshot import EXACT_BELOW_S, ActiveListener, Port, Route, RouteBackend, Snapshot
+from egressproxy.ir.backend import ConnectionIR, Destination
+from egressproxy.ir.gateway import (
+    ClientCertificatesIR,
+    ConfigIR,
+    ListenerIR,
+    ListenerProtocol,
+    ListenerTlsIR,
+    TlsMode,
+)
+from egressproxy.ir.policy import AddressesIR, DestinationsIR, ExtensionIR, Mode, PolicyIR, RetryIR
+from egressproxy.ir.route import (
+    AuthProtocol,
+    ExternalAuthIR,
+    HttpRouteIR,
+    HttpRuleIR,
+    MirrorIR,
+    SessionIR,
+    StreamRouteIR,
+    WeightedBackend,
+)
 from egressproxy.model.authority import Authority
-from egressproxy.model.steps import Steps, finished
+from egressproxy.model.steps import Cooperative, finished
+from egressproxy.net.tls_contexts import server_context
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostTable
 from egressproxy.routing.permission import Permission, strictest
 from egressproxy.routing.table import HttpTable
-from egressproxy.spec.backend import ConnectionSpec, Destination
-from egressproxy.spec.gateway import (
-    ClientCertificatesSpec,
-    ConfigSpec,
-    ListenerProtocol,
-    ListenerSpec,
-    ListenerTlsSpec,
-    TlsMode,
-)
-from egressproxy.spec.policy import AddressesSpec, DestinationsSpec, ExtensionSpec, Mode, PolicySpec, RetrySpec
-from egressproxy.spec.route import (
-    AuthProtocol,
-    ExternalAuthSpec,
-    HttpRouteSpec,
-    HttpRuleSpec,
-    MirrorSpec,
-    SessionSpec,
-    StreamRouteSpec,
-    WeightedBackend,
-)
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.transport.tls_contexts import server_context
 
 __all__ = ["build", "building"]
 
@@ -63,7 +63,7 @@ NO_FILTERS = Chain()
 
 
 def build(
-    config: ConfigSpec, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
+    config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
 ) -> Snapshot:
     """The live form of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError where a part cannot be
     built.
@@ -72,8 +72,8 @@ def build(
 
 
 def building(
-    config: ConfigSpec, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
-) -> Steps[Snapshot]:
+    config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
+) -> Cooperative[Snapshot]:
     """`build`, a rule at a time; on the event loop, where filters and connectors live."""
     return _Builder(catalog, network, metrics, previous).snapshot(config)
 
@@ -83,19 +83,19 @@ class _Builder:
         self.network = network
         self.metrics = metrics
         self.known = previous.connectors if previous is not None else {}
-        self.connectors: dict[ConnectionSpec, Connector] = {}
+        self.connectors: dict[ConnectionIR, Connector] = {}
         self.filters = FilterInstances(catalog, previous.filters if previous is not None else None, metrics.notices)
-        self.chains: dict[tuple[ExtensionSpec, ...], Chain] = {}
-        self.asking: dict[ExtensionSpec, PlacedFilter] = {}  # the filters that have a backend of their own
-        self.contexts: dict[tuple[ListenerTlsSpec, bool], ssl.SSLContext] = {}
+        self.chains: dict[tuple[ExtensionIR, ...], Chain] = {}
+        self.asking: dict[ExtensionIR, PlacedFilter] = {}  # the filters that have a backend of their own
+        self.contexts: dict[tuple[ListenerTlsIR, bool], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
-        self.destinations: dict[tuple[DestinationsSpec, tuple[str, ...]], DestinationPolicy] = {}
+        self.destinations: dict[tuple[DestinationsIR, tuple[str, ...]], DestinationPolicy] = {}
         #: One object for all equal ones, those in service first: long lists compare slowly, but for the same object.
         self.addresses = {spec.addresses: spec.addresses for spec in self.known}
-        self.known_addresses: dict[int, AddressesSpec] = {}
+        self.known_addresses: dict[int, AddressesIR] = {}
         self.known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
 
-    def snapshot(self, config: ConfigSpec) -> Steps[Snapshot]:
+    def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
         """Twice where a file of an operator's filter is to be run: not before all the rest is known to be good."""
         self.filters.hold_code()
         made = yield from self.whole(config)
@@ -108,8 +108,8 @@ class _Builder:
         self.asking.clear()
         return (yield from self.whole(config))
 
-    def whole(self, config: ConfigSpec) -> Steps[Snapshot]:
-        shared: dict[tuple[str, int], list[Listener]] = {}
+    def whole(self, config: ConfigIR) -> Cooperative[Snapshot]:
+        shared: dict[tuple[str, int], list[ActiveListener]] = {}
         self.terminating.update(
             (address, spec.port) for spec in config.listeners if terminates(spec) for address in spec.addresses
         )
@@ -122,18 +122,18 @@ class _Builder:
             ports[key] = yield from self.port(key, listeners)
         return Snapshot(config.generation, ports, self.connectors, self.filters)
 
-    def port(self, key: tuple[str, int], listeners: Sequence[Listener]) -> Steps[Port]:
+    def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> Cooperative[Port]:
         web = [listener for listener in listeners if not listener.is_stream]
         tls = None
         if web and web[0].spec.tls is not None:
             certificates = tuple(c for listener in web if listener.spec.tls for c in listener.spec.tls.certificates)
-            spec = ListenerTlsSpec(TlsMode.TERMINATE, certificates, clients_of(listeners))
+            spec = ListenerTlsIR(TlsMode.TERMINATE, certificates, clients_of(listeners))
             tls = yield from self.context(spec, shares_port=self.terminating[key] > 1)
         by_host = HostTable.build(HostEntry((listener.spec.hostname,), listener) for listener in listeners)
         streams = [listener for listener in listeners if listener.is_stream]
         return Port(key[0], key[1], [*web, *streams], by_host, tls=tls, clients=clients_of(listeners))
 
-    def listener(self, spec: ListenerSpec) -> Steps[Listener]:
+    def listener(self, spec: ListenerIR) -> Cooperative[ActiveListener]:
         http = []
         named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
@@ -174,14 +174,14 @@ class _Builder:
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE:
             shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
             terminate = yield from self.context(spec.tls, shares_port=shares_port)
-        return Listener(
+        return ActiveListener(
             replace(spec, http_routes=(), tls_routes=(), tcp_routes=()),  # they are in the tables now
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"),
             is_forward=spec.protocol is ListenerProtocol.FORWARD_PROXY,
             scheme=b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http", terminate=terminate,
         )  # fmt: skip
 
-    def context(self, tls: ListenerTlsSpec, *, shares_port: bool) -> Steps[ssl.SSLContext]:
+    def context(self, tls: ListenerTlsIR, *, shares_port: bool) -> Cooperative[ssl.SSLContext]:
         key = tls, shares_port
 
         def make() -> None:
@@ -191,13 +191,13 @@ class _Builder:
             yield make
         return self.contexts[key]
 
-    def blocking(self, extensions: Iterable[ExtensionSpec], backends: Iterable[WeightedBackend]) -> Steps[None]:
+    def blocking(self, extensions: Iterable[ExtensionIR], backends: Iterable[WeightedBackend]) -> Cooperative[None]:
         """Those of these filters that are not to be built on the event loop; `chain` finds them then."""
         for spec in chain.from_iterable((extensions, *(backend.extensions for backend in backends))):
             if self.filters.blocks(spec):
                 yield partial(self.filters.place, spec)
 
-    def rule(self, listener: ListenerSpec, route: HttpRouteSpec, rule: HttpRuleSpec) -> Route:
+    def rule(self, listener: ListenerIR, route: HttpRouteIR, rule: HttpRuleIR) -> Route:
         request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s
         return self.route(
             listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
@@ -205,7 +205,7 @@ class _Builder:
             names=route.named,
         )  # fmt: skip
 
-    def stream(self, listener: ListenerSpec, route: StreamRouteSpec) -> Route:
+    def stream(self, listener: ListenerIR, route: StreamRouteIR) -> Route:
         made = self.route(
             listener, route.name, route.extensions, route.backends, route.policy, 0.0, None, kind=route.kind,
             names=route.named,
@@ -214,10 +214,10 @@ class _Builder:
         return made
 
     def route(
-        self, listener: ListenerSpec, name: str, extensions: tuple[ExtensionSpec, ...], backends:
+        self, listener: ListenerIR, name: str, extensions: tuple[ExtensionIR, ...], backends:
         Sequence[WeightedBackend],
-        policy: PolicySpec, request_s: float, backend_request_s: float | None, auth: ExternalAuthSpec | None = None,
-        mirrors: Sequence[MirrorSpec] = (), retry: RetrySpec | None = None, session: SessionSpec | None = None,
+        policy: PolicyIR, request_s: float, backend_request_s: float | None, auth: ExternalAuthIR | None = None,
+        mirrors: Sequence[MirrorIR] = (), retry: RetryIR | None = None, session: SessionIR | None = None,
         kind: str = "", names: tuple[str, ...] | None = None,
     ) -> Route:  # fmt: skip
         """`names`: the hostnames that a route has written; None for what is served without one."""
@@ -238,7 +238,7 @@ class _Builder:
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(c.backend_request_s for c in choices)))
         notes = any(choice.denied is not None and choice.connector is not None for choice in choices)
         if session is not None or retry is not None or is_short or notes:
-            sessions = Sessions(session, self.network.session_key, choices) if session is not None else None
+            sessions = PersistentSessions(session, self.network.session_key, choices) if session is not None else None
             attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
         return Route(
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
@@ -248,7 +248,7 @@ class _Builder:
             and not self.destination_policy(listener.policy).is_firm,
         )  # fmt: skip
 
-    def external_auth(self, route: str, spec: ExternalAuthSpec) -> ExternalAuth:
+    def external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
         denied = self.denial(spec.backend)
         connector = self.connector(spec.backend)
         if denied is not None and denied.holds(spec.backend.policy.mode):
@@ -256,30 +256,30 @@ class _Builder:
         asker = self.asker(spec, connector) if connector is not None else None
         return ExternalAuth(spec, asker, route, self.metrics, denied)
 
-    def asker(self, spec: ExternalAuthSpec, connector: Connector) -> Asker:
+    def asker(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
         chain = self.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
-            return HttpAsker(spec, connector, chain)
-        from egressproxy.gateway.authorization.over_grpc import (
-            GrpcAsker,  # here: HTTP/2 takes memory, and is rarely asked for
+            return HttpAuthzClient(spec, connector, chain)
+        from egressproxy.gateway.ext_authz.grpc_client import (
+            GrpcAuthzClient,  # here: HTTP/2 takes memory, and is rarely asked for
         )
 
-        return GrpcAsker(spec, connector, chain)
+        return GrpcAuthzClient(spec, connector, chain)
 
-    def placed(self, spec: ExtensionSpec) -> PlacedFilter:
+    def placed(self, spec: ExtensionIR) -> PlacedFilter:
         return self.asking.get(spec) or self.filters.place(spec)
 
     def choice(
-        self, listener: ListenerSpec, route: str, extensions: tuple[ExtensionSpec, ...], backend: WeightedBackend,
+        self, listener: ListenerIR, route: str, extensions: tuple[ExtensionIR, ...], backend: WeightedBackend,
         backend_request_s: float | None, mirrors: tuple[Mirror, ...], names: tuple[str, ...] | None,
-    ) -> Choice:  # fmt: skip
+    ) -> RouteBackend:  # fmt: skip
         name = backend.backend.label if backend.backend is not None else "-"
         policy = backend.policy
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
         denied = self.denial(backend)
         is_closed = denied is not None and denied.holds(policy.mode)
-        return Choice(
+        return RouteBackend(
             name, None if is_closed else self.connector(backend), self.chain(extensions + backend.extensions),
             self.metrics.series(listener.gateway, route, name),
             weight=backend.weight, error=backend.error, backend_request_s=backend_request_s,
@@ -290,7 +290,7 @@ class _Builder:
         )  # fmt: skip
 
     def mirrors(
-        self, listener: ListenerSpec, route: str, specs: Sequence[MirrorSpec], names: tuple[str, ...] | None
+        self, listener: ListenerIR, route: str, specs: Sequence[MirrorIR], names: tuple[str, ...] | None
     ) -> tuple[Mirror, ...]:
         """Those whose backend can be used; the others are told in status."""
         made = []
@@ -308,7 +308,7 @@ class _Builder:
         return tuple(made)
 
     def permission(
-        self, listener: ListenerSpec, route: str, kind: str, names: tuple[str, ...] | None, policy: PolicySpec,
+        self, listener: ListenerIR, route: str, kind: str, names: tuple[str, ...] | None, policy: PolicyIR,
         backends: Iterable[WeightedBackend],
     ) -> Permission | None:  # fmt: skip
         """What a route to a Dynamic backend permits by itself; None for other routes: they permit what they lead to."""
@@ -335,7 +335,7 @@ class _Builder:
             return None
         policy = weighted.policy
         times = policy.timeouts
-        spec = ConnectionSpec(
+        spec = ConnectionIR(
             weighted.backend, policy.dns, self.shared(policy.addresses), times.connect_s, times.tls_handshake_s,
             times.idle_s, policy.kept,
         )  # fmt: skip
@@ -345,13 +345,13 @@ class _Builder:
             self.connectors[spec] = found
         return found
 
-    def shared(self, addresses: AddressesSpec) -> AddressesSpec:
+    def shared(self, addresses: AddressesIR) -> AddressesIR:
         found = self.known_addresses.get(id(addresses))
         if found is None:
             found = self.known_addresses[id(addresses)] = self.addresses.setdefault(addresses, addresses)
         return found
 
-    def chain(self, extensions: tuple[ExtensionSpec, ...]) -> Chain:
+    def chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
         if not extensions:
             return NO_FILTERS
         found = self.chains.get(extensions)
@@ -359,7 +359,7 @@ class _Builder:
             found = self.chains[extensions] = compile_chain(extensions, self.placed)
         return found
 
-    def destination_policy(self, policy: PolicySpec) -> DestinationPolicy:
+    def destination_policy(self, policy: PolicyIR) -> DestinationPolicy:
         identity = (id(policy.destinations), id(policy.sources))  # the configuration lives as long as this
         found = self.known_destinations.get(identity)
         if found is None:
@@ -371,7 +371,7 @@ class _Builder:
         return found
 
 
-def permitted_by(route: HttpRouteSpec, rules: Sequence[Route]) -> tuple[str, ...] | None:
+def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:
     """The hostnames whose plain http this route permits by itself, () for every host; None where it permits nothing."""
     permissions = [rule.permission for rule in rules if rule.permission is not None]
     if len(permissions) < len(rules):
@@ -380,7 +380,7 @@ def permitted_by(route: HttpRouteSpec, rules: Sequence[Route]) -> tuple[str, ...
     return tuple(left) or None
 
 
-def clients_of(listeners: Iterable[Listener]) -> ClientCertificatesSpec | None:
+def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | None:
     """What the listeners of a port that terminate TLS ask of clients. Raises ValueError where that is not the same: a
     connection would carry what one of them has verified to another.
     """
@@ -391,6 +391,6 @@ def clients_of(listeners: Iterable[Listener]) -> ClientCertificatesSpec | None:
     return asked.pop() if asked else None
 
 
-def terminates(spec: ListenerSpec) -> bool:
+def terminates(spec: ListenerIR) -> bool:
     """Whether the client's TLS ends at this listener."""
     return spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE

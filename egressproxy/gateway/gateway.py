@@ -14,23 +14,23 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.steps import FilterStats
+from egressproxy.filters.cooperative_rules import FilterStats
+from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import building
-from egressproxy.gateway.conductor import Conductor
-from egressproxy.gateway.listener import BoundPort
-from egressproxy.gateway.live import Snapshot
-from egressproxy.gateway.network import Network
+from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.listeners.bound_port import BoundPort
+from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.pseudonym import new_pseudonym
-from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.net.cooperative import in_slices
+from egressproxy.net.listening import bind, bind_error
+from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.transport.listening import bind, bind_error
-from egressproxy.transport.slices import in_slices
-from egressproxy.transport.timers import TimerWheel
 from egressproxy.upstream.own_sockets import OwnSockets
 
-__all__ = ["Gateway"]
+__all__ = ["GatewayServer"]
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
 
 
-class Gateway:
+class GatewayServer:
     """The data plane of one process."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Gateway:
         metrics.add_filter_source(self._filter_counts)
 
     # --- configuration -------------------------------------------------------------------------------------------
-    async def apply(self, config: ConfigSpec, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
+    async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
         """Put a configuration into service. `own`: the admin and metrics addresses, which nobody may reach through us.
 
         Raises BindError, FilterBuildError, ssl.SSLError or ValueError, and has changed nothing then.
@@ -80,7 +80,7 @@ class Gateway:
         await self.put_into_service(fresh, own)
         return fresh
 
-    async def prepare(self, config: ConfigSpec) -> Snapshot:
+    async def prepare(self, config: ConfigIR) -> Snapshot:
         """Build a configuration beside the one in service, between turns of the loop.
 
         Raises FilterBuildError, ssl.SSLError or ValueError.

@@ -12,23 +12,23 @@ from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.message import RequestHead, ResponseHead
 
-__all__ = ["ANONYMOUS", "Answer", "Exchange", "Identity"]
+__all__ = ["ANONYMOUS", "CallerIdentity", "Exchange", "LocalResponse"]
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CallerIdentity:
     """Who the client is, as far as it is known; "-" where it is not."""
 
     namespace: str = "-"
     service_account: str = "-"
 
 
-ANONYMOUS = Identity()
+ANONYMOUS = CallerIdentity()
 _OK = Reason.OK  # a member looked up on its class costs 60 ns more
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LocalResponse:
     """A response made by a filter or by the gateway itself, instead of the backend's."""
 
     status: int

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hmac
 from typing import NoReturn
 
-__all__ = ["Secret"]
+__all__ = ["SecretBytes"]
 
 
-class Secret:
+class SecretBytes:
     """Wraps secret bytes. `reveal()` is the only way to the value; call it where the bytes go on the wire."""
 
     __slots__ = ("_value",)
@@ -24,7 +24,7 @@ class Secret:
         return self._value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
+        return isinstance(other, SecretBytes) and hmac.compare_digest(self._value, other._value)
 
     def __hash__(self) -> int:
         return hash(self._value)

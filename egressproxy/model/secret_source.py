@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 
 __all__ = ["ConfigSource", "SecretSource", "plain_source", "source_of"]
 
@@ -27,7 +27,7 @@ class SecretSource:
     key: str = ""
     path: Path | None = None
     variable: str = ""
-    value: Secret | None = field(default=None, repr=False)
+    value: SecretBytes | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"environment variable {self.variable}" if self.path is None else str(self.path)
@@ -57,5 +57,5 @@ def source_of(plain: str | Sequence[str | bytes | None]) -> ConfigSource:
     assert isinstance(variable, str)
     return SecretSource(
         namespace, name, key, None if path is None else Path(str(path)), variable,
-        Secret(value) if isinstance(value, bytes) else None,
+        SecretBytes(value) if isinstance(value, bytes) else None,
     )  # fmt: skip

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-__all__ = ["Steps", "finished"]
+__all__ = ["Cooperative", "finished"]
 
 T = TypeVar("T")
 
-Steps = Generator[Callable[[], object] | None, None, T]
+Cooperative = Generator[Callable[[], object] | None, None, T]
 
 
-def finished(steps: Steps[T]) -> T:
+def finished(steps: Cooperative[T]) -> T:
     """All steps at once; gives the result. Raises what a step raises."""
     while True:
         try:

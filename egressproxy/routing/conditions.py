@@ -10,9 +10,9 @@ from __future__ import annotations
 from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import BadRequest, Reason
+from egressproxy.ir.route import MatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.routing.patterns import MAX_SUBJECT, Expression, compile_pattern
-from egressproxy.spec.route import MatchType, ValueMatch
 
 __all__ = ["MAX_PARAMETERS", "WORK", "MatchInput", "Presence", "ValueTest"]
 

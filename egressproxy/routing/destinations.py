@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.ir.backend import BackendIR, Destination
+from egressproxy.ir.policy import DestinationRule, DestinationsIR, Mode, Network, SniCheck, entry_text
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority
 from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap
-from egressproxy.spec.backend import BackendSpec, Destination
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Mode, Network, SniCheck, entry_text
 
 __all__ = ["Denial", "DestinationPolicy"]
 
@@ -71,7 +71,7 @@ class DestinationPolicy:
         "is_firm",
     )
 
-    def __init__(self, spec: DestinationsSpec, sources: Sequence[str] = ()) -> None:
+    def __init__(self, spec: DestinationsIR, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
         self._firm_allow = spec.firm_allow
         #: Whether something of it holds in mode Report, too: then so does what a tunnel's ClientHello has to say.
@@ -103,13 +103,13 @@ class DestinationPolicy:
                 return Denial(authority, rule).error()
         return None
 
-    def denial_of(self, backend: BackendSpec) -> Denial | None:
+    def denial_of(self, backend: BackendIR) -> Denial | None:
         """The `deny` entry that holds for this backend: for its hostname and port, or for a parent's on the way there.
 
         Depends on configuration alone. What is to be intercepted is denied to clients that name it, and to no backend.
         """
         for entries in self._deny_backends:
-            on_the_way: BackendSpec | None = backend
+            on_the_way: BackendIR | None = backend
             while on_the_way is not None:
                 if on_the_way.destination is Destination.FQDN:
                     authority = Authority(on_the_way.hostname, on_the_way.port)

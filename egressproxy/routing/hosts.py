@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from egressproxy.model.steps import Steps, finished
+from egressproxy.model.steps import Cooperative, finished
 
 __all__ = ["HostEntry", "HostMap", "HostTable"]
 
@@ -103,7 +103,7 @@ class HostTable(Generic[T]):
         return finished(cls.building(entries))
 
     @classmethod
-    def building(cls, entries: Iterable[HostEntry[T]]) -> Steps[HostTable[T]]:
+    def building(cls, entries: Iterable[HostEntry[T]]) -> Cooperative[HostTable[T]]:
         """`build`, an entry at a time."""
         chosen: HostMap[T] = HostMap()
         for entry in sorted(entries, key=lambda e: (e.created, e.name)):

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from egressproxy.errors import Denied
+from egressproxy.ir.policy import DestinationRule, Mode
 from egressproxy.model.authority import Authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
 from egressproxy.routing.hosts import HostMap
-from egressproxy.spec.policy import DestinationRule, Mode
 
 __all__ = ["Permission", "strictest"]
 

@@ -32,14 +32,14 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from egressproxy.errors import BadRequest, Reason
+from egressproxy.ir.route import HttpRouteIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.model.path import has_dot_segment
-from egressproxy.model.steps import Steps, finished
+from egressproxy.model.steps import Cooperative, finished
 from egressproxy.routing.conditions import MatchInput, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import PatternError, compile_pattern
 from egressproxy.routing.precedence import Match, Rank
-from egressproxy.spec.route import HttpRouteSpec, MatchSpec, PathMatchType, ValueMatch
 
 __all__ = ["HttpTable", "RouteError"]
 
@@ -70,12 +70,12 @@ class HttpTable(Generic[T]):
         self._hosts = hosts
 
     @classmethod
-    def build(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> HttpTable[T]:
+    def build(cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]]) -> HttpTable[T]:
         """Compile routes, each with one payload per rule. Raises RouteError for an expression that is refused."""
         return finished(cls.building(routes))
 
     @classmethod
-    def building(cls, routes: Iterable[tuple[HttpRouteSpec, Sequence[T]]]) -> Steps[HttpTable[T]]:
+    def building(cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]]) -> Cooperative[HttpTable[T]]:
         """`build`, a route at a time, or a match where it has expressions."""
         hosts: HostMap[_Bucket[T]] = HostMap()
         for route, payloads in routes:
@@ -163,7 +163,7 @@ class _Origin:
 
     __slots__ = ("created", "kind", "name", "position", "route", "rule")
 
-    def __init__(self, route: HttpRouteSpec, position: int) -> None:
+    def __init__(self, route: HttpRouteIR, position: int) -> None:
         rule = route.rules[position]
         self.kind = route.kind
         self.route = route.name
@@ -180,7 +180,7 @@ class _Candidate(Generic[T]):
         "headers", "is_preflight", "method", "origin", "path", "path_type", "pattern", "plain", "query", "result",
     )  # fmt: skip
 
-    def __init__(self, origin: _Origin, match: MatchSpec, payload: T, path: bytes, prefix: bytes) -> None:
+    def __init__(self, origin: _Origin, match: MatchIR, payload: T, path: bytes, prefix: bytes) -> None:
         self.path_type = match.path_type
         self.path = path
         self.pattern = compile_pattern(match.path) if match.path_type is PathMatchType.REGEX else None
@@ -347,11 +347,11 @@ def _others(by_path: dict[bytes, list[_Candidate[T]]], payload: T) -> dict[bytes
     return {path: found for path, found in kept.items() if found}
 
 
-def _origins(route: HttpRouteSpec) -> Iterator[_Origin]:
+def _origins(route: HttpRouteIR) -> Iterator[_Origin]:
     return (_Origin(route, position) for position in range(len(route.rules)))
 
 
-def _candidate(origin: _Origin, match: MatchSpec, payload: T) -> _Candidate[T]:
+def _candidate(origin: _Origin, match: MatchIR, payload: T) -> _Candidate[T]:
     path = match.path.encode()
     prefix = b""
     if match.path_type is not PathMatchType.REGEX:

@@ -16,7 +16,7 @@ from time import time
 from typing import Final
 
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import MAX_MESSAGE, MAX_SIMILAR, NOTICES_S, Notice, Severity, Subject
+from egressproxy.telemetry.notices import MAX_MESSAGE, MAX_SIMILAR, NOTICES_S, EventType, InvolvedObject, Notice
 
 __all__ = ["COMBINED", "MAX_AGE_S", "MAX_EVENTS", "WINDOW_S", "Event", "Events"]
 
@@ -60,7 +60,7 @@ class _Group(dict[str, Event]):
         self.key = key
 
 
-_GroupKey = tuple[Subject, Subject | None, str, str]
+_GroupKey = tuple[InvolvedObject, InvolvedObject | None, str, str]
 
 
 class Events:
@@ -175,7 +175,7 @@ class Events:
             self._unlogged += 1
             return
         self._lines -= 1.0
-        level = logging.WARNING if notice.severity == Severity.WARNING else logging.INFO
+        level = logging.WARNING if notice.severity == EventType.WARNING else logging.INFO
         if self._unlogged:
             log.log(level, "%d events before this one had no line of their own", self._unlogged)
             self._unlogged = 0

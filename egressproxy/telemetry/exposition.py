@@ -14,9 +14,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from egressproxy.model.certificate import Validity
-from egressproxy.telemetry.metrics import BUCKETS_S, Counts, Kind
+from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.telemetry.metrics import BUCKETS_S, Counts, MetricKind
 from egressproxy.telemetry.process_figures import ProcessFigures
-from egressproxy.transport.loop_name import LOOP_NAME
 
 __all__ = ["Exposition"]
 
@@ -172,7 +172,7 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
         "egress_config_reloads", "Configurations read, that of the start included, by result.", "result", counts.reloads
     )
     for name, reading in counts.readings.items():
-        family = CounterMetricFamily if reading.kind is Kind.COUNTER else GaugeMetricFamily
+        family = CounterMetricFamily if reading.kind is MetricKind.COUNTER else GaugeMetricFamily
         yield family(name, reading.description, reading.value)
     for name, histogram in counts.histograms.items():
         buckets = _cumulative(_bound_texts(histogram.bounds), histogram.buckets)

@@ -12,7 +12,7 @@ AUTH_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 
 class ExternalAuthCounts:
-    """`asked` by (route, backend, result); a result is one of the words of `gateway/authorization`."""
+    """`asked` by (route, backend, result); a result is one of the words of `gateway/ext_authz`."""
 
     __slots__ = ("_buckets", "_sum_s", "asked")
 

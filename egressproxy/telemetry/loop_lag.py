@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from egressproxy.transport.timers import TICK_S
+from egressproxy.net.timers import TICK_S
 
 __all__ = ["LAG_BUCKETS_S", "LoopLag"]
 

@@ -240,7 +240,7 @@ class Series:
         return f"Series({'/'.join(self.labels)}, {sum(self.requests.values())} observed, {self.tunnels_active} tunnels)"
 
 
-class Kind(str, Enum):
+class MetricKind(str, Enum):
     """How a number is read over several processes."""
 
     COUNTER = "counter"  # added up; what a process that has ended counted stays
@@ -252,7 +252,7 @@ class Kind(str, Enum):
 class Reading:
     """A number that something else keeps, at this moment."""
 
-    kind: Kind
+    kind: MetricKind
     description: str
     value: float
 
@@ -309,7 +309,7 @@ class Counts:
             before = self.readings.get(name)
             if before is not None:
                 both = (before.value, reading.value)
-                reading = replace(reading, value=max(both) if reading.kind is Kind.PEAK else sum(both))
+                reading = replace(reading, value=max(both) if reading.kind is MetricKind.PEAK else sum(both))
             self.readings[name] = reading
         for name, histogram in other.histograms.items():
             known = self.histograms.get(name)
@@ -319,13 +319,13 @@ class Counts:
         """The highest values of what was counted earlier, and not shown yet, still count."""
         for name, reading in earlier.readings.items():
             mine = self.readings.get(name)
-            if mine is not None and reading.kind is Kind.PEAK and reading.value > mine.value:
+            if mine is not None and reading.kind is MetricKind.PEAK and reading.value > mine.value:
                 self.readings[name] = reading
 
     def forget_peaks(self) -> None:
         """They were shown."""
         for name, reading in self.readings.items():
-            if reading.kind is Kind.PEAK:
+            if reading.kind is MetricKind.PEAK:
                 self.readings[name] = replace(reading, value=0.0)
 
     def forget_gauges(self) -> None:
@@ -334,7 +334,7 @@ class Counts:
             series.tunnels_active = 0
         self.upstream.clear()
         self.downstream.clear()
-        self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is Kind.COUNTER}
+        self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is MetricKind.COUNTER}
 
 
 class Metrics:
@@ -362,7 +362,7 @@ class Metrics:
         self._upstream_sources: list[UpstreamSource] = []
         self._downstream_sources: list[DownstreamSource] = []
         self._filter_sources: list[FilterSource] = []
-        self._readings: list[tuple[str, Kind, str, Callable[[], float]]] = []
+        self._readings: list[tuple[str, MetricKind, str, Callable[[], float]]] = []
         self._histograms: list[tuple[str, str, tuple[float, ...], HistogramSource]] = []
         self.add_gauge(
             "egress_config_generation", "Configurations put into service, from 1.", lambda: self.config_generation
@@ -457,14 +457,14 @@ class Metrics:
 
     def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Expose a counter that something else keeps; `name` without `_total`."""
-        self._readings.append((name, Kind.COUNTER, description, read))
+        self._readings.append((name, MetricKind.COUNTER, description, read))
 
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        self._readings.append((name, Kind.GAUGE, description, read))
+        self._readings.append((name, MetricKind.GAUGE, description, read))
 
     def add_peak(self, name: str, description: str, read: Callable[[], float]) -> None:
         """A gauge that `read` starts anew: the highest value since the last time."""
-        self._readings.append((name, Kind.PEAK, description, read))
+        self._readings.append((name, MetricKind.PEAK, description, read))
 
     def add_histogram(self, name: str, description: str, bounds: tuple[float, ...], read: HistogramSource) -> None:
         """`bounds` are upper bounds in seconds, rising."""

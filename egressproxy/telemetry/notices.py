@@ -18,11 +18,11 @@ __all__ = [
     "MAX_MESSAGE",
     "MAX_SIMILAR",
     "NOTICES_S",
+    "EventType",
+    "InvolvedObject",
     "Notice",
     "Notices",
     "Refusal",
-    "Severity",
-    "Subject",
     "event_reason",
     "new_notice",
 ]
@@ -56,14 +56,14 @@ REMEDIES: Final = {
 }
 
 
-class Severity:
+class EventType:
     """Event.type."""
 
     NORMAL: Final = "Normal"
     WARNING: Final = "Warning"
 
 
-class Subject(NamedTuple):
+class InvolvedObject(NamedTuple):
     """An object: its kind and name. `namespace` is "" for a cluster-scoped kind.
 
     The kind of one that is not of our group, where ours has the kind, too, has its group behind it:
@@ -75,13 +75,13 @@ class Subject(NamedTuple):
     name: str
 
     @classmethod
-    def of(cls, kind: str, full_name: str) -> Subject:
+    def of(cls, kind: str, full_name: str) -> InvolvedObject:
         """`full_name` is "namespace/name"."""
         namespace, _, name = full_name.rpartition("/")
         return cls(kind, namespace, name)
 
     @classmethod
-    def read(cls, text: str) -> Subject | None:
+    def read(cls, text: str) -> InvolvedObject | None:
         """Of "Kind namespace/name", the form of a rule or source; None for "-" and the like."""
         kind, _, full_name = text.partition(" ")
         return cls.of(kind, full_name) if full_name else None
@@ -99,8 +99,8 @@ class Notice:
     severity: str
     reason: str  # one word, UpperCamelCase
     action: str  # what was done about it, one word
-    regarding: Subject
-    related: Subject | None
+    regarding: InvolvedObject
+    related: InvolvedObject | None
     message: str
     is_combined: bool = False
     count: int = 0
@@ -159,7 +159,7 @@ class Notices:
         it.
         """
         key = (filter_, how, "open" if is_open else "")
-        if not self._is_counted(key, "") and (source := Subject.read(filter_.source)) is not None:
+        if not self._is_counted(key, "") and (source := InvolvedObject.read(filter_.source)) is not None:
             self._begin(key, "", _failure(source, filter_, how, is_open=is_open))
 
     def add(self, notices: Iterable[Notice]) -> None:
@@ -215,20 +215,20 @@ def _nobody() -> None:
 
 def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str, route_kind: str) -> Notice:
     gateway, route = labels[0], labels[1]
-    where = Subject.of("Gateway", gateway)
-    rule = Subject.read(error.rule)
+    where = InvolvedObject.of("Gateway", gateway)
+    rule = InvolvedObject.read(error.rule)
     remedy = error.remedy if error.is_quotable else ""
     remedy = remedy or REMEDIES.get(error.reason, "")
     if not message:
         message = f"{rule or 'a filter'} refused a request ({error.reason.value})"
     regarding = where
     if route != "-" and route_kind:
-        regarding = Subject.of(route_kind, route)
+        regarding = InvolvedObject.of(route_kind, route)
         rule = where if rule in (None, regarding) else rule  # an object is not related to itself
     return new_notice(event_reason(error.reason), "Deny", regarding, _sentence(message, remedy), related=rule)
 
 
-def _failure(source: Subject, filter_: FailingFilter, how: str, *, is_open: bool) -> Notice:
+def _failure(source: InvolvedObject, filter_: FailingFilter, how: str, *, is_open: bool) -> Notice:
     outcome = "what it was to see goes on without it (failOpen)" if is_open else "what it was to see is refused (502)"
     message = f"filter {filter_.name} ({filter_.type}) failed in phase {filter_.phase}: {how}; {outcome}"
     remedy = "the access log has the place in its file" if not is_open else ""
@@ -236,8 +236,8 @@ def _failure(source: Subject, filter_: FailingFilter, how: str, *, is_open: bool
 
 
 def new_notice(
-    reason: str, action: str, regarding: Subject, message: str, *, related: Subject | None = None,
-    severity: str = Severity.WARNING,
+    reason: str, action: str, regarding: InvolvedObject, message: str, *, related: InvolvedObject | None = None,
+    severity: str = EventType.WARNING,
 ) -> Notice:  # fmt: skip
     """Something that happened just now, once."""
     now = time()

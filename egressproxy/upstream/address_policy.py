@@ -19,11 +19,11 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.ir.backend import EndpointAddress
+from egressproxy.ir.policy import AddressAllowance, AddressesIR, Network
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.metadata import METADATA
-from egressproxy.spec.backend import Endpoint
-from egressproxy.spec.policy import AddressAllowance, AddressesSpec, Network
 from egressproxy.upstream.closed_ranges import Closing, closed_by
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
@@ -139,7 +139,7 @@ class AddressPolicy:
 
     __slots__ = ("_allow", "_closed", "_known", "_known_addresses", "_own", "_reported", "_rule")
 
-    def __init__(self, spec: AddressesSpec, own: OwnSockets = NO_SOCKETS) -> None:
+    def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
         self._closed, self._reported = closed_by(spec) if spec.deny or spec.only else (None, None)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
@@ -198,21 +198,21 @@ class AddressPolicy:
                 remedy="give --admin and --metrics ports that nobody has to reach by name through this parent",
             )
 
-    def open_endpoints(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    def open_endpoints(self, endpoints: tuple[EndpointAddress, ...]) -> tuple[EndpointAddress, ...]:
         """Those of an operator's endpoints that no deny closes."""
         closed = self._closed
         if closed is None:
             return endpoints
         return tuple(each for each in endpoints if closed.denial(each.address, each.port) is None)
 
-    def denial_of(self, endpoints: tuple[Endpoint, ...]) -> Denied | None:
+    def denial_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
         """The refusal where every one of an operator's endpoints is closed by a deny."""
         if not endpoints or self.open_endpoints(endpoints):
             return None
         first = endpoints[0]
         return self._denied(str(first.address), (first.address,), first.port)
 
-    def metadata_denial_of(self, endpoints: tuple[Endpoint, ...]) -> Denied | None:
+    def metadata_denial_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
         """The refusal where every one of an operator's endpoints is cloud metadata that no allowance names."""
         if not endpoints or not all(self._is_closed_metadata(each.address) for each in endpoints):
             return None

@@ -14,9 +14,9 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from egressproxy.ir.policy import AddressBound, AddressDenial, AddressesIR, Network, entry_text
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import IPAddress
-from egressproxy.spec.policy import AddressBound, AddressDenial, AddressesSpec, Network, entry_text
 
 __all__ = ["ClosedRanges", "Closing", "closed_by"]
 
@@ -89,10 +89,10 @@ class ClosedRanges:
 
 
 #: Many backends have the same rules, and the lists may be long.
-_COMPILED: WeakKeyDictionary[AddressesSpec, tuple[ClosedRanges | None, ClosedRanges | None]] = WeakKeyDictionary()
+_COMPILED: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges | None, ClosedRanges | None]] = WeakKeyDictionary()
 
 
-def closed_by(spec: AddressesSpec) -> tuple[ClosedRanges | None, ClosedRanges | None]:
+def closed_by(spec: AddressesIR) -> tuple[ClosedRanges | None, ClosedRanges | None]:
     """What these rules close, and what mode Report would close; None for nothing. Compiled once for equal rules."""
     found = _COMPILED.get(spec)
     if found is None:

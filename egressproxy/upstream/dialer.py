@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.authority import IPAddress
-from egressproxy.transport.loop import poller
-from egressproxy.transport.poller import ENDED, WRITABLE, Poller
-from egressproxy.transport.promise import Promise
-from egressproxy.transport.sockets import Socket, SocketTransport
+from egressproxy.net.inline_future import InlineFuture
+from egressproxy.net.loop import poller
+from egressproxy.net.poller import ENDED, WRITABLE, Poller
+from egressproxy.net.sockets import Socket, SocketTransport
 
 __all__ = ["STAGGER_S", "Dial", "Dialer", "abandon"]
 
@@ -114,7 +114,7 @@ def abandon(dial: Dial[P]) -> None:
         dial.result()[0].abort()
 
 
-class Dial(Promise[tuple[asyncio.Transport, P, _Target]], Generic[P]):
+class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
     """One dial: the attempts under way, and those that failed."""
 
     __slots__ = (
@@ -274,9 +274,9 @@ def _fault(failures: Sequence[tuple[_Target, OSError]]) -> UpstreamFault:
     codes = {error.errno for _, error in failures}
     if errno.ETIMEDOUT in codes or any(isinstance(error, TimeoutError) for _, error in failures):
         message = "the upstream did not answer a connection in time"
-        return UpstreamFault(Reason.CONNECT_TIMEOUT, message, status=504, retry=Retry.SAFE, detail=detail)
+        return UpstreamFault(Reason.CONNECT_TIMEOUT, message, status=504, retry=RetrySafety.SAFE, detail=detail)
     if errno.ECONNREFUSED in codes:
         message = "the upstream refused the connection"
-        return UpstreamFault(Reason.CONNECT_REFUSED, message, status=503, retry=Retry.SAFE, detail=detail)
+        return UpstreamFault(Reason.CONNECT_REFUSED, message, status=503, retry=RetrySafety.SAFE, detail=detail)
     message = "no connection to the upstream could be made"
-    return UpstreamFault(Reason.CONNECT_FAILED, message, status=503, retry=Retry.SAFE, detail=detail)
+    return UpstreamFault(Reason.CONNECT_FAILED, message, status=503, retry=RetrySafety.SAFE, detail=detail)

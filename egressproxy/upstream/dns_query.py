@@ -23,8 +23,8 @@ import dns.rcode
 import dns.rdatatype
 
 from egressproxy.errors import Reason
-from egressproxy.spec.backend import BackendTlsSpec
-from egressproxy.transport.tls_contexts import client_context
+from egressproxy.ir.backend import BackendTlsIR
+from egressproxy.net.tls_contexts import client_context
 from egressproxy.upstream.dns_reply import MAX_OCTETS, BadReply, DnsAnswer, DnsQuestion, is_reply, is_truncated, read
 
 __all__ = ["DnsAnswer", "DnsFailure", "Server", "ask", "parse_server"]
@@ -243,4 +243,4 @@ async def _over_stream(server: Server, question: DnsQuestion) -> bytes:
 
 @lru_cache(maxsize=1)
 def _tls_context() -> ssl.SSLContext:
-    return client_context(BackendTlsSpec(), ("dot",))
+    return client_context(BackendTlsIR(), ("dot",))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import IPAddress
-from egressproxy.transport.local_addresses import is_local
+from egressproxy.net.local_addresses import is_local
 
 __all__ = ["NO_SOCKETS", "OwnSockets"]
 

@@ -23,10 +23,10 @@ import dns.exception
 import dns.name
 import dns.rdatatype
 
-from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.ir.policy import DnsIR, Family
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.shares import Shares
-from egressproxy.spec.policy import DnsSpec, Family
 from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure, Server, ask, parse_server
 from egressproxy.upstream.lookups import Lookup, Lookups, Waiter
 from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
@@ -66,7 +66,7 @@ class _Failure:
         """A new error each time: an exception that is raised twice collects the tracebacks of both."""
         status = 504 if self.reason is Reason.DNS_TIMEOUT else 503
         message = f'the name "{host}" {_WORDS[self.reason][1]}'
-        return UpstreamFault(self.reason, message, status=status, retry=Retry.SAFE, detail=self.detail)
+        return UpstreamFault(self.reason, message, status=status, retry=RetrySafety.SAFE, detail=self.detail)
 
 
 class _Entry:
@@ -96,7 +96,7 @@ class Resolver:
 
     def __init__(
         self,
-        spec: DnsSpec,
+        spec: DnsIR,
         stats: Callable[[str], None],
         *,
         resolv_conf: str = "/etc/resolv.conf",
@@ -111,7 +111,7 @@ class Resolver:
         self._route = Ipv6Route()
         self._cache: dict[str, _Entry] = {}
         self._cached_octets = 0
-        self._lookups = Lookups(self._run, self._too_late, spec.timeout_s or DnsSpec().timeout_s)
+        self._lookups = Lookups(self._run, self._too_late, spec.timeout_s or DnsIR().timeout_s)
         self._waiting = Shares(sys.maxsize, sys.maxsize)
 
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
@@ -279,7 +279,7 @@ class Resolver:
             servers, search = self._system.read()
             if "." not in host:
                 names = [f"{host}.{domain}" for domain in search] + names
-        deadline = time.monotonic() + (self._spec.timeout_s or DnsSpec().timeout_s)
+        deadline = time.monotonic() + (self._spec.timeout_s or DnsIR().timeout_s)
         found = DnsAnswer((), 0.0, is_nxdomain=True)
         for name in names:
             if name.rpartition(".")[2] in _NEVER_ASKED:

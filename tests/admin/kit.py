@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from egressproxy.admin.objects import Objects, View
 from egressproxy.admin.state import PublishedObject
-from egressproxy.config.load import load_text
+from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.meta import Resource
-from egressproxy.loading.result import Shown
+from egressproxy.kubeapi.read.objects import Objects, View
+from egressproxy.processes.loader.result import Shown
 
 __all__ = ["Holder", "entries", "entry", "view_of"]
 

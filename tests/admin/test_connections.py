@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from egressproxy.admin import connections, kubernetes
-from egressproxy.admin.connections import AdminConnection, Connections
+from egressproxy.admin import connections
+from egressproxy.admin.connections import AdminConnection, AdminConnections
 from egressproxy.admin.server import AdminServer
+from egressproxy.kubeapi import server
 from tests.admin.kit import entries
 from tests.admin.test_server import State, ask
 from tests.support.waiting import WAIT_S
@@ -143,7 +144,7 @@ async def test_an_answer_that_is_not_taken_ends(large: AdminServer, monkeypatch:
 async def test_a_watcher_that_takes_nothing_is_watched_no_more(
     large: AdminServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(kubernetes, "UNREAD_S", 0.2)
+    monkeypatch.setattr(server, "UNREAD_S", 0.2)
     peer = await Peer.of(large, limit=1024)
     assert await peer.get(WATCH.replace(b"secrets", b"configmaps")) == 200
     await until(lambda: len(large._connections) == 0)
@@ -164,7 +165,7 @@ class Fake(AdminConnection):
 
 
 def test_one_peer_does_not_take_all_places():
-    held = Connections()
+    held = AdminConnections()
     one = [Fake("192.0.2.1", float(number)) for number in range(connections.MAX_OF_PEER)]
     held._open = dict.fromkeys(one)
     assert list(held.room_for(Fake("192.0.2.2", 99.0))) == []
@@ -175,7 +176,7 @@ def test_one_peer_does_not_take_all_places():
 
 
 def test_who_finds_everybody_busy_gets_a_place_of_the_reserve_as_long_as_there_is_one():
-    held = Connections()
+    held = AdminConnections()
     held._open = dict.fromkeys(Fake("127.0.0.1", None) for _ in range(connections.MAX_CONNECTIONS))
     reserve = [Fake("127.0.0.1", None) for _ in range(connections.RESERVE)]
     for each in reserve:
@@ -189,7 +190,7 @@ def test_who_finds_everybody_busy_gets_a_place_of_the_reserve_as_long_as_there_i
 
 
 async def test_what_is_not_taken_is_bounded_over_all_readers(large: AdminServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kubernetes, "MAX_UNSENT", 1_000_000)
+    monkeypatch.setattr(server, "MAX_UNSENT", 1_000_000)
     peer = await Peer.of(large, limit=1024)
     peer.writer.write(GET.replace(b"/apis", b"/config"))
     await until(lambda: large._connections.unsent > 1_000_000)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from egressproxy.admin.discovery import AGGREGATED
 from egressproxy.admin.server import AdminServer, Surface
-from egressproxy.admin.state import Source
+from egressproxy.admin.state import ObjectSource
+from egressproxy.kubeapi.read.discovery import AGGREGATED
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
 from tests.admin.kit import Holder, entries
@@ -32,7 +32,7 @@ class State:
     def why_not_ready(self) -> str:
         return self.why
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[ObjectSource]:
         return (self.source,)
 
     async def schema(self) -> bytes:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from egressproxy.admin.status import ApiError
-from egressproxy.admin.writes import WriteAccess
+from egressproxy.kubeapi.status import ApiError
+from egressproxy.kubeapi.writes import WriteAccess
 
 TOKEN = "0123456789abcdef"
 

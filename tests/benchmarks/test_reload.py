@@ -5,8 +5,8 @@ import json
 from benchmarks.reload.__main__ import summary
 from benchmarks.reload.subject import policy
 from benchmarks.reload.writes import objects
-from egressproxy.config.load import load_text
-from egressproxy.loading.compilation import compiled
+from egressproxy.config.reading.load import load_text
+from egressproxy.processes.loader.compilation import compiled
 
 
 def test_a_summary_has_the_middle_and_the_worst():

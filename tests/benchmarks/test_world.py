@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks.world import HOSTS, World, hosts
 from egressproxy.config.compile import Defaults, compile_config
-from egressproxy.config.load import load_text
+from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 
 PORTS = {name: 20000 + at for at, name in enumerate(("FORWARD", "REVERSE", "ADMIN", "TUNNEL", "WORKERS"))}

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from egressproxy.cli import main
-from egressproxy.config.compile.contract import Compiled
-from egressproxy.config.load import ResourceSet
-from egressproxy.loading import compilation
-from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
+from egressproxy.config.compile.interface import Compiled
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
+from egressproxy.processes.loader import compilation
 
 GATEWAY = """apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -30,7 +30,7 @@ kind: HTTPRoute
 metadata: {name: lost}
 spec: {parentRefs: [{name: gw}]}
 """
-LISTENER = ListenerSpec("default/gw", "forward", ("127.0.0.1", "::1"), 3128, ListenerProtocol.FORWARD_PROXY)
+LISTENER = ListenerIR("default/gw", "forward", ("127.0.0.1", "::1"), 3128, ListenerProtocol.FORWARD_PROXY)
 
 
 def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
@@ -54,7 +54,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
                 conditions = [condition("Accepted", "True", "Accepted"), condition("Insecure", "False", "Secure")]
                 listeners = [{"name": "forward", "conditions": [condition("Conflicted", "False", "NoConflicts")]}]
                 statuses[resource.key] = {"conditions": conditions, "listeners": listeners}
-        return Compiled(ConfigSpec((LISTENER,)), statuses)
+        return Compiled(ConfigIR((LISTENER,)), statuses)
 
     monkeypatch.setattr(compilation, "compiled", compiled)
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from egressproxy.admin.server import AdminServer
 from egressproxy.cli import main
-from egressproxy.config.load import load_text
+from egressproxy.config.reading.load import load_text
 from tests.admin.kit import Holder, entry
 from tests.admin.test_server import State
 from tests.support.net import free_port

@@ -62,7 +62,14 @@ NEVER = [
     "egressproxy.admin",
 ]
 #: What only a process that serves, or that builds what serves, has use for.
-SERVING = ["asyncio", "dns", "egressproxy.gateway", "egressproxy.protocols", "egressproxy.workers", "cryptography"]
+SERVING = [
+    "asyncio",
+    "dns",
+    "egressproxy.gateway",
+    "egressproxy.protocols",
+    "egressproxy.processes.workers",
+    "cryptography",
+]
 
 
 def loaded_by(arguments: list[str], unwanted: list[str]) -> list[str]:
@@ -92,7 +99,7 @@ def test_check_loads_nothing_that_serves():
 
 def test_explain_of_files_loads_neither_the_admin_api_nor_libraries_of_clients():
     question = ["explain", "CONNECT", "api.github.com:443", "--no-dns", "--config", MINIMAL]
-    assert loaded_by(question, [*NEVER, "egressproxy.workers", "cryptography", "http.client"]) == []
+    assert loaded_by(question, [*NEVER, "egressproxy.processes.workers", "cryptography", "http.client"]) == []
 
 
 def test_the_list_of_verbs_imports_none_of_them_and_names_each():

@@ -4,7 +4,7 @@ import io
 from dataclasses import replace
 
 from egressproxy.cli.problems import show_findings, show_problems
-from egressproxy.config.problems import Problem, Severity
+from egressproxy.config.reading.problems import Problem, Severity
 
 PROBLEM = Problem(
     "a[b].yaml", 3, 5, "Gateway default/gw", "spec.listeners[0].port", "99999 is more than 65535", "write less"

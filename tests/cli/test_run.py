@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from egressproxy import app
 from egressproxy.app import RunOptions
 from egressproxy.cli import main
-from egressproxy.config.problems import ConfigError, Problem
-from egressproxy.loading.apart import LoaderProcess
-from egressproxy.model.secret import Secret
+from egressproxy.config.reading.problems import ConfigError, Problem
+from egressproxy.model.secret import SecretBytes
+from egressproxy.processes.loader.process import LoaderProcess
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_session_key_is_read_and_does_not_show(asked: list[RunOptions], tmp_pa
     (tmp_path / "key").write_text("k" * 64 + "\n")
     assert invoke("--session-key", str(tmp_path / "key")).exit_code == 0
     (options,) = asked
-    assert options.session_key == Secret(b"k" * 64)
+    assert options.session_key == SecretBytes(b"k" * 64)
     assert "kkk" not in repr(options)
 
 

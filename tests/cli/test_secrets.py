@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from egressproxy import app
 from egressproxy.app import RunOptions
 from egressproxy.cli import main
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
 from tests.support.mounted import mount
 
@@ -89,7 +89,7 @@ def test_run_takes_variables_out_of_the_environment(folder: Path, monkeypatch: p
     assert seen[0].secrets == (
         SecretSource(path=folder),
         SecretSource("a", "b", "c", folder / "token"),
-        SecretSource("agents", "key", "token", variable="KEY", value=Secret(b"hush")),
+        SecretSource("agents", "key", "token", variable="KEY", value=SecretBytes(b"hush")),
     )
     assert seen[0].sources == (folder / "a.yaml", *seen[0].secrets)
     assert "KEY" not in os.environ

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from egressproxy.config.builtin import BUILTIN
-from egressproxy.spec.gateway import ListenerProtocol
-from egressproxy.spec.policy import Mode
+from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.ir.policy import Mode
 
 
 def test_without_configuration_there_is_an_open_proxy_on_loopback_alone():

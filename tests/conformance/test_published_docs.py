@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from egressproxy.config.resources.meta import OUR_GROUP
-from egressproxy.spec.backend import BackendSpec
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.ir.backend import BackendIR
+from egressproxy.ir.policy import ExtensionIR
 from tests.config.compile.kit import compiled, rule
 from tests.support import manifests as m
 from tests.support.pki import Pki, chain
@@ -81,7 +81,7 @@ def test_both_mean_the_same(name: str, around: list[m.Manifest]):
     assert theirs == ours
 
 
-def read(backend: m.Manifest, around: list[m.Manifest]) -> tuple[BackendSpec, list[Any]]:
+def read(backend: m.Manifest, around: list[m.Manifest]) -> tuple[BackendIR, list[Any]]:
     """What a route to it leads to, without what says which kind it is."""
     ref = {
         "group": backend["apiVersion"].partition("/")[0],
@@ -95,7 +95,7 @@ def read(backend: m.Manifest, around: list[m.Manifest]) -> tuple[BackendSpec, li
     return replace(found.backend, kind="", extensions=()), [filter_of(each) for each in found.extensions]
 
 
-def filter_of(spec: ExtensionSpec) -> tuple[Any, ...]:
+def filter_of(spec: ExtensionIR) -> tuple[Any, ...]:
     """What a filter does, and when; defaults are filled in."""
     config = {"header": "Authorization", "template": "Bearer {}", **json.loads(spec.config)}
     config["secretRef"].pop("key", None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.loading.compilation import loaded
+from egressproxy.processes.loader.compilation import loaded
 from tests.e2e.world import WAIT_S, read_head
 from tests.support import manifests as m
 from tests.support.net import free_port

@@ -52,7 +52,7 @@ def workers(gateway: GatewayProcess) -> list[int]:
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                is_worker = b"egressproxy.workers" in (entry / "cmdline").read_bytes()
+                is_worker = b"egressproxy.processes.workers" in (entry / "cmdline").read_bytes()
             except OSError:
                 continue
             if parent == gateway.pid and is_worker:
@@ -150,7 +150,7 @@ def test_what_one_worker_refuses_is_served_by_none(dns: NameServer, tmp_path: Pa
         python.write_text(
             "import os, sys\n"
             "from egressproxy.filters import Filter\n"
-            "if any('egressproxy.workers' in word for word in sys.orig_argv):\n"
+            "if any('egressproxy.processes.workers' in word for word in sys.orig_argv):\n"
             f"    os.mkdir({str(marker)!r})\n"
             "class Once(Filter):\n"
             "    def request_headers(self, x):\n"

@@ -9,7 +9,7 @@ from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import PlacedFilter, compile_chain, finish
 from egressproxy.filters.settings import FilterConfig
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.ir.policy import ExtensionIR
 
 TYPE = FilterType("test/Any:v1", frozenset(Phase), FilterConfig, lambda _context: Filter())
 
@@ -65,7 +65,7 @@ class Slow(Filter):
 
 def body(*filters, phase="request-body", **more):
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
-    specs = {ExtensionSpec(f"f{n}", TYPE.name, phase, **more): f for n, f in enumerate(filters)}
+    specs = {ExtensionIR(f"f{n}", TYPE.name, phase, **more): f for n, f in enumerate(filters)}
     made = {s: PlacedFilter(s, TYPE, f) for s, f in specs.items()}
     chain = compile_chain(made, made.__getitem__)
     return x, chain.request_body or chain.response_body, list(made.values())
@@ -193,7 +193,7 @@ def test_complete_follows_a_body():
             done.append(x)
 
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
-    spec = ExtensionSpec("f", TYPE.name, "request-body")
+    spec = ExtensionIR("f", TYPE.name, "request-body")
     chain = compile_chain([spec], lambda s: PlacedFilter(s, TYPE, Completing(), mark="m"))
     chain.request_body.begin(x)
     finish(chain.complete, x)

@@ -10,9 +10,9 @@ from egressproxy.filters.builtin import BUILTIN_TYPES
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.ir.policy import ExtensionIR
 
-RATE = ExtensionSpec(
+RATE = ExtensionIR(
     "rate",
     "egressproxy.io/RequestRateLimit:v1",
     "request-headers",

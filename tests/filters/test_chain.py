@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 
 from egressproxy.errors import Denied, GatewayFault, Reason
-from egressproxy.filters import Answer, Exchange, Filter, Phase, Rejected
+from egressproxy.filters import Exchange, Filter, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import PlacedFilter, compile_chain, finish, run
 from egressproxy.filters.settings import FilterConfig
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.ir.policy import ExtensionIR
 
 TYPE = FilterType("test/Any:v1", frozenset(Phase), FilterConfig, lambda _context: Filter())
 
@@ -18,7 +18,7 @@ def exchange():
 
 
 def spec(name="f", phase="request-headers", **more):
-    return ExtensionSpec(name, TYPE.name, phase, source="EgressPolicy ns/p", **more)
+    return ExtensionIR(name, TYPE.name, phase, source="EgressPolicy ns/p", **more)
 
 
 def chain(*placed, kind=TYPE):
@@ -104,11 +104,11 @@ def test_order_is_pre_auth_then_priority_then_level_then_as_given():
 def test_an_answer_ends_the_phase_and_is_attributed():
     later = []
     made, (first, _) = chain(
-        (spec("a"), filter_of(request_headers=lambda x: Answer(204))),
+        (spec("a"), filter_of(request_headers=lambda x: LocalResponse(204))),
         (spec("b"), filter_of(request_headers=later.append)),
     )
     x = exchange()
-    assert run(made.request_headers, x) == Answer(204)
+    assert run(made.request_headers, x) == LocalResponse(204)
     assert x.answered_by == "a"
     assert first.stats_in(Phase.REQUEST_HEADERS).answered == 1
     assert not later
@@ -176,14 +176,14 @@ async def test_a_filter_that_waits_continues_in_a_task_with_the_filters_after_it
         (spec("a"), filter_of(request_headers=lambda x: seen.append("a"))),
         (spec("b"), filter_of(request_headers=awaiting(None))),
         (spec("c"), filter_of(request_headers=lambda x: seen.append("c"))),
-        (spec("d"), filter_of(request_headers=awaiting(Answer(200)))),
+        (spec("d"), filter_of(request_headers=awaiting(LocalResponse(200)))),
         (spec("e"), filter_of(request_headers=lambda x: seen.append("e"))),
     )
     x = exchange()
     task = run(made.request_headers, x)
     assert isinstance(task, asyncio.Task)
     assert seen == ["a"]
-    assert await task == Answer(200)
+    assert await task == LocalResponse(200)
     assert seen == ["a", "c"]
     assert x.answered_by == "d"
 
@@ -197,7 +197,7 @@ async def test_a_deadline_ends_a_filter_that_waits():
 
 
 async def test_a_deadline_may_fail_open():
-    steps, stats = only(awaiting(Answer(200), asyncio.Event()), timeout_s=0.01, fail_open=True)
+    steps, stats = only(awaiting(LocalResponse(200), asyncio.Event()), timeout_s=0.01, fail_open=True)
     assert await run(steps, exchange()) is None
     assert stats.timed_out == 1
 
@@ -307,7 +307,7 @@ def test_complete_runs_once_for_filters_that_ran_and_only_for_those():
 
     made, _ = chain(
         (spec("ran"), completing("ran", lambda x: None)),
-        (spec("answered"), completing("answered", lambda x: Answer(200))),
+        (spec("answered"), completing("answered", lambda x: LocalResponse(200))),
         (spec("not reached"), completing("not reached", lambda x: None)),
     )
     x = exchange()

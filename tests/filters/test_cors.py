@@ -6,10 +6,10 @@ from egressproxy.filters import Exchange
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
-from egressproxy.model.exchange import Answer
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.spec.policy import ExtensionSpec
 
 ORIGIN = "https://app.example"
 PREFLIGHT_VARY = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
@@ -17,7 +17,7 @@ PREFLIGHT_VARY = "Origin, Access-Control-Request-Method, Access-Control-Request-
 
 def chain(phase="request-headers", **config):
     config = {"allowOrigins": [ORIGIN], **config}
-    spec = ExtensionSpec("CORS", "egressproxy.io/Cors:v1", phase, config=json.dumps(config), source="HTTPRoute a/r")
+    spec = ExtensionIR("CORS", "egressproxy.io/Cors:v1", phase, config=json.dumps(config), source="HTTPRoute a/r")
     return compile_chain([spec], FilterInstances(Catalog()).place)
 
 
@@ -36,7 +36,7 @@ def preflight(origin=ORIGIN, method="PUT", headers="", **config):
     lines = {"access-control-request-headers": headers} if headers else {}
     x = exchange("OPTIONS", origin, **{"access-control-request-method": method}, **lines)
     answer = run(chain(**config).request_headers, x)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, LocalResponse)
     assert answer.body == b""
     return answer.status, {name.decode().lower(): value.decode() for name, value in answer.fields}
 
@@ -164,7 +164,7 @@ def test_two_origins_are_no_origin():
     x = exchange("OPTIONS", **{"access-control-request-method": "PUT"})
     x.request.fields.add(b"Origin", b"https://other.example")
     answer = run(chain(allowOrigins=["*"]).request_headers, x)
-    assert answer == Answer(200, ((b"Vary", PREFLIGHT_VARY.encode()),))
+    assert answer == LocalResponse(200, ((b"Vary", PREFLIGHT_VARY.encode()),))
 
 
 def test_an_answer_says_who_may_read_it_in_place_of_what_the_backend_said():
@@ -215,7 +215,7 @@ def test_on_a_backend_it_runs_in_the_phases_of_the_backend():
     assert run(made.backend_response, x) is None
     assert x.response.fields.get(b"access-control-allow-origin") == ORIGIN.encode()
     asked = exchange("OPTIONS", **{"access-control-request-method": "PUT"})
-    assert isinstance(run(made.backend_request, asked), Answer)
+    assert isinstance(run(made.backend_request, asked), LocalResponse)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.validation import validated
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.secret import Secret
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.model.secret import SecretBytes
 
 TYPE = "egressproxy.io/CredentialInjector:v1"
 REF = {"secretRef": {"name": "s", "key": "token"}}
@@ -22,8 +22,8 @@ BEARER = {**REF, "header": "Authorization", "template": "Bearer {}"}
 
 
 def place(config=BEARER, secret=b"S3CR3T-INJ"):
-    secrets = () if secret is None else (("s/token", Secret(secret)),)
-    return ExtensionSpec(
+    secrets = () if secret is None else (("s/token", SecretBytes(secret)),)
+    return ExtensionIR(
         "inject", TYPE, "backend-request", config=json.dumps(config), secrets=secrets, source="Backend a/openai"
     )
 
@@ -193,7 +193,7 @@ def test_without_a_template_a_parameter_is_the_credential_alone():
     ],
 )
 def test_a_reference_may_name_another_namespace_and_no_key(ref, label):
-    spec = replace(place({"secretRef": ref}), secrets=((label, Secret(b"S3CR3T-INJ")),))
+    spec = replace(place({"secretRef": ref}), secrets=((label, SecretBytes(b"S3CR3T-INJ")),))
     steps = compile_chain([spec], FilterInstances(Catalog()).place).backend_request
     x = exchange()
     run(steps, x)

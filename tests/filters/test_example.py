@@ -10,9 +10,9 @@ from egressproxy.filters import Exchange, Rejected
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.spec.policy import ExtensionSpec
 
 FOLDER = Path(__file__).parents[2] / "config" / "filters"
 
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "config" / "filters"
 @pytest.fixture
 def chain():
     extension = yaml.safe_load((FOLDER / "stamp.yaml").read_text())["spec"]["extensions"][0]
-    spec = ExtensionSpec(
+    spec = ExtensionIR(
         extension["name"], extension["type"], extension["phase"], extension["priority"],
         config=json.dumps(extension["config"]), source="EgressPolicy agents/stamp", folder=str(FOLDER),
     )  # fmt: skip

@@ -6,15 +6,13 @@ from egressproxy.filters import Exchange
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.spec.policy import ExtensionSpec
 
 
 def chain(phase="request-headers", **config):
-    spec = ExtensionSpec(
-        "h", "egressproxy.io/HeaderPolicy:v1", phase, config=json.dumps(config), source="HTTPRoute a/r"
-    )
+    spec = ExtensionIR("h", "egressproxy.io/HeaderPolicy:v1", phase, config=json.dumps(config), source="HTTPRoute a/r")
     return compile_chain([spec], FilterInstances(Catalog()).place)
 
 

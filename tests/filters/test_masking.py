@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.filters.masking import Mask
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 
 VALUE = b'sk-T0p/Sec+ret"= \xe9~x'
 JSON = json.dumps(VALUE.decode("latin-1"))[1:-1]
@@ -34,7 +34,7 @@ def feed(mask, pieces):
 )  # fmt: skip
 def test_every_form_is_overwritten_at_its_length(form):
     data = b'{"echo": "' + form + b'"}'
-    masked = Mask(Secret(VALUE)).apply(data)
+    masked = Mask(SecretBytes(VALUE)).apply(data)
     assert masked == b'{"echo": "' + b"*" * len(form) + b'"}'
 
 
@@ -43,29 +43,29 @@ def test_every_form_is_overwritten_at_its_length(form):
 def test_base64_of_something_around_the_secret_is_found(before, after):
     for encode in (b64encode, urlsafe_b64encode):
         text = encode(before + VALUE + after)
-        masked = Mask(Secret(VALUE)).apply(text)
+        masked = Mask(SecretBytes(VALUE)).apply(text)
         assert len(masked) == len(text)
         assert masked.count(b"*") >= len(VALUE) * 8 // 6 - 2
 
 
 def test_data_without_the_secret_is_not_copied():
     data = b"x" * 1000
-    assert Mask(Secret(VALUE)).apply(data) is data
+    assert Mask(SecretBytes(VALUE)).apply(data) is data
 
 
 def test_a_short_secret_is_refused():
     with pytest.raises(ValueError, match="fewer than 8"):
-        Mask(Secret(b"1234567"))
+        Mask(SecretBytes(b"1234567"))
 
 
 def test_an_event_stream_is_not_delayed():
-    assert feed(Mask(Secret(b"sk-secret-1")), [b"data: one\n\n", b"data: two\n\n", b""]) == [
+    assert feed(Mask(SecretBytes(b"sk-secret-1")), [b"data: one\n\n", b"data: two\n\n", b""]) == [
         b"data: one\n\n", b"data: two\n\n", b"",
     ]  # fmt: skip
 
 
 def test_only_a_possible_beginning_is_held_back():
-    assert feed(Mask(Secret(b"sk-secret-1")), [b"abc sk-", b"other", b"sk-secr", b"et-1!"]) == [
+    assert feed(Mask(SecretBytes(b"sk-secret-1")), [b"abc sk-", b"other", b"sk-secr", b"et-1!"]) == [
         b"abc ", b"sk-other", b"", b"***********!",
     ]  # fmt: skip
 
@@ -75,7 +75,7 @@ def test_however_a_stream_is_cut_the_secret_is_masked_and_the_length_kept(secret
     body = secret.join(parts) if len(parts) > 1 else b"".join(parts) + secret
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=6)))
     pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
-    out = b"".join(feed(Mask(Secret(secret)), pieces))
+    out = b"".join(feed(Mask(SecretBytes(secret)), pieces))
     assert len(out) == len(body)
     assert secret == b"*" * len(secret) or secret not in out
 
@@ -93,4 +93,4 @@ TEXT = "k<e>y&\"+'\u00e9\\/9"
     ],
 )  # fmt: skip
 def test_what_pages_and_other_encoders_of_json_write_is_overwritten(form):
-    assert Mask(Secret(TEXT.encode())).apply(f"<{form}>".encode()) == b"<" + b"*" * len(form.encode()) + b">"
+    assert Mask(SecretBytes(TEXT.encode())).apply(f"<{form}>".encode()) == b"<" + b"*" * len(form.encode()) + b">"

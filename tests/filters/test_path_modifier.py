@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from egressproxy.filters.path_modifier import PathModifier, modify_path
+from egressproxy.filters.path_modifier import PathReplacement, modify_path
 from egressproxy.filters.validation import validated
 
 
@@ -35,7 +35,7 @@ from egressproxy.filters.validation import validated
 )
 def test_the_prefix_is_replaced_by_the_table_of_slashes(path, prefix, value, modified):
     assert (
-        modify_path(PathModifier(type="ReplacePrefixMatch", value=value), path.encode(), prefix.encode())
+        modify_path(PathReplacement(type="ReplacePrefixMatch", value=value), path.encode(), prefix.encode())
         == modified.encode()
     )
 
@@ -44,10 +44,10 @@ def test_the_prefix_is_replaced_by_the_table_of_slashes(path, prefix, value, mod
     ("path", "value", "modified"), [("/a/b?q=1", "/x", "/x?q=1"), ("/a", "", "/"), ("*", "/x", "/x")]
 )
 def test_the_full_path_is_replaced_and_the_query_kept(path, value, modified):
-    assert modify_path(PathModifier(type="ReplaceFullPath", value=value), path.encode(), b"") == modified.encode()
+    assert modify_path(PathReplacement(type="ReplaceFullPath", value=value), path.encode(), b"") == modified.encode()
 
 
 @pytest.mark.parametrize("value", ["x", "/a b", "/a?b", "/a#b", "/a\r\nX: y", "/%zz", "/é"])
 def test_a_value_that_is_no_path_is_refused(value):
     with pytest.raises(ValueError, match="is not a path"):
-        validated(PathModifier, json.dumps({"type": "ReplaceFullPath", "value": value}))
+        validated(PathReplacement, json.dumps({"type": "ReplaceFullPath", "value": value}))

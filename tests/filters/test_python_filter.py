@@ -10,9 +10,9 @@ from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.validation import validated
-from egressproxy.loading.writes import staging
-from egressproxy.model.secret import Secret
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.kubeapi.write import staging
+from egressproxy.model.secret import SecretBytes
 
 HEAD = "from egressproxy.filters import *\nfrom pydantic import BaseModel\n"
 SIMPLE = HEAD + "class F(Filter):\n    def request_headers(self, x):\n        x.note('ran', {value})\n"
@@ -20,7 +20,7 @@ SIMPLE = HEAD + "class F(Filter):\n    def request_headers(self, x):\n        x.
 
 def spec(folder, path="f.py", phase="request-headers", secrets=(), refs=(), **config):
     raw = json.dumps({"path": path, "config": config, "secrets": list(refs)})
-    return ExtensionSpec(
+    return ExtensionIR(
         "mine",
         "egressproxy.io/Python:v1",
         phase,
@@ -70,7 +70,7 @@ def test_secrets_are_given_by_reference(tmp_path):
         "    def request_headers(self, x): pass\n"
     )
     refs = [{"name": "s", "key": "k"}]
-    place = spec(tmp_path, refs=refs, secrets=(("s/k", Secret(b"v")),))
+    place = spec(tmp_path, refs=refs, secrets=(("s/k", SecretBytes(b"v")),))
     kind = Catalog().get(place.type)
     assert kind.secret_refs(validated(kind.config_model, place.config)) == (SecretRef("s", "k"),)
     assert load(tmp_path, text, refs=refs, secrets=place.secrets).key == b"v"
@@ -194,7 +194,7 @@ def test_an_interrupt_while_a_file_is_loaded_is_not_taken_for_its_failure(tmp_pa
 def test_a_constructor_that_fails_does_not_show_its_secret(tmp_path):
     text = HEAD + "class F(Filter):\n    def __init__(self, c): raise ValueError(c.secrets['s/k'].reveal())\n"
     text += "    def request_headers(self, x): pass\n"
-    told = problem(tmp_path, text, refs=[{"name": "s", "key": "k"}], secrets=(("s/k", Secret(b"hunter2")),))
+    told = problem(tmp_path, text, refs=[{"name": "s", "key": "k"}], secrets=(("s/k", SecretBytes(b"hunter2")),))
     assert "f.py:4: ValueError while F was built" in told
     assert "hunter2" not in told
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from egressproxy.filters import Exchange, FilterContext
-from egressproxy.filters.request_redirect import RequestRedirect, RequestRedirectConfig
+from egressproxy.filters.request_redirect import RequestRedirectConfig, RequestRedirectFilter
 from egressproxy.filters.validation import validated
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.fields import Fields
@@ -16,7 +16,7 @@ def answer(host=b"a.test:8080", target=b"/old/x?q=1", came_by=b"http", **config)
     x.authority = parse_authority(host, 80) if host else None
     x.scheme = came_by
     x.path_prefix = b"/old"
-    return RequestRedirect(
+    return RequestRedirectFilter(
         FilterContext(validated(RequestRedirectConfig, json.dumps(config)), {}, "r", "-", "-")
     ).request_headers(x)
 
@@ -52,7 +52,7 @@ def test_a_redirect_of_a_backend_reference_answers_the_same():
     x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
     x.request = RequestHead(b"GET", b"/x", Fields())
     config = RequestRedirectConfig(hostname="b.test")
-    redirect = RequestRedirect(FilterContext(config, {}, "r", "-", "-"))
+    redirect = RequestRedirectFilter(FilterContext(config, {}, "r", "-", "-"))
     assert redirect.backend_request(x) == redirect.request_headers(x)
 
 

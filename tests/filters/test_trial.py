@@ -9,29 +9,29 @@ import pytest
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.trial import failures
-from egressproxy.spec.backend import BackendSpec, Destination
-from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
-from egressproxy.spec.policy import ExtensionSpec
-from egressproxy.spec.route import (
+from egressproxy.ir.backend import BackendIR, Destination
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.route import (
     AuthProtocol,
-    ExternalAuthSpec,
-    HttpRouteSpec,
-    HttpRuleSpec,
-    MirrorSpec,
-    StreamRouteSpec,
+    ExternalAuthIR,
+    HttpRouteIR,
+    HttpRuleIR,
+    MirrorIR,
+    StreamRouteIR,
     WeightedBackend,
 )
 
-BAD = ExtensionSpec("bad", "egressproxy.io/Python:v1", "request-headers", config='{"path": "none.py"}', source="X a/b")
-GOOD = ExtensionSpec("good", "egressproxy.io/BodyLimit:v1", "request-headers", config='{"maxBytes": 5}')
-BACKEND = WeightedBackend(BackendSpec("-", Destination.DYNAMIC), extensions=(BAD,))
-PLAIN = WeightedBackend(BackendSpec("-", Destination.DYNAMIC))
-AUTH = ExternalAuthSpec(GOOD, AuthProtocol.HTTP, BACKEND)
+BAD = ExtensionIR("bad", "egressproxy.io/Python:v1", "request-headers", config='{"path": "none.py"}', source="X a/b")
+GOOD = ExtensionIR("good", "egressproxy.io/BodyLimit:v1", "request-headers", config='{"maxBytes": 5}')
+BACKEND = WeightedBackend(BackendIR("-", Destination.DYNAMIC), extensions=(BAD,))
+PLAIN = WeightedBackend(BackendIR("-", Destination.DYNAMIC))
+AUTH = ExternalAuthIR(GOOD, AuthProtocol.HTTP, BACKEND)
 
 
-def listener(**parts: object) -> ConfigSpec:
-    made = ListenerSpec("a/gw", "l", ("127.0.0.1",), 1, ListenerProtocol.HTTP, **parts)  # type: ignore[arg-type]
-    return ConfigSpec((made,))
+def listener(**parts: object) -> ConfigIR:
+    made = ListenerIR("a/gw", "l", ("127.0.0.1",), 1, ListenerProtocol.HTTP, **parts)  # type: ignore[arg-type]
+    return ConfigIR((made,))
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,21 @@ def listener(**parts: object) -> ConfigSpec:
     [
         listener(extensions=(GOOD, BAD, BAD)),
         listener(default_backend=BACKEND),
-        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(extensions=(BAD,)),)),)),
-        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(backends=(BACKEND,)),)),)),
-        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(auth=AUTH),)),)),
-        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(mirrors=(MirrorSpec(BACKEND),)),)),)),
-        listener(http_routes=(HttpRouteSpec("a/r", (), (HttpRuleSpec(mirrors=(MirrorSpec(PLAIN, (BAD,)),)),)),)),
+        listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(extensions=(BAD,)),)),)),
+        listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(backends=(BACKEND,)),)),)),
+        listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(auth=AUTH),)),)),
+        listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(mirrors=(MirrorIR(BACKEND),)),)),)),
+        listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(mirrors=(MirrorIR(PLAIN, (BAD,)),)),)),)),
         listener(
             http_routes=(
-                HttpRouteSpec("a/r", (), (HttpRuleSpec(backends=(replace(PLAIN, mirrors=(MirrorSpec(BACKEND),)),)),)),
+                HttpRouteIR("a/r", (), (HttpRuleIR(backends=(replace(PLAIN, mirrors=(MirrorIR(BACKEND),)),)),)),
             )
         ),
-        listener(tls_routes=(StreamRouteSpec("a/r", (), (), extensions=(BAD,)),)),
-        listener(tcp_routes=(StreamRouteSpec("a/r", (), (BACKEND,)),)),
+        listener(tls_routes=(StreamRouteIR("a/r", (), (), extensions=(BAD,)),)),
+        listener(tcp_routes=(StreamRouteIR("a/r", (), (BACKEND,)),)),
     ],
 )
-def test_a_filter_that_cannot_be_built_is_found_wherever_it_stands(config: ConfigSpec) -> None:
+def test_a_filter_that_cannot_be_built_is_found_wherever_it_stands(config: ConfigIR) -> None:
     ((spec, error),) = failures(config, Catalog())
     assert spec is BAD
     assert str(error).startswith("X a/b: filter bad (egressproxy.io/Python:v1): none.py: ")

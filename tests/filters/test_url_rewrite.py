@@ -4,7 +4,7 @@ import pytest
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters import Exchange, FilterContext
-from egressproxy.filters.url_rewrite import UrlRewrite, UrlRewriteConfig
+from egressproxy.filters.url_rewrite import UrlRewriteConfig, UrlRewriteFilter
 from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
@@ -16,7 +16,9 @@ def rewritten(target, prefix=b"/v1", **config):
     x.path = target.partition(b"?")[0]
     x.path_prefix = prefix
     x.upstream_host = b"before.test"
-    UrlRewrite(FilterContext(validated(UrlRewriteConfig, json.dumps(config)), {}, "r", "-", "-")).request_headers(x)
+    UrlRewriteFilter(FilterContext(validated(UrlRewriteConfig, json.dumps(config)), {}, "r", "-", "-")).request_headers(
+        x
+    )
     return x
 
 

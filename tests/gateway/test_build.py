@@ -13,12 +13,12 @@ import pytest
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterBuildError
 from egressproxy.gateway.build import building
-from egressproxy.gateway.gateway import Gateway
-from egressproxy.gateway.live import Snapshot
-from egressproxy.model.secret import Secret
-from egressproxy.model.steps import Steps, finished
-from egressproxy.spec.gateway import CertificateSpec, ConfigSpec, ListenerProtocol, ListenerTlsSpec
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.gateway.gateway import GatewayServer
+from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.ir.gateway import CertificateIR, ConfigIR, ListenerProtocol, ListenerTlsIR
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.secret import SecretBytes
+from egressproxy.model.steps import Cooperative, finished
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from tests.support import manifests as m
@@ -37,14 +37,14 @@ class Mine(Filter):
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
-    made = Gateway(Catalog(), Metrics("0"), AccessLog("off"))
+async def gateway() -> AsyncIterator[GatewayServer]:
+    made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
     yield made
     await made.drain(0)
 
 
 @pytest.fixture(scope="module")
-def config() -> ConfigSpec:
+def config() -> ConfigIR:
     rule = m.prefix_rule("/", "origin")
     return compiled_spec(
         [
@@ -56,16 +56,16 @@ def config() -> ConfigSpec:
     )
 
 
-def steps(gateway: Gateway, config: ConfigSpec) -> Steps[Snapshot]:
+def steps(gateway: GatewayServer, config: ConfigIR) -> Cooperative[Snapshot]:
     return building(config, gateway.catalog, gateway.network, gateway.metrics, gateway.snapshot)
 
 
-async def test_it_pauses_at_least_once_for_every_rule(gateway: Gateway, config: ConfigSpec):
+async def test_it_pauses_at_least_once_for_every_rule(gateway: GatewayServer, config: ConfigIR):
     assert len(list(steps(gateway, config))) >= ROUTES
 
 
 async def test_a_listener_keeps_what_was_said_of_it_but_not_the_routes_which_are_in_its_tables(
-    gateway: Gateway, config: ConfigSpec
+    gateway: GatewayServer, config: ConfigIR
 ):
     snapshot = finished(steps(gateway, config))
     live = snapshot.ports["127.0.0.1", 8080].first
@@ -74,16 +74,16 @@ async def test_a_listener_keeps_what_was_said_of_it_but_not_the_routes_which_are
     assert live.hosts.match(f"h{ROUTES - 1}.test")
 
 
-def with_filter(config: ConfigSpec, folder: Path) -> ConfigSpec:
-    spec = ExtensionSpec(
+def with_filter(config: ConfigIR, folder: Path) -> ConfigIR:
+    spec = ExtensionIR(
         "mine", "egressproxy.io/Python:v1", "request-headers", config='{"path": "mine.py"}', folder=str(folder)
     )
     forward = replace(config.listeners[0], extensions=(spec,))
-    return ConfigSpec((forward, *config.listeners[1:]), 1)
+    return ConfigIR((forward, *config.listeners[1:]), 1)
 
 
 async def test_a_filter_that_runs_code_of_others_is_built_in_another_thread(
-    gateway: Gateway, config: ConfigSpec, tmp_path: Path
+    gateway: GatewayServer, config: ConfigIR, tmp_path: Path
 ):
     (tmp_path / "mine.py").write_text(FILTER)
     snapshot = await gateway.prepare(with_filter(config, tmp_path))
@@ -95,7 +95,7 @@ async def test_a_filter_that_runs_code_of_others_is_built_in_another_thread(
 
 
 async def test_a_part_that_cannot_be_built_leaves_what_is_in_service(
-    gateway: Gateway, config: ConfigSpec, tmp_path: Path
+    gateway: GatewayServer, config: ConfigIR, tmp_path: Path
 ):
     (tmp_path / "mine.py").write_text("raise RuntimeError")
     connectors = dict(gateway.network._resolvers)
@@ -106,20 +106,20 @@ async def test_a_part_that_cannot_be_built_leaves_what_is_in_service(
 
 
 async def test_code_of_others_runs_when_all_the_rest_is_built_and_once(
-    gateway: Gateway, config: ConfigSpec, tmp_path: Path
+    gateway: GatewayServer, config: ConfigIR, tmp_path: Path
 ):
     ran = tmp_path / "ran"
     (tmp_path / "mine.py").write_text(f"open({str(ran)!r}, 'a').write('x')\n{FILTER}")
     forward, web = (replace(each, port=free_port()) for each in with_filter(config, tmp_path).listeners)
-    good = ConfigSpec((forward, web), 1)
-    bad_tls = ListenerTlsSpec(certificates=(CertificateSpec("c", "no certificate", Secret(b"no key")),))
+    good = ConfigIR((forward, web), 1)
+    bad_tls = ListenerTlsIR(certificates=(CertificateIR("c", "no certificate", SecretBytes(b"no key")),))
     with pytest.raises(ssl.SSLError):
-        await gateway.prepare(ConfigSpec((forward, replace(web, protocol=ListenerProtocol.HTTPS, tls=bad_tls)), 1))
+        await gateway.prepare(ConfigIR((forward, replace(web, protocol=ListenerProtocol.HTTPS, tls=bad_tls)), 1))
     assert not ran.exists()
-    limit = ExtensionSpec("limit", "egressproxy.io/BodyLimit:v1", "connect", config='{"maxBytes": 5}')
+    limit = ExtensionIR("limit", "egressproxy.io/BodyLimit:v1", "connect", config='{"maxBytes": 5}')
     with pytest.raises(FilterBuildError, match="limit"):
         await gateway.prepare(
-            ConfigSpec((forward, replace(web, extensions=(limit,), default_backend=forward.default_backend)), 1)
+            ConfigIR((forward, replace(web, extensions=(limit,), default_backend=forward.default_backend)), 1)
         )
     assert not ran.exists()
     await gateway.put_into_service(await gateway.prepare(good))
@@ -128,7 +128,7 @@ async def test_code_of_others_runs_when_all_the_rest_is_built_and_once(
     assert ran.read_text() == "x"  # it lives on
 
 
-async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(gateway: Gateway):
+async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(gateway: GatewayServer):
     """Comparing and compiling them for each backend took seconds, and as many copies of them."""
     backends = [m.backend(f"b{number}", f"b{number}.test", 80) for number in range(3)]
     routes = [m.http_route(f"r{number}", m.prefix_rule("/", f"b{number}")) for number in range(3)]

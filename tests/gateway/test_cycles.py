@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from egressproxy.gateway.client import ClientConnection
-from egressproxy.gateway.life import Life
-from egressproxy.gateway.mirror import Copies, Copy
+from egressproxy.gateway.backends.mirror import Copies, Copy
+from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.sockets import SocketTransport
+from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.tunnel.relay import TransportEnd
 from egressproxy.protocols.tunnel.sockets import SocketEnd
 from egressproxy.protocols.tunnel.tunnel import Tunnel
-from egressproxy.transport.sockets import SocketTransport
-from egressproxy.transport.tls import TlsStream
 from tests.gateway.kit import ESTABLISHED, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
@@ -31,7 +31,7 @@ KINDS = (
     SocketEnd,
     SocketTransport,
     TlsStream,
-    Life,
+    HeldResources,
     Exchange,
     Copies,
     Copy,

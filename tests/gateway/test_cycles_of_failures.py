@@ -10,17 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.client import ClientConnection
-from egressproxy.gateway.life import Life
+from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.transport.tls import TlsStream
 from tests.gateway.kit import GET, certificate, connect, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
 from tests.support.pki import Pki
 
-KINDS = (ClientConnection, UpstreamConnection, TlsStream, Life, Exchange, GatewayError)
+KINDS = (ClientConnection, UpstreamConnection, TlsStream, HeldResources, Exchange, GatewayError)
 
 
 @pytest.fixture(autouse=True)

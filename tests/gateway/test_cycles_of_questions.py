@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.authorization.held import HeldRequest
-from egressproxy.gateway.client import ClientConnection
-from egressproxy.gateway.life import Life
+from egressproxy.gateway.exchange.buffered_body import BufferedRequest
+from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.unary import Call, UnaryConnection
-from tests.gateway.authorization import test_external_auth as http
-from tests.gateway.authorization import test_over_grpc as grpc
+from tests.gateway.ext_authz import test_filter as http
+from tests.gateway.ext_authz import test_grpc_client as grpc
 from tests.gateway.kit import OK
 from tests.support.conversation import Conversation, conversation
 
 KINDS = (
-    ClientConnection, UpstreamConnection, UnaryConnection, Call, Life, Exchange, HeldRequest, GatewayError,
+    ClientConnection, UpstreamConnection, UnaryConnection, Call, HeldResources, Exchange, BufferedRequest, GatewayError,
 )  # fmt: skip
 TIMES = {"timeouts": {"backendRequest": "50ms"}}
 

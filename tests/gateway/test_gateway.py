@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.gateway.gateway import Gateway
-from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.gateway.gateway import GatewayServer
+from egressproxy.ir.gateway import ConfigIR
+from egressproxy.net.listening import BindError
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.transport.listening import BindError
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.net import free_port
@@ -20,13 +20,13 @@ from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
-    made = Gateway(Catalog(), Metrics("0"), AccessLog("off"))
+async def gateway() -> AsyncIterator[GatewayServer]:
+    made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
     yield made
     await made.drain(0)
 
 
-def listening_on(*ports: int) -> ConfigSpec:
+def listening_on(*ports: int) -> ConfigIR:
     return compiled_spec([m.gateway(*(m.forward_listener(port, f"l{port}") for port in ports)), m.policy(["a.test"])])
 
 
@@ -38,7 +38,7 @@ def is_listening(port: int) -> bool:
     return True
 
 
-async def test_a_port_that_cannot_be_bound_leaves_everything_as_it_was(gateway: Gateway):
+async def test_a_port_that_cannot_be_bound_leaves_everything_as_it_was(gateway: GatewayServer):
     kept, free = free_port(), free_port()
     before = await gateway.apply(listening_on(kept))
     with socket.create_server(("127.0.0.1", 0)) as taken:  # noqa: SIM117 (its port is in the pattern)
@@ -51,7 +51,7 @@ async def test_a_port_that_cannot_be_bound_leaves_everything_as_it_was(gateway: 
     assert is_listening(free)
 
 
-async def test_equal_parts_live_on_and_a_listener_that_goes_is_closed(gateway: Gateway):
+async def test_equal_parts_live_on_and_a_listener_that_goes_is_closed(gateway: GatewayServer):
     one, two = free_port(), free_port()
     first = await gateway.apply(listening_on(one, two))
     second = await gateway.apply(listening_on(one))
@@ -64,7 +64,7 @@ async def test_equal_parts_live_on_and_a_listener_that_goes_is_closed(gateway: G
 
 
 async def test_a_drained_gateway_listens_no_more():
-    made = Gateway(Catalog(), Metrics("0"), AccessLog("off"))
+    made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
     port = free_port()
     await made.apply(listening_on(port))
     assert await made.drain(1.0) == 0

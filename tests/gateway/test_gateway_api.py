@@ -8,8 +8,8 @@ import pytest
 
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_connect import client_hello
 from tests.gateway.kit import TlsClient, certificate
-from tests.gateway.test_tunnels import client_hello
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.pki import Pki

@@ -9,10 +9,10 @@ import pytest
 from egressproxy.filters.base import Filter
 from egressproxy.model.exchange import Exchange
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_connect import CHANGE, SWITCHED, UPGRADE
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, TlsClient, certificate, connect, forward
-from tests.gateway.test_listener import proxy_over_tls
-from tests.gateway.test_streams import by_name
-from tests.gateway.test_tunnels import CHANGE, SWITCHED, UPGRADE
+from tests.gateway.listeners.test_bound_port import proxy_over_tls
+from tests.gateway.listeners.test_stream_connection import by_name
 from tests.protocols.tls.test_client_hello import extension, message, records, server_name
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter

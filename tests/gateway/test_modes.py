@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from tests.gateway.backends.test_mirror import mirrored, results
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_connect import CHANGE, client_hello, tls_routed, tunnel
 from tests.gateway.kit import GET, OK, OK_PASSED, connect, reverse
-from tests.gateway.test_mirror import mirrored, results
-from tests.gateway.test_streams import plain_stream
-from tests.gateway.test_tunnels import CHANGE, client_hello, tls_routed, tunnel
+from tests.gateway.listeners.test_stream_connection import plain_stream
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 

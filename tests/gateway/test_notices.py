@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.telemetry.notices import Subject
+from egressproxy.telemetry.notices import InvolvedObject
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, connect, exchange, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 
-GATEWAY = Subject("Gateway", "agents", "gw")
-POLICY = Subject("EgressPolicy", "agents", "default")
+GATEWAY = InvolvedObject("Gateway", "agents", "gw")
+POLICY = InvolvedObject("EgressPolicy", "agents", "default")
 LIMIT = {"requests": [{"per": "Route", "limit": 1, "window": "1h"}]}
 
 
-def noted(talk: Conversation) -> list[tuple[str, int, Subject, Subject | None]]:
+def noted(talk: Conversation) -> list[tuple[str, int, InvolvedObject, InvolvedObject | None]]:
     return [(each.reason, each.count, each.regarding, each.related) for each in talk.metrics.notices.take()]
 
 
@@ -47,7 +47,7 @@ def test_a_denial_in_a_tunnel_that_is_open_is_noted(converse_on: Start):
     talk.client << ESTABLISHED
     talk.client >> b"GET / HTTP/1.1\r\n\r\n"
     talk.until(lambda: bool(talk.records))
-    assert noted(talk) == [("NotTls", 1, Subject("TLSRoute", "agents", "inner"), GATEWAY)]
+    assert noted(talk) == [("NotTls", 1, InvolvedObject("TLSRoute", "agents", "inner"), GATEWAY)]
 
 
 def test_a_limit_of_a_route_is_of_the_route(converse_on: Start):
@@ -61,7 +61,7 @@ def test_a_limit_of_a_route_is_of_the_route(converse_on: Start):
     for _ in range(2):
         other >> request
         assert other.answer()[0] == 429
-    assert noted(talk) == [("RequestRate", 2, Subject("HTTPRoute", "agents", "route"), POLICY)]
+    assert noted(talk) == [("RequestRate", 2, InvolvedObject("HTTPRoute", "agents", "route"), POLICY)]
 
 
 def test_a_connection_beyond_the_limit_is_noted(converse_on: Start):
@@ -101,4 +101,4 @@ def test_a_backend_that_is_not_valid_is_noted_and_a_path_without_a_route_is_not(
     for path in (b"/gone", b"/gone", b"/elsewhere"):
         talk.client >> b"GET " + path + b" HTTP/1.1\r\nHost: any.example\r\n\r\n"
         talk.client.answer()
-    assert noted(talk) == [("BackendInvalid", 2, Subject("HTTPRoute", "agents", "route"), GATEWAY)]
+    assert noted(talk) == [("BackendInvalid", 2, InvolvedObject("HTTPRoute", "agents", "route"), GATEWAY)]

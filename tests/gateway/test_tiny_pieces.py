@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from egressproxy.gateway.authorization.held import HeldRequest
-from egressproxy.gateway.body import Collector
-from egressproxy.gateway.replay import REPLAY_LIMIT, ReplayedBody
-from egressproxy.gateway.streams import _Inner
+from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
+from egressproxy.gateway.exchange.body_filter import Collector
+from egressproxy.gateway.exchange.buffered_body import BufferedRequest
+from egressproxy.gateway.listeners.stream_connection import _Inner
 from egressproxy.model.message import CHUNKED
-from egressproxy.transport.flow import BodySink
+from egressproxy.net.flow_control import BodySink
 
 NOBODY = cast(Any, None)
 OCTETS = REPLAY_LIMIT
@@ -35,9 +35,9 @@ class Told(_Inner):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: ReplayedBody(CHUNKED, lambda _sink: None), id="for retries"),
+        pytest.param(lambda: ReplayableBody(CHUNKED, lambda _sink: None), id="for retries"),
         pytest.param(lambda: Collector(NOBODY), id="for filters"),
-        pytest.param(lambda: HeldRequest(NOBODY, NOBODY), id="for an authorization server"),
+        pytest.param(lambda: BufferedRequest(NOBODY, NOBODY), id="for an authorization server"),
         pytest.param(lambda: Told(NOBODY), id="for a tunnel"),
     ],
 )

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.explaining.test_explain import ask
+from tests.gateway.exchange.test_connect import client_hello
+from tests.gateway.explain.test_explain import ask
 from tests.gateway.kit import ESTABLISHED, OK, OK_PASSED, connect, forward, reverse
-from tests.gateway.test_tunnels import client_hello
 from tests.support import manifests as m
 from tests.support.manifests import Manifest
 
@@ -128,7 +128,7 @@ def test_nobody_goes_through_a_parent_that_has_it(converse: Start):
 def test_an_attempt_on_another_backend_of_the_rule_is_none_on_it(converse: Start, monkeypatch: pytest.MonkeyPatch):
     """A rule with retries chooses anew: the closed one answers for its share, and is never dialled."""
     rule = m.prefix_rule("/", "a", retry={"attempts": 3, "codes": [503]})
-    monkeypatch.setattr("egressproxy.gateway.live.random.random", lambda: 0.9)
+    monkeypatch.setattr("egressproxy.gateway.snapshot.random.random", lambda: 0.9)
     rule["backendRefs"] = [{**TO, "name": "a"}, {**TO, "name": "b"}]
     talk = converse(reverse(rule, objects=(m.backend("b", "b.example", 80, extensions=[SCAN]),)))
     talk.client >> GET

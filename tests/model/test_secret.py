@@ -7,11 +7,11 @@ import pickle
 
 import pytest
 
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 
 
 def test_no_way_of_printing_shows_it():
-    secret = Secret(b"open sesame")
+    secret = SecretBytes(b"open sesame")
     for shown in (
         repr(secret),
         str(secret),
@@ -26,10 +26,10 @@ def test_no_way_of_printing_shows_it():
 def test_it_is_not_pickled_or_copied_by_the_way():
     for leak in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match="not serialised"):
-            leak(Secret(b"open sesame"))
+            leak(SecretBytes(b"open sesame"))
 
 
 def test_equal_secrets_are_equal_so_that_a_reload_keeps_what_did_not_change():
-    assert Secret(b"a") == Secret(b"a")
-    assert len({Secret(b"a"), Secret(b"a"), Secret(b"b")}) == 2
-    assert Secret(b"a") != b"a"
+    assert SecretBytes(b"a") == SecretBytes(b"a")
+    assert len({SecretBytes(b"a"), SecretBytes(b"a"), SecretBytes(b"b")}) == 2
+    assert SecretBytes(b"a") != b"a"

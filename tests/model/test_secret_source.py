@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource, plain_source, source_of
 
 
@@ -15,7 +15,7 @@ from egressproxy.model.secret_source import ConfigSource, SecretSource, plain_so
         Path("/etc/policies"),
         SecretSource(path=Path("/run/secrets")),
         SecretSource("ns", "openai", "token", Path("/run/token")),
-        SecretSource("ns", "openai", "token", variable="TOKEN", value=Secret(b"hush")),
+        SecretSource("ns", "openai", "token", variable="TOKEN", value=SecretBytes(b"hush")),
     ],
 )
 def test_a_source_goes_through_a_pipe_as_plain_values(source: ConfigSource):

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.model.steps import Steps, finished
+from egressproxy.model.steps import Cooperative, finished
 
 
 def test_all_steps_are_taken_and_what_blocks_is_called_between_them():
     seen: list[str] = []
 
-    def work() -> Steps[str]:
+    def work() -> Cooperative[str]:
         seen.append("first")
         yield None
         yield lambda: seen.append("blocking")
@@ -23,7 +23,7 @@ def test_what_blocks_may_fail():
     def fail() -> None:
         raise ValueError("no")
 
-    def work() -> Steps[None]:
+    def work() -> Cooperative[None]:
         yield fail
 
     with pytest.raises(ValueError, match="no"):

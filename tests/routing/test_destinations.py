@@ -7,17 +7,17 @@ from ipaddress import ip_network
 import pytest
 
 from egressproxy.errors import Reason
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
+from egressproxy.ir.policy import DestinationRule, DestinationsIR, Mode, SniCheck
 from egressproxy.model.authority import parse_authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
-from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Mode, SniCheck
 
 
 def rule(*hostnames: str, **more: object) -> DestinationRule:
     return DestinationRule(hostnames, policy="ns/p", **more)  # type: ignore[arg-type]
 
 
-def reason(spec: DestinationsSpec, authority: bytes, *sources: str) -> Reason | None:
+def reason(spec: DestinationsIR, authority: bytes, *sources: str) -> Reason | None:
     refused = DestinationPolicy(spec, sources).refusal(parse_authority(authority, None))
     return refused.reason if refused is not None else None
 
@@ -49,38 +49,38 @@ NO = Reason.DESTINATION_NOT_ALLOWED
     ],
 )
 def test_one_entry(entry: DestinationRule, authority: bytes, expected: Reason | None):
-    assert reason(DestinationsSpec(allow=((entry,),)), authority) is expected
+    assert reason(DestinationsIR(allow=((entry,),)), authority) is expected
 
 
 def test_nothing_said_allows_nothing():
-    assert reason(DestinationsSpec(), b"a.test:443") is Reason.NO_POLICY
-    assert reason(DestinationsSpec(), b"a.test:443", "ns/p") is NO
-    assert reason(DestinationsSpec(allow=((),)), b"a.test:443", "ns/p") is NO
+    assert reason(DestinationsIR(), b"a.test:443") is Reason.NO_POLICY
+    assert reason(DestinationsIR(), b"a.test:443", "ns/p") is NO
+    assert reason(DestinationsIR(allow=((),)), b"a.test:443", "ns/p") is NO
 
 
 def test_deny_beats_allow_also_where_allow_is_more_specific():
-    spec = DestinationsSpec(allow=((rule("a.b.test"),),), deny=(rule("*.test"),))
+    spec = DestinationsIR(allow=((rule("a.b.test"),),), deny=(rule("*.test"),))
     assert reason(spec, b"a.b.test:443") is Reason.DESTINATION_DENIED
 
 
 def test_a_deny_of_one_port_leaves_the_others():
-    spec = DestinationsSpec(allow=((rule("a.test"),),), deny=(rule("a.test", ports=(80,)),))
+    spec = DestinationsIR(allow=((rule("a.test"),),), deny=(rule("a.test", ports=(80,)),))
     assert reason(spec, b"a.test:80") is Reason.DESTINATION_DENIED
     assert reason(spec, b"a.test:443") is None
 
 
 def test_a_wildcard_counts_where_the_exact_entry_has_another_port():
-    spec = DestinationsSpec(allow=((rule("a.b.test", ports=(80,)), rule("*.b.test", ports=(443,))),))
+    spec = DestinationsIR(allow=((rule("a.b.test", ports=(80,)), rule("*.b.test", ports=(443,))),))
     assert reason(spec, b"a.b.test:443") is None
 
 
 def test_policies_of_one_level_unite_and_levels_intersect():
-    spec = DestinationsSpec(allow=((rule("a.test"), rule("b.test")), (rule("b.test"), rule("c.test"))))
+    spec = DestinationsIR(allow=((rule("a.test"), rule("b.test")), (rule("b.test"), rule("c.test"))))
     assert [reason(spec, host + b".test:443") for host in (b"a", b"b", b"c")] == [NO, None, NO]
 
 
 def test_a_refusal_says_what_to_add():
-    refused = DestinationPolicy(DestinationsSpec(allow=((rule("a.test"),),))).refusal(
+    refused = DestinationPolicy(DestinationsIR(allow=((rule("a.test"),),))).refusal(
         parse_authority(b"b.test:8443", None)
     )
     assert refused is not None
@@ -89,7 +89,7 @@ def test_a_refusal_says_what_to_add():
 
 
 def test_a_refusal_of_an_address_says_under_which_key_and_what_else_it_takes():
-    policy = DestinationPolicy(DestinationsSpec(allow=((rule("a.test"),),)))
+    policy = DestinationPolicy(DestinationsIR(allow=((rule("a.test"),),)))
     for address, more in (("1.1.1.1", ""), ("10.0.0.7", "; not being public, it has to be in addresses.allow, too")):
         refused = policy.refusal(parse_authority(f"{address}:80".encode(), None))
         assert refused is not None
@@ -98,7 +98,7 @@ def test_a_refusal_of_an_address_says_under_which_key_and_what_else_it_takes():
 
 def test_a_refusal_for_the_port_alone_says_so():
     allowed = rule("a.test", "*.b.test", cidrs=(ip_network("192.0.2.0/24"),), ports=(443,))
-    policy = DestinationPolicy(DestinationsSpec(allow=((allowed,),)))
+    policy = DestinationPolicy(DestinationsIR(allow=((allowed,),)))
     for authority, found in (
         (b"a.test:81", "a.test is not allowed on port 81 by policy ns/p"),
         (b"c.b.test:81", "c.b.test is not allowed on port 81 by policy ns/p"),
@@ -112,7 +112,7 @@ def test_a_refusal_for_the_port_alone_says_so():
 
 
 def test_a_refusal_of_cloud_metadata_does_not_say_how_to_open_it():
-    policy = DestinationPolicy(DestinationsSpec(allow=((rule("a.test"),),)))
+    policy = DestinationPolicy(DestinationsIR(allow=((rule("a.test"),),)))
     for address in (b"169.254.169.254:80", b"[fd00:ec2::254]:80", b"[::ffff:169.254.169.254]:80"):
         refused = policy.refusal(parse_authority(address, None))
         assert refused is not None
@@ -124,7 +124,7 @@ def test_sni_is_checked_unless_every_level_says_otherwise():
     authority = parse_authority(b"a.test:443", None)
 
     def check(*groups: tuple[DestinationRule, ...]) -> SniCheck:
-        return DestinationPolicy(DestinationsSpec(allow=groups)).sni_check(authority)
+        return DestinationPolicy(DestinationsIR(allow=groups)).sni_check(authority)
 
     assert check((free,)) is SniCheck.ANY
     assert check((free,), (free,)) is SniCheck.ANY
@@ -134,7 +134,7 @@ def test_sni_is_checked_unless_every_level_says_otherwise():
 
 def test_what_was_allowed_is_known_again_by_host_and_port_and_what_was_refused_is_not():
     entry = rule("*.a.test", ports=(443,), sni=SniCheck.ANY)
-    policy = DestinationPolicy(DestinationsSpec(allow=((entry,),)))
+    policy = DestinationPolicy(DestinationsIR(allow=((entry,),)))
     for _ in range(3):
         for host in range(MAX_KNOWN + 10):
             allowed = parse_authority(b"h%d.a.test:443" % host, None)
@@ -156,7 +156,7 @@ def test_what_was_allowed_is_known_again_by_host_and_port_and_what_was_refused_i
     ],
 )
 def test_no_spelling_of_a_denied_address_passes(authority: bytes):
-    spec = DestinationsSpec(
+    spec = DestinationsIR(
         allow=((rule(cidrs=(ip_network("0.0.0.0/0"), ip_network("::/0"))),),),
         deny=(rule(cidrs=(ip_network("10.0.0.0/8"),), ports=(443,)),),
     )
@@ -165,13 +165,13 @@ def test_no_spelling_of_a_denied_address_passes(authority: bytes):
 
 
 def test_an_allowed_range_does_not_allow_another_spelling_of_it():
-    spec = DestinationsSpec(allow=((rule(cidrs=(ip_network("10.0.0.0/8"),)),),))
+    spec = DestinationsIR(allow=((rule(cidrs=(ip_network("10.0.0.0/8"),)),),))
     assert reason(spec, b"[::ffff:10.1.2.3]:443") is NO
 
 
 # --- backends: the place, not the spelling ---------------------------------------------------------------------------
-def fqdn(hostname: str, port: int = 443, parent: BackendSpec | None = None) -> BackendSpec:
-    return BackendSpec("ns/b", Destination.FQDN, hostname, port, tls=BackendTlsSpec(), parent=parent)
+def fqdn(hostname: str, port: int = 443, parent: BackendIR | None = None) -> BackendIR:
+    return BackendIR("ns/b", Destination.FQDN, hostname, port, tls=BackendTlsIR(), parent=parent)
 
 
 @pytest.mark.parametrize(
@@ -182,27 +182,27 @@ def fqdn(hostname: str, port: int = 443, parent: BackendSpec | None = None) -> B
         (rule("*.b.test"), fqdn("b.test"), False),
         (rule("b.test", ports=(443,)), fqdn("b.test"), True),
         (rule("b.test", ports=(80,)), fqdn("b.test"), False),
-        (rule("b.test"), BackendSpec("ns/b", Destination.DYNAMIC), False),
+        (rule("b.test"), BackendIR("ns/b", Destination.DYNAMIC), False),
         (rule("p.test"), fqdn("b.test", parent=fqdn("p.test", 3128)), True),
-        (rule("p.test", ports=(3128,)), BackendSpec("ns/b", Destination.DYNAMIC, parent=fqdn("p.test", 3128)), True),
+        (rule("p.test", ports=(3128,)), BackendIR("ns/b", Destination.DYNAMIC, parent=fqdn("p.test", 3128)), True),
         (rule("b.test", intercepts=True), fqdn("b.test"), False),
     ],
 )
 def test_a_deny_holds_for_a_backend_of_that_name_and_for_its_parents(
-    entry: DestinationRule, backend: BackendSpec, is_denied: bool
+    entry: DestinationRule, backend: BackendIR, is_denied: bool
 ):
-    denial = DestinationPolicy(DestinationsSpec(deny=(entry,))).denial_of(backend)
+    denial = DestinationPolicy(DestinationsIR(deny=(entry,))).denial_of(backend)
     assert (denial is not None) is is_denied
 
 
 def test_what_is_to_be_intercepted_hides_no_deny_of_the_same_name():
-    policy = DestinationPolicy(DestinationsSpec(deny=(rule("b.test", intercepts=True), rule("b.test"))))
+    policy = DestinationPolicy(DestinationsIR(deny=(rule("b.test", intercepts=True), rule("b.test"))))
     assert policy.denial_of(fqdn("b.test")) is not None
 
 
 def test_of_several_denies_that_match_one_that_report_mode_does_not_lift_decides():
     deny = (rule("b.test"), rule("*.test", is_firm=True), rule("p.test", is_firm=True), rule("b.other"))
-    policy = DestinationPolicy(DestinationsSpec(deny=deny))
+    policy = DestinationPolicy(DestinationsIR(deny=deny))
     for host, is_firm in ((b"b.test:443", True), (b"c.test:443", True), (b"b.other:443", False)):
         denied = policy.denial(parse_authority(host, None))
         assert denied is not None
@@ -214,7 +214,7 @@ def test_of_several_denies_that_match_one_that_report_mode_does_not_lift_decides
 
 
 def test_an_allow_list_that_no_mode_lifts_decides_before_a_deny_that_mode_report_lifts():
-    spec = DestinationsSpec(((rule("a.test"),), (rule("b.test"),)), (rule("a.test"), rule("b.test")), firm_allow=1)
+    spec = DestinationsIR(((rule("a.test"),), (rule("b.test"),)), (rule("a.test"), rule("b.test")), firm_allow=1)
     policy = DestinationPolicy(spec)
     for host, why, is_firm in (("a.test", Reason.DESTINATION_DENIED, False), ("b.test", NO, True)):
         for ask in (policy.refusal, policy.firm_refusal):
@@ -224,7 +224,7 @@ def test_an_allow_list_that_no_mode_lifts_decides_before_a_deny_that_mode_report
 
 
 def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry():
-    policy = DestinationPolicy(DestinationsSpec(deny=(rule("a.test", "*.test", ports=(443, 8443)),)))
+    policy = DestinationPolicy(DestinationsIR(deny=(rule("a.test", "*.test", ports=(443, 8443)),)))
     named = policy.denial(parse_authority(b"b.test:443", None))
     denial = policy.denial_of(fqdn("b.test"))
     assert named is not None
@@ -239,7 +239,7 @@ def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry()
 
 
 def test_an_entry_that_is_there_for_subjects_is_not_advised_once_more():
-    spec = DestinationsSpec(allow=((),), withheld=(rule("a.test", ports=(443,)),))
+    spec = DestinationsIR(allow=((),), withheld=(rule("a.test", ports=(443,)),))
     policy = DestinationPolicy(spec, ("ns/p",))
     refused = policy.refusal(parse_authority(b"a.test:443", None))
     assert refused is not None
@@ -270,13 +270,13 @@ def test_the_entry_that_allows_is_the_one_that_is_found(named: str, entry: str):
         rule("a.test", ports=(443,)), rule("*.a.test"), rule("*.x.a.test", ports=(443,)),
         DestinationRule(cidrs=(ip_network("192.0.2.0/24"),), policy="ns/p"), DestinationRule(policy="ns/p"),
     )  # fmt: skip
-    policy = DestinationPolicy(DestinationsSpec((rules,)))
+    policy = DestinationPolicy(DestinationsIR((rules,)))
     found = policy.entry(parse_authority(named.encode(), None))
     assert found is not None
     assert found[1] == entry
 
 
 def test_where_a_level_has_no_entry_nothing_is_named():
-    policy = DestinationPolicy(DestinationsSpec(((rule("a.test"),), ())))
+    policy = DestinationPolicy(DestinationsIR(((rule("a.test"),), ())))
     assert policy.entry(parse_authority(b"a.test:443", None)) is None
-    assert DestinationPolicy(DestinationsSpec()).entry(parse_authority(b"a.test:443", None)) is None
+    assert DestinationPolicy(DestinationsIR()).entry(parse_authority(b"a.test:443", None)) is None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.errors import Reason
+from egressproxy.ir.policy import DestinationRule, DestinationsIR, Mode
 from egressproxy.model.authority import parse_authority
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.permission import Permission, strictest
-from egressproxy.spec.policy import DestinationRule, DestinationsSpec, Mode
 
-ALLOW_OK = DestinationsSpec(allow=((DestinationRule(("ok.test",), policy="ns/p"),),))
+ALLOW_OK = DestinationsIR(allow=((DestinationRule(("ok.test",), policy="ns/p"),),))
 
 
 def permission(
     *hostnames: str,
-    spec: DestinationsSpec = ALLOW_OK,
+    spec: DestinationsIR = ALLOW_OK,
     mode: Mode = Mode.ENFORCE,
     ports: tuple[int, ...] | None = None,
 ) -> Permission:
@@ -33,7 +33,7 @@ def test_every_host_is_no_name(hostname: str):
 
 
 def test_a_wildcard_stands_for_what_is_below_it_until_an_allow_list_says_which_part():
-    nothing = DestinationsSpec()
+    nothing = DestinationsIR()
     assert permission("*.test", spec=nothing).names(parse_authority(b"*.test:80".replace(b"*", b"a"), None))
     assert not permission("*.test").names(parse_authority(b"a.test:80", None))
     assert reason(permission("*.test"), b"ok.test:80") is None

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.routing.precedence import criterion
 from egressproxy.routing.table import HttpTable
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, PathMatchType, ValueMatch
 
 EXACT, PREFIX, REGEX = PathMatchType.EXACT, PathMatchType.PREFIX, PathMatchType.REGEX
 ONE, TWO = ValueMatch("one", "1"), ValueMatch("two", "2")
 
 
 def route(name, *matches, hosts=("a.test",), created="~"):
-    rules = tuple(HttpRuleSpec(matches=(match,), index=index) for index, match in enumerate(matches))
-    return HttpRouteSpec(name, tuple(hosts), rules, created)
+    rules = tuple(HttpRuleIR(matches=(match,), index=index) for index, match in enumerate(matches))
+    return HttpRouteIR(name, tuple(hosts), rules, created)
 
 
 def table(*routes):
@@ -35,39 +35,39 @@ def first_two(made, path=b"/a/b?one=1&two=2", method=b"GET"):
     ("winner", "other", "why"),
     [
         (
-            route("n/w", MatchSpec()), route("n/o", MatchSpec("/a/b", EXACT), hosts=("*.test",)),
+            route("n/w", MatchIR()), route("n/o", MatchIR("/a/b", EXACT), hosts=("*.test",)),
             "hostname a.test is more specific than *.test",
         ),
         (
-            route("n/w", MatchSpec(), hosts=("*.test",)), route("n/o", MatchSpec("/a/b", EXACT), hosts=()),
+            route("n/w", MatchIR(), hosts=("*.test",)), route("n/o", MatchIR("/a/b", EXACT), hosts=()),
             "hostname *.test is more specific than every host",
         ),
         (
-            route("n/w", MatchSpec("/a/b", EXACT)), route("n/o", MatchSpec("/a/.*", REGEX)),
+            route("n/w", MatchIR("/a/b", EXACT)), route("n/o", MatchIR("/a/.*", REGEX)),
             "an exact path comes before a regular expression",
         ),
         (
-            route("n/w", MatchSpec("/a/b")), route("n/o", MatchSpec("/a", method="GET")),
+            route("n/w", MatchIR("/a/b")), route("n/o", MatchIR("/a", method="GET")),
             "its path is longer (4 octets, not 2)",
         ),
         (
-            route("n/w", MatchSpec("/a", method="GET")), route("n/o", MatchSpec("/a", headers=(ONE,))),
+            route("n/w", MatchIR("/a", method="GET")), route("n/o", MatchIR("/a", headers=(ONE,))),
             "it names the method",
         ),
         (
-            route("n/w", MatchSpec(headers=(ONE, TWO))), route("n/o", MatchSpec(headers=(ONE,), query=(ONE,))),
+            route("n/w", MatchIR(headers=(ONE, TWO))), route("n/o", MatchIR(headers=(ONE,), query=(ONE,))),
             "it matches more headers (2, not 1)",
         ),
         (
-            route("n/w", MatchSpec(query=(ONE, TWO))), route("n/o", MatchSpec(query=(ONE,)), created="2020"),
+            route("n/w", MatchIR(query=(ONE, TWO))), route("n/o", MatchIR(query=(ONE,)), created="2020"),
             "it matches more query parameters (2, not 1)",
         ),
         (
-            route("n/w", MatchSpec(), created="2020-01-01T00:00:00Z"), route("n/a", MatchSpec()),
+            route("n/w", MatchIR(), created="2020-01-01T00:00:00Z"), route("n/a", MatchIR()),
             "its route is older (2020-01-01T00:00:00Z; the other: no creationTimestamp)",
         ),
         (
-            route("n/a", MatchSpec()), route("n/b", MatchSpec()),
+            route("n/a", MatchIR()), route("n/b", MatchIR()),
             "its route comes first by name (n/a before n/b)",
         ),
     ],
@@ -80,32 +80,32 @@ def test_the_criterion_by_which_a_rule_wins(winner, other, why):
 
 
 def test_rules_of_one_route_win_by_their_place():
-    first, second = first_two(table(route("n/r", MatchSpec("/a"), MatchSpec("/a"))))
+    first, second = first_two(table(route("n/r", MatchIR("/a"), MatchIR("/a"))))
     assert (first.rule, second.rule) == (0, 1)
     assert criterion(first, second) == "its rule stands first in the route"
 
 
 def test_other_matches_of_the_winning_rule_are_no_runner_up():
-    both = HttpRouteSpec("n/r", ("a.test",), (HttpRuleSpec(matches=(MatchSpec("/a/b"), MatchSpec("/a"))),))
-    made = table(both, route("n/o", MatchSpec()))
+    both = HttpRouteIR("n/r", ("a.test",), (HttpRuleIR(matches=(MatchIR("/a/b"), MatchIR("/a"))),))
+    made = table(both, route("n/o", MatchIR()))
     assert [each.route for each in first_two(made)] == ["n/r", "n/o"]
 
 
 def test_a_match_says_what_it_matches_and_where():
-    (found,) = first_two(table(route("n/r", MatchSpec("/a", method="GET", headers=(ONE,), query=(TWO,)))))
+    (found,) = first_two(table(route("n/r", MatchIR("/a", method="GET", headers=(ONE,), query=(TWO,)))))
     assert (found.kind, found.rule, found.hostname) == ("HTTPRoute", 0, "a.test")
     assert found.text == "GET PathPrefix /a header one=1 query two=2"
 
 
 def test_a_table_tells_whether_headers_or_queries_decide():
-    made = table(route("n/r", MatchSpec(headers=(ONE,))), route("n/o", MatchSpec(), hosts=("b.test",)))
+    made = table(route("n/r", MatchIR(headers=(ONE,))), route("n/o", MatchIR(), hosts=("b.test",)))
     assert made.depends_on_fields("a.test")
     assert not made.depends_on_fields("b.test")
 
 
 _PATHS = st.sampled_from(["/", "/a", "/a/b", "/a/b/c"])
 _MATCHES = st.builds(
-    MatchSpec, _PATHS, st.sampled_from([EXACT, PREFIX]), st.sampled_from(["", "GET", "PUT"]),
+    MatchIR, _PATHS, st.sampled_from([EXACT, PREFIX]), st.sampled_from(["", "GET", "PUT"]),
     st.sampled_from([(), (ONE,), (ONE, TWO)]), st.sampled_from([(), (TWO,)]),
 )  # fmt: skip
 _ROUTES = st.lists(

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.errors import BadRequest, Reason
+from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.routing.table import HttpTable, RouteError
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec, MatchSpec, MatchType, PathMatchType, ValueMatch
 from tests.support.properties import examples
 
 EXACT, PREFIX, REGEX = PathMatchType.EXACT, PathMatchType.PREFIX, PathMatchType.REGEX
@@ -15,7 +15,7 @@ EXACT, PREFIX, REGEX = PathMatchType.EXACT, PathMatchType.PREFIX, PathMatchType.
 
 def route(name, *matches, hosts=("a.test",), created="~"):
     """A route with one rule per match."""
-    return HttpRouteSpec(name, tuple(hosts), tuple(HttpRuleSpec(matches=(m,)) for m in matches), created)
+    return HttpRouteIR(name, tuple(hosts), tuple(HttpRuleIR(matches=(m,)) for m in matches), created)
 
 
 def table(*routes):
@@ -31,7 +31,7 @@ def ask(made, path, host="a.test", method=b"GET", fields=()):
 
 
 def prefix(path, **more):
-    return MatchSpec(path, PREFIX, **more)
+    return MatchIR(path, PREFIX, **more)
 
 
 def test_a_prefix_matches_by_path_elements():
@@ -43,14 +43,14 @@ def test_a_prefix_matches_by_path_elements():
 
 
 def test_the_matched_prefix_is_given_back_as_written():
-    made = table(route("r", prefix("/foo/"), prefix("/"), MatchSpec("/exact", EXACT)))
+    made = table(route("r", prefix("/foo/"), prefix("/"), MatchIR("/exact", EXACT)))
     assert made.match("a.test", b"GET", b"/foo/bar", Fields()) == ("r#0", b"/foo/")
     assert made.match("a.test", b"GET", b"/other", Fields()) == ("r#1", b"/")
     assert made.match("a.test", b"GET", b"/exact", Fields()) == ("r#2", b"")
 
 
 def test_an_exact_path_matches_nothing_but_itself():
-    made = table(route("r", MatchSpec("/abc", EXACT)))
+    made = table(route("r", MatchIR("/abc", EXACT)))
     assert ask(made, b"/abc") == ask(made, b"/abc?q=1") == "r"
     for path in (b"/abc/", b"/Abc", b"/abcd", b"/ab"):
         assert ask(made, path) is None
@@ -59,7 +59,7 @@ def test_an_exact_path_matches_nothing_but_itself():
 def test_exact_beats_expression_beats_the_longest_prefix():
     made = table(
         route("any", prefix("/")), route("short", prefix("/a")), route("long", prefix("/a/b")),
-        route("regex", MatchSpec("/a/b/[0-9]+", REGEX)), route("exact", MatchSpec("/a/b/1", EXACT)),
+        route("regex", MatchIR("/a/b/[0-9]+", REGEX)), route("exact", MatchIR("/a/b/1", EXACT)),
     )  # fmt: skip
     asked = [ask(made, path) for path in (b"/a/b/1", b"/a/b/2", b"/a/b/x", b"/a/x", b"/x")]
     assert asked == ["exact", "regex", "long", "short", "any"]
@@ -111,8 +111,8 @@ def test_what_is_written_beats_what_is_derived_for_preflight_requests():
 
 def test_a_more_specific_hostname_beats_every_path():
     made = table(
-        route("any", MatchSpec("/x", EXACT), hosts=()),
-        route("wild", MatchSpec("/x", EXACT), hosts=("*.test",)),
+        route("any", MatchIR("/x", EXACT), hosts=()),
+        route("wild", MatchIR("/x", EXACT), hosts=("*.test",)),
         route("exact", prefix("/"), hosts=("a.test",)),
     )
     assert ask(made, b"/x") == "exact"
@@ -176,7 +176,7 @@ def test_a_host_without_path_rules_passes_dot_segments_though_others_have_some()
 
 
 def test_an_encoded_letter_does_not_evade_a_rule():
-    made = table(route("r", prefix("/admin"), MatchSpec("/x%2Dy", EXACT), prefix("/")))
+    made = table(route("r", prefix("/admin"), MatchIR("/x%2Dy", EXACT), prefix("/")))
     assert ask(made, b"/%61dmin/x") == "r#0"
     assert ask(made, b"/x-y") == ask(made, b"/x%2dy") == "r#1"
     assert ask(made, b"/%2Fadmin") == "r#2"
@@ -209,7 +209,7 @@ def test_a_query_expression_has_to_match_the_whole_value():
 
 
 def test_a_value_too_long_for_an_expression_is_refused_rather_than_passed_to_another_rule():
-    made = table(route("r", MatchSpec("/[a-z]*", REGEX), prefix("/")))
+    made = table(route("r", MatchIR("/[a-z]*", REGEX), prefix("/")))
     with pytest.raises(BadRequest) as caught:
         ask(made, b"/" + b"a" * 3000)
     assert (caught.value.status, caught.value.reason) == (414, Reason.TARGET_TOO_LONG)
@@ -221,14 +221,14 @@ def test_a_value_too_long_for_an_expression_is_refused_rather_than_passed_to_ano
 
 def test_a_rule_of_several_hostnames_has_its_rank_under_each():
     older = route("n/b", prefix("/"), hosts=("*.test",))
-    several = route("n/c", MatchSpec("/", EXACT), prefix("/"), hosts=("a.test", "*.test"))
+    several = route("n/c", MatchIR("/", EXACT), prefix("/"), hosts=("a.test", "*.test"))
     for routes in ((older, several), (several, older)):
         assert ask(table(*routes), b"/a", host="b.a.test") == "n/b"
 
 
 def test_a_refused_expression_names_route_and_rule():
     with pytest.raises(RouteError, match=r"HTTPRoute n/r, rule 1: .*has no backreferences"):
-        table(route("n/r", prefix("/"), MatchSpec(r"(a)\1", REGEX)))
+        table(route("n/r", prefix("/"), MatchIR(r"(a)\1", REGEX)))
 
 
 def test_a_path_of_many_slashes_is_answered_at_once():
@@ -245,18 +245,18 @@ PATHS = st.lists(ELEMENTS, max_size=3).map(lambda parts: "/" + "/".join(parts))
 VALUES = st.lists(st.builds(ValueMatch, st.sampled_from(["h", "k"]), st.sampled_from(["1", "2"])), max_size=2,
                   unique_by=lambda v: v.name).map(tuple)  # fmt: skip
 MATCHES = st.builds(
-    MatchSpec,
+    MatchIR,
     path=PATHS | PATHS.map(lambda p: p.rstrip("/") + "/"),
     path_type=st.sampled_from([EXACT, PREFIX]),
     method=st.sampled_from(["", "", "GET", "PUT"]),
     headers=VALUES,
     query=VALUES,
 )
-RULES = st.builds(HttpRuleSpec, matches=st.lists(MATCHES, min_size=1, max_size=2).map(tuple))
+RULES = st.builds(HttpRuleIR, matches=st.lists(MATCHES, min_size=1, max_size=2).map(tuple))
 HOSTS = st.sampled_from(["a.test", "b.a.test", "*.test", "*.a.test", "c.example"])
 ROUTES = st.lists(
     st.builds(
-        HttpRouteSpec,
+        HttpRouteIR,
         name=st.sampled_from(["n/a", "n/b", "n/c"]),
         hostnames=st.lists(HOSTS, max_size=2, unique=True).map(tuple),
         rules=st.lists(RULES, min_size=1, max_size=3).map(tuple),
@@ -332,6 +332,6 @@ def test_a_table_is_built_a_route_at_a_time():
 
 def test_matches_with_expressions_are_compiled_one_at_a_time():
     pattern = ValueMatch("x", "[a-z]{9}", MatchType.REGEX)
-    for match in (prefix("/", headers=(pattern,)), prefix("/", query=(pattern,)), MatchSpec("/[a-z]{9}", REGEX)):
-        spec = HttpRouteSpec("r", ("a.test",), (HttpRuleSpec(matches=(match,) * 20),))
+    for match in (prefix("/", headers=(pattern,)), prefix("/", query=(pattern,)), MatchIR("/[a-z]{9}", REGEX)):
+        spec = HttpRouteIR("r", ("a.test",), (HttpRuleIR(matches=(match,) * 20),))
         assert len(list(HttpTable.building([(spec, ["r"])]))) >= 20

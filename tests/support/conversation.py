@@ -38,24 +38,24 @@ from typing import Any, TypeVar, cast
 import yaml
 
 from egressproxy.config.compile import Defaults, compile_config
-from egressproxy.config.load import load_text
+from egressproxy.config.reading.load import load_text
 from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.builtin import BUILTIN_TYPES
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import FilterConfig
+from egressproxy.gateway.backends.connector import Network
 from egressproxy.gateway.build import build
-from egressproxy.gateway.conductor import Conductor
-from egressproxy.gateway.connector import Network
-from egressproxy.gateway.listener import BoundPort
+from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.listeners.bound_port import BoundPort
+from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.exchange import Exchange
-from egressproxy.spec.gateway import ConfigSpec
+from egressproxy.net.listening import bind
+from egressproxy.net.loop import new_loop
+from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.transport.listening import bind
-from egressproxy.transport.loop import new_loop
-from egressproxy.transport.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
 from tests.support.manifests import Manifest
 from tests.support.waiting import WAIT_S
@@ -86,9 +86,9 @@ def scripted_type(filters: dict[str, Filter]) -> FilterType:
     return FilterType(FILTER_TYPE, frozenset(Phase), ScriptedConfig, make, also=frozenset(Phase))
 
 
-def compiled_spec(written: str | ConfigSpec | Iterable[Manifest], catalog: Catalog | None = None) -> ConfigSpec:
+def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog | None = None) -> ConfigIR:
     """YAML text, manifests or a spec, as the data plane needs it."""
-    if isinstance(written, ConfigSpec):
+    if isinstance(written, ConfigIR):
         return written
     text = written if isinstance(written, str) else yaml.safe_dump_all(list(written))
     return compile_config(load_text(text, "test.yaml"), catalog or Catalog(), Defaults(("127.0.0.1",))).spec
@@ -482,7 +482,7 @@ class SocketPeer(Peer, asyncio.Protocol):
 
 # --- the conversation ----------------------------------------------------------------------------------------------
 def conversation(
-    written: str | ConfigSpec | Iterable[Manifest], *, filters: dict[str, Filter] | None = None, wire: str = "memory"
+    written: str | ConfigIR | Iterable[Manifest], *, filters: dict[str, Filter] | None = None, wire: str = "memory"
 ) -> Conversation:
     """Start a data plane with this configuration and connect one client. `wire` is "memory" or "sockets"."""
     return Conversation(written, filters or {}, is_memory=wire == "memory")
@@ -494,7 +494,7 @@ class Conversation:
     origin: Peer
 
     def __init__(
-        self, written: str | ConfigSpec | Iterable[Manifest], filters: dict[str, Filter], *, is_memory: bool
+        self, written: str | ConfigIR | Iterable[Manifest], filters: dict[str, Filter], *, is_memory: bool
     ) -> None:
         self.is_memory = is_memory
         # In memory nothing is waited for but what the loop itself has yet to do, which asyncio's own loop shows.
@@ -517,7 +517,7 @@ class Conversation:
         self.run(self._start(compiled_spec(written, self.catalog)))
         self.client = self.connect()
 
-    async def _start(self, spec: ConfigSpec) -> None:
+    async def _start(self, spec: ConfigIR) -> None:
         self.wheel = TimerWheel()
         self.network = Network(self.loop, self.wheel, self.metrics.count_dns, b"gw")
         self.network.dialer = self.dialer  # type: ignore[assignment]
@@ -544,7 +544,7 @@ class Conversation:
         self._accepted.append(peer)
         return peer
 
-    def reload(self, written: str | ConfigSpec | Iterable[Manifest]) -> None:
+    def reload(self, written: str | ConfigIR | Iterable[Manifest]) -> None:
         """Swap the snapshot, as Gateway does; the same ports."""
         old = self.snapshot
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from egressproxy.transport.loop import new_loop
-from egressproxy.transport.loop_name import LOOP_NAME
+from egressproxy.net.loop import new_loop
+from egressproxy.net.loop_name import LOOP_NAME
 
 __all__ = ["BOTH_LOOPS"]
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from egressproxy.model.secret import Secret
-from egressproxy.spec.gateway import CertificateSpec, ListenerTlsSpec
+from egressproxy.ir.gateway import CertificateIR, ListenerTlsIR
+from egressproxy.model.secret import SecretBytes
 
 
 class Pki:
@@ -48,13 +48,16 @@ class Pki:
         span = span if begin or end else {}
         return self.ca.issue_cert(*names, common_name=cn, key_type=trustme.KeyType.ECDSA, **span)
 
-    def certificate(self, *names: str, cn: str | None = None, expired: bool = False) -> CertificateSpec:
+    def certificate(self, *names: str, cn: str | None = None, expired: bool = False) -> CertificateIR:
         leaf = self.issue(*names, cn=cn, expired=expired)
-        return CertificateSpec(
-            "tests/cert", chain(leaf), Secret(leaf.private_key_pem.bytes()), tuple(n for n in names if "://" not in n)
+        return CertificateIR(
+            "tests/cert",
+            chain(leaf),
+            SecretBytes(leaf.private_key_pem.bytes()),
+            tuple(n for n in names if "://" not in n),
         )
 
-    def identified(self, *identities: str) -> CertificateSpec:
+    def identified(self, *identities: str) -> CertificateIR:
         """A server certificate with these subject alternative names: a URI where it has a scheme, else a DNS name."""
         now = datetime.datetime.now(datetime.UTC)
         days = datetime.timedelta(days=1)
@@ -72,10 +75,10 @@ class Pki:
         signer = load_pem_private_key(self.ca.private_key_pem.bytes(), None)
         made = builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)  # type: ignore[arg-type]
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        return CertificateSpec("tests/cert", made.decode(), Secret(private))
+        return CertificateIR("tests/cert", made.decode(), SecretBytes(private))
 
-    def listener(self, *names: str, expired: bool = False) -> ListenerTlsSpec:
-        return ListenerTlsSpec(certificates=(self.certificate(*names, expired=expired),))
+    def listener(self, *names: str, expired: bool = False) -> ListenerTlsIR:
+        return ListenerTlsIR(certificates=(self.certificate(*names, expired=expired),))
 
     def server_context(self, *names: str) -> ssl.SSLContext:
         """A context for a server that shows a certificate for these names."""

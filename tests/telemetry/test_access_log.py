@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import parse_authority
-from egressproxy.model.exchange import Exchange, Identity
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.telemetry.access_log import AccessLog
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -69,7 +69,7 @@ def logged(path: Path, *exchanges: Exchange) -> list[dict[str, Any]]:
 
 
 def test_a_line_has_the_promised_keys_and_values(tmp_path: Path):
-    (line,) = logged(tmp_path / "log", exchange(identity=Identity("team", "builder")))
+    (line,) = logged(tmp_path / "log", exchange(identity=CallerIdentity("team", "builder")))
     assert list(line) == KEYS
     assert line == {
         "time": "2023-11-14T22:13:20.250Z",
@@ -164,7 +164,7 @@ def test_no_value_can_break_a_line(
     route: str,
 ):
     log = AccessLog("off")
-    x = exchange(path=path, method=method, request_id=request_id, identity=Identity(namespace, "sa"), route="r")
+    x = exchange(path=path, method=method, request_id=request_id, identity=CallerIdentity(namespace, "sa"), route="r")
     for line in (log._plain(x), log._explained(exchange(detail=detail, route=route, path=path))):
         assert line.endswith("\n")
         assert len(line.splitlines()) == 1

@@ -9,10 +9,10 @@ import pytest
 
 from egressproxy.telemetry.events import COMBINED, LINES, MAX_AGE_S, MAX_EVENTS, WINDOW_S, Events
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import MAX_SIMILAR, Notice, Severity, Subject
+from egressproxy.telemetry.notices import MAX_SIMILAR, EventType, InvolvedObject, Notice
 
-GATEWAY = Subject("Gateway", "agents", "gw")
-NOTICE = Notice(Severity.WARNING, "DestinationNotAllowed", "Deny", GATEWAY, None, "evil.test is not allowed", count=1)
+GATEWAY = InvolvedObject("Gateway", "agents", "gw")
+NOTICE = Notice(EventType.WARNING, "DestinationNotAllowed", "Deny", GATEWAY, None, "evil.test is not allowed", count=1)
 
 
 class World:
@@ -53,10 +53,10 @@ def test_the_same_again_is_one_event_with_a_count_and_its_times(world: World):
 
 def test_another_object_reason_message_or_policy_is_another_event(world: World):
     world.tell()
-    world.tell(regarding=Subject("Gateway", "agents", "other"))
+    world.tell(regarding=InvolvedObject("Gateway", "agents", "other"))
     world.tell(reason="SniMismatch")
     world.tell(message="other.test is not allowed")
-    world.tell(related=Subject("EgressPolicy", "agents", "rules"))
+    world.tell(related=InvolvedObject("EgressPolicy", "agents", "rules"))
     assert [event.count for event in world.all] == [1] * 5
 
 
@@ -102,7 +102,7 @@ def test_messages_that_went_silent_make_room(world: World):
 
 def test_the_number_is_bounded_and_the_oldest_go(world: World):
     for number in range(MAX_EVENTS + 10):
-        world.tell(regarding=Subject("Gateway", "agents", f"gw{number}"))
+        world.tell(regarding=InvolvedObject("Gateway", "agents", f"gw{number}"))
     found = world.all
     assert len(found) == MAX_EVENTS
     assert found[0].regarding.name == "gw10"
@@ -112,9 +112,9 @@ def test_the_number_is_bounded_and_the_oldest_go(world: World):
 def test_what_happened_again_is_not_the_oldest(world: World):
     world.tell()
     for number in range(MAX_EVENTS - 1):
-        world.tell(regarding=Subject("Gateway", "agents", f"gw{number}"))
+        world.tell(regarding=InvolvedObject("Gateway", "agents", f"gw{number}"))
     world.tell()
-    world.tell(regarding=Subject("Gateway", "agents", "one more"))
+    world.tell(regarding=InvolvedObject("Gateway", "agents", "one more"))
     assert NOTICE.regarding in {event.regarding for event in world.all}
 
 
@@ -136,10 +136,10 @@ def test_a_line_is_logged_at_the_first_time_and_at_every_doubling(world: World, 
 
 def test_a_flood_of_kinds_has_a_bounded_number_of_lines(world: World, lines: Callable[[], list[str]]):
     for number in range(500):
-        world.tell(regarding=Subject("Gateway", "agents", f"gw{number}"))
+        world.tell(regarding=InvolvedObject("Gateway", "agents", f"gw{number}"))
     assert len(lines()) == LINES
     world.now += 2
-    world.tell(regarding=Subject("Gateway", "agents", "last"))
+    world.tell(regarding=InvolvedObject("Gateway", "agents", "last"))
     assert lines()[LINES] == f"{500 - LINES} events before this one had no line of their own"
 
 
@@ -152,7 +152,7 @@ def test_what_the_log_has_already_is_not_logged_again(world: World, lines: Calla
 def test_they_are_counted_by_type_and_reason(world: World):
     world.tell(3)
     world.tell(2, message="other.test")
-    world.tell(severity=Severity.NORMAL, reason="ConfigurationAccepted")
+    world.tell(severity=EventType.NORMAL, reason="ConfigurationAccepted")
     counted = {("Warning", "DestinationNotAllowed"): 5, ("Normal", "ConfigurationAccepted"): 1}
     assert world.metrics.gather().events == counted
 

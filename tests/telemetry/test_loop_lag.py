@@ -8,10 +8,10 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from egressproxy.net.timers import TICK_S, TimerWheel
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
 from egressproxy.telemetry.metrics import Counts, Metrics
-from egressproxy.transport.timers import TICK_S, TimerWheel
 
 NAME = "egress_event_loop_lag_seconds"
 

@@ -8,16 +8,24 @@ import pytest
 
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import Rejected
-from egressproxy.filters.steps import FilterStats
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.filters.cooperative_rules import FilterStats
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.telemetry import notices as module
 from egressproxy.telemetry.metrics import Series
-from egressproxy.telemetry.notices import MAX_GROUPS, MAX_MESSAGE, MAX_SIMILAR, Notices, Severity, Subject, event_reason
+from egressproxy.telemetry.notices import (
+    MAX_GROUPS,
+    MAX_MESSAGE,
+    MAX_SIMILAR,
+    EventType,
+    InvolvedObject,
+    Notices,
+    event_reason,
+)
 
 AT_GATEWAY = Series(("agents/gw", "-", "-", "-", "-", "-", "-"))
 AT_ROUTE = Series(("agents/gw", "agents/api", "agents/origin", "-", "-", "-", "-"))
-POLICY = Subject("EgressPolicy", "agents", "rules")
-GATEWAY = Subject("Gateway", "agents", "gw")
+POLICY = InvolvedObject("EgressPolicy", "agents", "rules")
+GATEWAY = InvolvedObject("Gateway", "agents", "gw")
 
 
 def denied(host: str = "evil.test", **more: Any) -> Denied:
@@ -27,7 +35,7 @@ def denied(host: str = "evil.test", **more: Any) -> Denied:
 
 def filter_counters(source: str = "Backend agents/origin") -> FilterStats:
     return FilterStats(
-        ExtensionSpec("mask", "egressproxy.io/Python:v1", "request-headers", source=source), "request-headers"
+        ExtensionIR("mask", "egressproxy.io/Python:v1", "request-headers", source=source), "request-headers"
     )
 
 
@@ -35,7 +43,7 @@ def test_a_denial_is_of_its_gateway_and_names_the_policy_and_the_remedy():
     notices = Notices()
     notices.refused(AT_GATEWAY, denied())
     (notice,) = notices.take()
-    assert (notice.severity, notice.reason, notice.count) == (Severity.WARNING, "DestinationNotAllowed", 1)
+    assert (notice.severity, notice.reason, notice.count) == (EventType.WARNING, "DestinationNotAllowed", 1)
     assert (notice.regarding, notice.related) == (GATEWAY, POLICY)
     assert notice.message == "evil.test is not allowed: add it"
     assert notice.first_s == notice.last_s > 0
@@ -45,7 +53,7 @@ def test_a_denial_on_a_route_is_of_the_route_by_its_kind():
     notices = Notices()
     notices.refused(AT_ROUTE, LimitExceeded(Reason.REQUEST_RATE, "more than 1 request in 1 s"), "HTTPRoute")
     (notice,) = notices.take()
-    assert (notice.regarding, notice.related) == (Subject("HTTPRoute", "agents", "api"), GATEWAY)
+    assert (notice.regarding, notice.related) == (InvolvedObject("HTTPRoute", "agents", "api"), GATEWAY)
     assert notice.message.startswith("more than 1 request in 1 s: raise the limit in limits.requests")
 
 
@@ -130,7 +138,7 @@ def test_a_filter_that_fails_is_told_of_at_the_object_that_declares_it():
     assert (closed.reason, closed.count, closed.regarding) == (
         "FilterFailed",
         3,
-        Subject("Backend", "agents", "origin"),
+        InvolvedObject("Backend", "agents", "origin"),
     )
     assert "filter mask (egressproxy.io/Python:v1) failed in phase request-headers: ValueError" in closed.message
     assert "refused (502)" in closed.message

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.ir.backend import EndpointAddress
+from egressproxy.ir.policy import AddressAllowance, AddressBound, AddressDenial, AddressesIR
 from egressproxy.model.aliases import aliases
-from egressproxy.spec.backend import Endpoint
-from egressproxy.spec.policy import AddressAllowance, AddressBound, AddressDenial, AddressesSpec
 from egressproxy.upstream import address_policy
 from egressproxy.upstream.address_policy import METADATA, AddressPolicy, classify, is_metadata
 from egressproxy.upstream.own_sockets import OwnSockets
@@ -99,7 +99,7 @@ def policy(*groups: tuple[AddressAllowance, ...], own: Places = (), admin: Place
     sockets = OwnSockets(
         ((ip_address(a), p) for a, p in own), ((ip_address(a), p) for a, p in admin), MACHINE.__contains__
     )
-    return AddressPolicy(AddressesSpec(allow=groups, policy="agents/egress"), sockets)
+    return AddressPolicy(AddressesIR(allow=groups, policy="agents/egress"), sockets)
 
 
 #: What this machine has beside loopback.
@@ -441,7 +441,7 @@ def test_what_is_remembered_is_bounded_by_its_addresses(monkeypatch: pytest.Monk
 # --- what policies close ---------------------------------------------------------------------------------------------
 def closing(*denials: AddressDenial, only: tuple[AddressBound, ...] = ()) -> AddressPolicy:
     wide = AddressAllowance((ip_network("0.0.0.0/0"), ip_network("::/0")))
-    return AddressPolicy(AddressesSpec(((wide,),), "agents/egress", denials, only))
+    return AddressPolicy(AddressesIR(((wide,),), "agents/egress", denials, only))
 
 
 def denied(*cidrs: str, **more: Any) -> AddressDenial:
@@ -476,7 +476,7 @@ def test_an_operators_address_is_closed_by_a_deny_and_not_by_only():
 
 def test_the_endpoints_that_are_denied_are_left_out_and_all_of_them_are_a_denial():
     policy = closing(denied("10.0.0.0/8"))
-    inside, outside = Endpoint(ip_address("10.1.2.3"), 80), Endpoint(ip_address("192.168.0.1"), 80)
+    inside, outside = EndpointAddress(ip_address("10.1.2.3"), 80), EndpointAddress(ip_address("192.168.0.1"), 80)
     assert policy.open_endpoints((inside, outside)) == (outside,)
     assert policy.denial_of((inside, outside)) is None
     assert policy.denial_of(()) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.spec.policy import AddressBound, AddressDenial, AddressesSpec
+from egressproxy.ir.policy import AddressBound, AddressDenial, AddressesIR
 from egressproxy.upstream.closed_ranges import ClosedRanges, closed_by
 
 
@@ -105,8 +105,8 @@ def test_a_look_up_finds_what_a_walk_over_the_list_finds(address, written):
 
 
 def test_equal_rules_are_compiled_once():
-    first, second = (AddressesSpec(deny=(deny("203.0.113.0/24"),)) for _ in range(2))
+    first, second = (AddressesIR(deny=(deny("203.0.113.0/24"),)) for _ in range(2))
     assert first is not second
     assert closed_by(first)[0] is closed_by(second)[0]
     assert closed_by(first)[1] is None
-    assert closed_by(AddressesSpec(deny=(deny("203.0.114.0/24"),)))[0] is not closed_by(first)[0]
+    assert closed_by(AddressesIR(deny=(deny("203.0.114.0/24"),)))[0] is not closed_by(first)[0]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from egressproxy.errors import Reason, Retry, UpstreamFault
-from egressproxy.transport.loop import new_loop
-from egressproxy.transport.sockets import Socket
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.net.loop import new_loop
+from egressproxy.net.sockets import Socket
 from egressproxy.upstream import dialer
 from egressproxy.upstream.dialer import Dialer, abandon
 from tests.support.waiting import WAIT_S
@@ -86,7 +86,7 @@ async def settle(condition: Any) -> None:
 def fault_of(caught: Any) -> UpstreamFault:
     fault = caught.value
     assert isinstance(fault, UpstreamFault)
-    assert fault.retry is Retry.SAFE
+    assert fault.retry is RetrySafety.SAFE
     assert "127.0.0" not in fault.message
     return fault
 

@@ -256,15 +256,15 @@ async def test_descriptors_are_returned(server: DnsServer):
 
 
 async def test_a_tls_server_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from egressproxy.spec.backend import BackendTlsSpec
-    from egressproxy.transport.tls_contexts import client_context, server_context
+    from egressproxy.ir.backend import BackendTlsIR
+    from egressproxy.net.tls_contexts import client_context, server_context
     from egressproxy.upstream import dns_query
     from tests.support.pki import Pki
 
     pki, stub = Pki(), DnsServer({"a.test": Rule(("192.0.2.1",))})
     listener = await asyncio.start_server(stub._serve_tcp, "127.0.0.1", 0, ssl=server_context(pki.listener("dns.test")))
     port = listener.sockets[0].getsockname()[1]
-    monkeypatch.setattr(dns_query, "_tls_context", lambda: client_context(BackendTlsSpec(ca_pem=pki.ca_pem), ("dot",)))
+    monkeypatch.setattr(dns_query, "_tls_context", lambda: client_context(BackendTlsIR(ca_pem=pki.ca_pem), ("dot",)))
     assert (await query([parse_server(f"tls://127.0.0.1:{port}#dns.test")])).addresses
     assert await failure([parse_server(f"tls://127.0.0.1:{port}#other.test")]) is Reason.DNS_ERROR
     assert await failure([parse_server(f"tls://127.0.0.1:{port}")]) is Reason.DNS_ERROR

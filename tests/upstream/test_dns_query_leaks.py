@@ -11,7 +11,7 @@ import dns.name
 import dns.rdatatype
 import pytest
 
-from egressproxy.transport.loop import new_loop
+from egressproxy.net.loop import new_loop
 from egressproxy.upstream.dns_query import Server, ask
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from egressproxy.errors import Reason, Retry, UpstreamFault
-from egressproxy.spec.policy import DnsSpec, Family
-from egressproxy.transport.loop import new_loop
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.ir.policy import DnsIR, Family
+from egressproxy.net.loop import new_loop
 from egressproxy.upstream import resolver as resolver_module
 from egressproxy.upstream import system_files, turns
 from egressproxy.upstream.resolver import Resolver
@@ -44,7 +44,7 @@ class Bench:
         self.resolver = self.make()
 
     def make(self, **options: Any) -> Resolver:
-        spec = replace(DnsSpec(servers=(f"127.0.0.1:{self.server.port}",), timeout_s=WAIT_S), **options)
+        spec = replace(DnsIR(servers=(f"127.0.0.1:{self.server.port}",), timeout_s=WAIT_S), **options)
         self.resolver = Resolver(
             spec,
             lambda word: self.counted.update([word]),
@@ -59,7 +59,7 @@ class Bench:
     async def fault(self, host: str = "a.test") -> UpstreamFault:
         with pytest.raises(UpstreamFault) as caught:
             await self.resolver.resolve(host)
-        assert caught.value.retry is Retry.SAFE
+        assert caught.value.retry is RetrySafety.SAFE
         assert f'"{host}"' in caught.value.message
         return caught.value
 

@@ -4,7 +4,7 @@ Pure: no files, no sockets; the clock is read for condition times alone.
 """
 
 from egressproxy.config.compile.compiler import compile_config
-from egressproxy.config.compile.contract import (
+from egressproxy.config.compile.interface import (
     CONTROLLER,
     Compiled,
     Defaults,

@@ -14,38 +14,44 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 
-from egressproxy.config.compile.attachment import Attachment, Parents, Rejection
-from egressproxy.config.compile.backend_kinds import BACKEND_KINDS
-from egressproxy.config.compile.backend_tls import BackendTlsPolicies
-from egressproxy.config.compile.backends import Backends
-from egressproxy.config.compile.contract import Compiled, Defaults, FilterCatalog, Key, Status, age_of
-from egressproxy.config.compile.denials import Denials
-from egressproxy.config.compile.filters import ExtensionCompiler
-from egressproxy.config.compile.findings import Findings
-from egressproxy.config.compile.gateway_tls import ClientCertificates, add_revocations
-from egressproxy.config.compile.gateways import GatewayPlan, class_statuses, of_others, plan_gateways, set_statuses
-from egressproxy.config.compile.hosts_taken import HostsTaken
-from egressproxy.config.compile.layers import Layer, Level
-from egressproxy.config.compile.listeners import ListenerPlan
-from egressproxy.config.compile.namesakes import Namesakes
-from egressproxy.config.compile.placement import Placement
-from egressproxy.config.compile.policies import Policies
-from egressproxy.config.compile.problems import Problems, problem_at
+from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
+from egressproxy.config.compile.backends.backends import Backends
+from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
+from egressproxy.config.compile.backends.namesakes import Namesakes
+from egressproxy.config.compile.backends.services import Services
+from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
+from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates, add_revocations
+from egressproxy.config.compile.gateways.gateways import (
+    GatewayPlan,
+    class_statuses,
+    of_others,
+    plan_gateways,
+    set_statuses,
+)
+from egressproxy.config.compile.gateways.hostname_conflicts import HostsTaken
+from egressproxy.config.compile.gateways.listeners import ListenerPlan
+from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
+from egressproxy.config.compile.policies.denials import Denials
+from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.policies import Policies
+from egressproxy.config.compile.policies.policy_filters import Placement
 from egressproxy.config.compile.references import Namespaces, References
-from egressproxy.config.compile.routes import RouteCompiler, is_dynamic
-from egressproxy.config.compile.services import Services
-from egressproxy.config.compile.status import Conditions, RouteParents, keep_times
-from egressproxy.config.load import ResourceSet
-from egressproxy.config.problems import Problem, Severity
+from egressproxy.config.compile.routes.filters import ExtensionCompiler
+from egressproxy.config.compile.routes.route_validation import Findings
+from egressproxy.config.compile.routes.routes import RouteCompiler, is_dynamic
+from egressproxy.config.compile.status.problems import Problems, problem_at
+from egressproxy.config.compile.status.status import Conditions, RouteParents, keep_times
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
+from egressproxy.ir.policy import Mode
+from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.certificate import CertificateState, CertificateUse, Validity
-from egressproxy.spec.gateway import ConfigSpec, ListenerProtocol, ListenerSpec
-from egressproxy.spec.policy import Mode
-from egressproxy.spec.route import HttpRouteSpec, StreamRouteSpec, WeightedBackend
 
 __all__ = ["compile_config"]
 
@@ -87,7 +93,7 @@ def compile_config(
     keep_times(statuses, previous.statuses if previous is not None else {}, now)
     number = previous.spec.generation + 1 if previous is not None else 1
     return Compiled(
-        spec=ConfigSpec(listeners, number),
+        spec=ConfigIR(listeners, number),
         statuses=statuses,
         generations=generations,
         warnings=tuple(run.warnings),
@@ -101,9 +107,9 @@ def compile_config(
 class _Served:
     """The routes that a listener serves; `taken` says by kind which hosts they have."""
 
-    http: list[HttpRouteSpec] = field(default_factory=list)
-    tls: list[StreamRouteSpec] = field(default_factory=list)
-    tcp: list[StreamRouteSpec] = field(default_factory=list)
+    http: list[HttpRouteIR] = field(default_factory=list)
+    tls: list[StreamRouteIR] = field(default_factory=list)
+    tcp: list[StreamRouteIR] = field(default_factory=list)
     taken: dict[str, HostsTaken] = field(default_factory=lambda: defaultdict(HostsTaken))
 
 
@@ -138,7 +144,7 @@ class _Run:
         self._served: dict[ListenerPlan, _Served] = defaultdict(_Served)
         self._statuses: dict[Key, Status] = {}
 
-    def compile(self) -> tuple[ListenerSpec, ...]:
+    def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status. Raises ConfigError."""
         self._plans, warnings = plan_gateways(
             self._resources, self._references, self._namespaces, self._names, self._defaults, self._generation
@@ -370,7 +376,7 @@ class _Run:
     def _is_absent(self, route: Resource, group: str, kind: str, namespace: str | None, name: str) -> bool:
         return self._resources.get(group, kind, namespace or route.namespace, name) is None
 
-    def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerSpec:
+    def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerIR:
         assert plan.protocol is not None
         layers = self._layers[plan]
         policy, extensions = self._routes.listener_extensions(plan, layers)
@@ -384,7 +390,7 @@ class _Run:
             denied = self._denials.sentences(plan.name, (default,), ())
             if denied:
                 plan.conditions.set(_DENIED, True, "DestinationDenied", " ".join(denied))
-        return ListenerSpec(
+        return ListenerIR(
             gateway=gateway.gateway.full_name,
             name=plan.name,
             addresses=gateway.addresses,

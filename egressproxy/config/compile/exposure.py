@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from egressproxy.config.compile.backends import ResolvedBackend
-from egressproxy.config.compile.filters import INJECTOR, Placed
-from egressproxy.config.compile.layers import Layer, Level
-from egressproxy.config.compile.merging import ChosenParent
-from egressproxy.config.compile.policies import Policies
-from egressproxy.spec.backend import BackendSpec, BackendTlsSpec, Destination
-from egressproxy.spec.policy import DnsSpec, ExtensionSpec, PolicySpec
+from egressproxy.config.compile.backends.backends import ResolvedBackend
+from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.policies import Policies
+from egressproxy.config.compile.policies.policy_merge import ChosenParent
+from egressproxy.config.compile.routes.filters import INJECTOR, Placed
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
+from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
 
 __all__ = ["Lookups", "exposed_by_parent", "exposed_sender", "keeps_from_plain_text"]
 
@@ -31,9 +31,9 @@ class Lookups:
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
-        self._with_own_dns: dict[tuple[int, DnsSpec], PolicySpec] = {}
+        self._with_own_dns: dict[tuple[int, DnsIR], PolicyIR] = {}
 
-    def of_parent(self, spec: BackendSpec, layers: tuple[Layer, ...], namespace: str) -> DnsSpec | None:
+    def of_parent(self, spec: BackendIR, layers: tuple[Layer, ...], namespace: str) -> DnsIR | None:
         """For the name of a parent that is shown credentials: as the namespace says that names them. Whoever writes a
         route or a Backend in another one may use the parent, and must not have its password sent elsewhere.
 
@@ -48,8 +48,8 @@ class Lookups:
         return self._policies.merge(own, is_routed=True).policy.dns if own != layers else None
 
     def of_backend(
-        self, policy: PolicySpec, resolved: ResolvedBackend, layers: tuple[Layer, ...], filters: Iterable[Placed]
-    ) -> PolicySpec:
+        self, policy: PolicyIR, resolved: ResolvedBackend, layers: tuple[Layer, ...], filters: Iterable[Placed]
+    ) -> PolicyIR:
         """What holds for a backend that these filters send a credential to: its name is looked up as its own namespace
         and Gateways say, and not as a route of another namespace does, which may use it.
         """
@@ -81,7 +81,7 @@ def exposed_by_parent(resolved: ResolvedBackend, chosen: ChosenParent | None, ow
     )
 
 
-def exposed_sender(resolved: ResolvedBackend, own: Iterable[Placed]) -> ExtensionSpec | None:
+def exposed_sender(resolved: ResolvedBackend, own: Iterable[Placed]) -> ExtensionIR | None:
     """The first of these filters that sends a credential to the backend without a look at its certificate."""
     tls = resolved.spec.tls
     if not _is_unverified(tls):
@@ -92,10 +92,10 @@ def exposed_sender(resolved: ResolvedBackend, own: Iterable[Placed]) -> Extensio
     return None
 
 
-def keeps_from_plain_text(spec: ExtensionSpec) -> bool:
+def keeps_from_plain_text(spec: ExtensionIR) -> bool:
     """Whether this filter sends a credential, and refuses requests to a backend without TLS."""
     return spec.type.startswith(INJECTOR) and spec.is_known and not getattr(spec.settings, _PLAIN, True)
 
 
-def _is_unverified(tls: BackendTlsSpec | None) -> bool:
+def _is_unverified(tls: BackendTlsIR | None) -> bool:
     return tls is None or tls.insecure_skip_verify

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.config.compile.references import Unresolved
-from egressproxy.config.compile.status import Conditions
-from egressproxy.spec.policy import ExtensionSpec
+from egressproxy.config.compile.status.status import Conditions
+from egressproxy.ir.policy import ExtensionIR
 
 __all__ = ["ExtensionFaults", "closing", "must_run", "nearest_types"]
 
@@ -27,7 +27,7 @@ class ExtensionFaults:
     unknown: dict[str, None] = field(default_factory=dict)
     unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
 
-    def note_unknown(self, spec: ExtensionSpec, path: str, names: Sequence[str]) -> None:
+    def note_unknown(self, spec: ExtensionIR, path: str, names: Sequence[str]) -> None:
         """An extension (whose field is `path`) of a type that is not among these names."""
         follows = "requests go on without it (failOpen)" if spec.fail_open else "requests that need it are refused"
         known = nearest_types(spec.type, names)
@@ -57,12 +57,12 @@ def nearest_types(written: str, names: Sequence[str]) -> str:
     return f"did you mean {' or '.join(kinds[kind] for kind in near)}?"
 
 
-def must_run(spec: ExtensionSpec) -> bool:
+def must_run(spec: ExtensionIR) -> bool:
     """False for an extension that requests go on without, because nobody knows its type and it may fail open."""
     return spec.is_known or not spec.fail_open
 
 
-def closing(specs: Iterable[ExtensionSpec]) -> str:
+def closing(specs: Iterable[ExtensionIR]) -> str:
     """The extensions among these that close their place, in words that a client may read; "" where there is none."""
     found = (f"extension {spec.name} ({spec.type})" for spec in specs if not spec.is_known and must_run(spec))
     return ", ".join(dict.fromkeys(found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from egressproxy.config.resources.route_filters import HeaderModifier, PathModifier, RequestRedirect, UrlRewrite
-from egressproxy.spec.gateway import ListenerProtocol
+from egressproxy.ir.gateway import ListenerProtocol
 
 __all__ = ["header_changes", "redirect", "rewrite"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nsmallest
 from typing import Final, Protocol, TypeVar
 
-from egressproxy.config.compile.certificates import (
+from egressproxy.config.compile.gateways.certificates import (
     CertificateProblem,
     crl_span,
     read_ca_bundle,
@@ -22,14 +22,14 @@ from egressproxy.config.compile.certificates import (
     read_key_pair,
     spans,
 )
-from egressproxy.config.compile.contract import SecretReference
-from egressproxy.config.load import ResourceSet
+from egressproxy.config.compile.interface import SecretReference
+from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
 from egressproxy.config.resources.gateway import ReferenceGrant
 from egressproxy.config.resources.meta import LabelSelector, Resource
+from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
-from egressproxy.model.secret import Secret as SecretValue
-from egressproxy.spec.gateway import CertificateSpec
+from egressproxy.model.secret import SecretBytes as SecretValue
 
 __all__ = ["Gathering", "Names", "Namespaces", "Reference", "References", "Unresolved"]
 
@@ -318,7 +318,7 @@ class References:
 
     def key_pair(
         self, source: Resource, ref: Reference, use: CertificateUse, chain_key: str = "tls.crt"
-    ) -> CertificateSpec:
+    ) -> CertificateIR:
         """The certificate and key of a Secret (`tls.crt` or `chain_key`, and `tls.key`). Raises Unresolved."""
         name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
         if ref.group or ref.kind != "Secret":

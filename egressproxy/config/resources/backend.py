@@ -35,7 +35,7 @@ from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, Extension
 from egressproxy.config.resources.values import (
     Name,
-    Refused,
+    RefusedValue,
     check_unique,
 )
 from egressproxy.config.resources.x_backend import (
@@ -96,7 +96,7 @@ class WorkingGroupExtension(Extension):
     @model_validator(mode="after")
     def _one_config(self) -> Self:
         if self.raw_config is not None and "config" in self.model_fields_set:
-            raise Refused("config and rawConfig exclude each other", "keep one of them")
+            raise RefusedValue("config and rawConfig exclude each other", "keep one of them")
         return self
 
     @property
@@ -245,7 +245,7 @@ class BackendTlsPolicySpec(Model):
         for ref in self.target_refs:
             if ref.section_name and (ref.group, ref.kind, ref.name) in whole:
                 remedy = "name a sectionName in each, or in none"
-                raise Refused(f"targetRefs names {ref.kind} {ref.name} with and without a sectionName", remedy)
+                raise RefusedValue(f"targetRefs names {ref.kind} {ref.name} with and without a sectionName", remedy)
         check_unique(
             [f"{ref.kind} {ref.name} {ref.section_name or ''}".rstrip() for ref in self.target_refs],
             "target",

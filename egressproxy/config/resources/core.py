@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from egressproxy.config.resources.meta import LAST_APPLIED, OpenModel, Resource
 from egressproxy.config.resources.values import Bool, Name, Port, SecretText, SecretValue
-from egressproxy.model.secret import Secret as SecretBytes
+from egressproxy.model.secret import SecretBytes
 
 __all__ = [
     "ConfigMap",
@@ -26,7 +26,7 @@ __all__ = [
     "PodIp",
     "PodSpec",
     "PodStatus",
-    "Secret",
+    "SecretBytes",
     "Service",
     "ServiceAccount",
     "ServicePort",

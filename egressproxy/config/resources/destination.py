@@ -16,7 +16,7 @@ from pydantic import WithJsonSchema as JsonSchema
 
 from egressproxy.config.resources.meta import BackendObjectReference, Model, ObjectReference, SecretObjectReference
 from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
-from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, Refused
+from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, RefusedValue
 from egressproxy.config.resources.x_backend import XBackendValidation
 
 __all__ = [
@@ -71,7 +71,7 @@ class CertificateEntry(Model):
     @model_validator(mode="after")
     def _one_key(self) -> Self:
         if self.key is not None and self.secret_ref.key is not None:
-            raise Refused("the key stands in secretRef and beside it", "keep one of them")
+            raise RefusedValue("the key stands in secretRef and beside it", "keep one of them")
         return self
 
     def key_or(self, default: str) -> str:
@@ -148,15 +148,15 @@ class BackendTls(Model):
     @model_validator(mode="after")
     def _fits_its_mode(self, info: ValidationInfo) -> Self:
         if self.sni is not None and self.server_name is not None and self.sni != self.server_name:
-            raise Refused("sni and serverName say different names", "keep one of them")
+            raise RefusedValue("sni and serverName say different names", "keep one of them")
         if self.validation is not None:
             self._say_once()
         if self.mode is None or (isinstance(info.context, dict) and info.context.get(PUBLISHED)):
             return self  # a published schema admits it: status says what is missing
         if self.mode == "Mutual" and self.client_certificate_ref is None:
-            raise Refused("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
+            raise RefusedValue("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
         if self.mode != "Mutual" and self.client_certificate_ref is not None:
-            raise Refused(
+            raise RefusedValue(
                 f"clientCertificateRef is not used with mode {self.mode}",
                 "use mode Mutual, or remove clientCertificateRef",
             )
@@ -172,7 +172,7 @@ class BackendTls(Model):
         }
         twice = [name for name, value in beside.items() if value]
         if twice:
-            raise Refused(f"validation says what {' and '.join(twice)} beside it says", "keep one of them")
+            raise RefusedValue(f"validation says what {' and '.join(twice)} beside it says", "keep one of them")
 
 
 class FqdnTls(BackendTls):
@@ -261,9 +261,9 @@ class BackendPort(Model):
     @classmethod
     def _said_once(cls, number: int | None, info: ValidationInfo) -> int | None:
         if "port" in info.data and number is None and info.data["port"] is None:
-            raise Refused("number is missing", "add number")
+            raise RefusedValue("number is missing", "add number")
         if number is not None and info.data.get("port") is not None:
-            raise Refused("number and port are the same", "keep number alone")
+            raise RefusedValue("number and port are the same", "keep number alone")
         return number
 
     @property
@@ -316,23 +316,23 @@ class BackendDestination(Model):
         own = self.BLOCKS[self.type]
         for field in written:
             if field not in own:
-                raise Refused(
+                raise RefusedValue(
                     f"{field} does not belong to a destination of type {self.type}",
                     f"remove {field}, or change the type",
                 )
         if own and not written:
-            raise Refused(f"a destination of type {self.type} needs {own[0]}", f"add {own[0]}")
+            raise RefusedValue(f"a destination of type {self.type} needs {own[0]}", f"add {own[0]}")
         if len(written) > 1:
-            raise Refused("service and kubernetesService are the same", "keep service alone")
+            raise RefusedValue("service and kubernetesService are the same", "keep service alone")
         if self.type == "Failover" and self.ports:
-            raise Refused(
+            raise RefusedValue(
                 "ports does not belong to a destination of type Failover", "ports are those of the endpoints' backends"
             )
         if self.ports and self.fqdn is not None and self.fqdn.port is not None:
-            raise Refused("fqdn.port says again what ports says", "keep ports alone")
+            raise RefusedValue("fqdn.port says again what ports says", "keep ports alone")
         numbers = [port.value for port in self.ports]
         if len(set(numbers)) != len(numbers):
-            raise Refused("a port number stands more than once in ports", "keep one entry for each number")
+            raise RefusedValue("a port number stands more than once in ports", "keep one entry for each number")
         return self
 
     def _blocks(self) -> Iterable[tuple[str, Any]]:
@@ -351,4 +351,4 @@ def require_one_tls(destination: BackendDestination, beside: BackendTls | None) 
     }
     said = [place for place, tls in places.items() if tls is not None]
     if len(said) > 1:
-        raise Refused(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")
+        raise RefusedValue(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")

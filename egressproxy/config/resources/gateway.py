@@ -18,8 +18,8 @@ from egressproxy.config.resources.meta import (
     Resource,
     SecretObjectReference,
 )
-from egressproxy.config.resources.values import Hostname, Label, Name, Port, Refused, Subdomain, check_unique
-from egressproxy.spec.gateway import TlsMode
+from egressproxy.config.resources.values import Hostname, Label, Name, Port, RefusedValue, Subdomain, check_unique
+from egressproxy.ir.gateway import TlsMode
 
 __all__ = [
     "AllowedListeners",
@@ -125,7 +125,7 @@ class ListenerTls(Model):
     @model_validator(mode="after")
     def _terminate_has_a_certificate(self) -> Self:
         if self.mode is TlsMode.TERMINATE and not self.certificate_refs and not self.options:
-            raise Refused("mode Terminate needs a certificate", "add certificateRefs")
+            raise RefusedValue("mode Terminate needs a certificate", "add certificateRefs")
         return self
 
 
@@ -149,15 +149,15 @@ class Listener(Model):
     def _fields_fit_the_protocol(self) -> Self:
         protocol = self.protocol.upper()
         if protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
-            raise Refused(
+            raise RefusedValue(
                 f"tls is not possible with protocol {self.protocol}", "remove tls, or use protocol HTTPS or TLS"
             )
         if protocol in ("TCP", "UDP") and self.hostname:
-            raise Refused(f"a hostname is not possible with protocol {self.protocol}", "remove hostname")
+            raise RefusedValue(f"a hostname is not possible with protocol {self.protocol}", "remove hostname")
         if protocol == "HTTPS" and self.tls is not None and self.tls.mode is not TlsMode.TERMINATE:
-            raise Refused("protocol HTTPS needs tls.mode Terminate", "use protocol TLS for Passthrough")
+            raise RefusedValue("protocol HTTPS needs tls.mode Terminate", "use protocol TLS for Passthrough")
         if protocol == "TLS" and self.tls is None:
-            raise Refused("protocol TLS needs tls.mode", "add tls with mode Passthrough or Terminate")
+            raise RefusedValue("protocol TLS needs tls.mode", "add tls with mode Passthrough or Terminate")
         return self
 
 
@@ -175,7 +175,9 @@ class GatewayAddress(Model):
             try:
                 ip_address(self.value)
             except ValueError:
-                raise Refused(f"{self.value} is not an IP address", "write it as 192.0.2.1 or 2001:db8::1") from None
+                raise RefusedValue(
+                    f"{self.value} is not an IP address", "write it as 192.0.2.1 or 2001:db8::1"
+                ) from None
         return self
 
     @property
@@ -368,7 +370,7 @@ def _told_apart(listeners: tuple[Listener, ...]) -> None:
     for listener in listeners:
         place = (listener.port, listener.protocol.lower(), listener.hostname or "")
         if place in seen:
-            raise Refused(
+            raise RefusedValue(
                 f"listeners {seen[place]} and {listener.name} have the same port, protocol and hostname",
                 "give each its own hostname or port",
             )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.alias_generators import to_camel
 
-from egressproxy.config.resources.values import Int, Label, Name, Port, Refused, Subdomain, Timestamp
+from egressproxy.config.resources.values import Int, Label, Name, Port, RefusedValue, Subdomain, Timestamp
 
 __all__ = [
     "GATEWAY_GROUP",
@@ -337,7 +337,7 @@ class BackendObjectReference(Model):
     @classmethod
     def _service_has_a_port(cls, port: int | None, info: Any) -> int | None:
         if port is None and info.data.get("group") == "" and info.data.get("kind") == "Service":
-            raise Refused(
+            raise RefusedValue(
                 "a reference to a Service has to name a port", "add port, or group and kind if it is no Service"
             )
         return port

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from egressproxy.config.resources.meta import OUR_GROUP, Group, Kind, Model, SecretObjectReference
-from egressproxy.config.resources.values import Bool, Label, Refused
+from egressproxy.config.resources.values import Bool, Label, RefusedValue
 
 __all__ = ["BackendParent"]
 
@@ -40,11 +40,13 @@ class BackendParent(Model):
         others = self.model_fields_set - {"direct"}
         if self.direct and others:
             said = ", ".join(sorted(to_camel(name) for name in others))
-            raise Refused(f"direct: true stands for no parent, and {said} beside it does nothing", "keep one of them")
+            raise RefusedValue(
+                f"direct: true stands for no parent, and {said} beside it does nothing", "keep one of them"
+            )
         if not self.direct and not self.name:
-            raise Refused("the parent has no name", "name the Backend that is the proxy, or write direct: true")
+            raise RefusedValue("the parent has no name", "name the Backend that is the proxy, or write direct: true")
         if "/" in self.name or "@" in self.name:
-            raise Refused(
+            raise RefusedValue(
                 "the name of a parent is that of a Backend, and no URL",
                 "make a Backend of the proxy's hostname and port, and a Secret of username and password for "
                 "credentialsRef",
@@ -54,5 +56,7 @@ class BackendParent(Model):
     @model_validator(mode="after")
     def _allows_something(self) -> Self:
         if self.allow_plaintext and self.credentials_ref is None:
-            raise Refused("allowPlaintext is for credentials, and there is no credentialsRef", "remove allowPlaintext")
+            raise RefusedValue(
+                "allowPlaintext is for credentials, and there is no credentialsRef", "remove allowPlaintext"
+            )
         return self

@@ -29,12 +29,12 @@ from egressproxy.config.resources.values import (
     Name,
     Pin,
     Port,
-    Refused,
+    RefusedValue,
     ServerAddress,
     SingleHostname,
     check_unique,
 )
-from egressproxy.spec.policy import Family, Mode, SniCheck
+from egressproxy.ir.policy import Family, Mode, SniCheck
 
 __all__ = [
     "AddressEntry",
@@ -141,13 +141,13 @@ class DestinationEntry(Model):
     @model_validator(mode="after")
     def _names_a_host(self) -> Self:
         if not self.hostnames and not self.cidrs:
-            raise Refused("the entry names no destination", "add hostnames or cidrs")
+            raise RefusedValue("the entry names no destination", "add hostnames or cidrs")
         return self
 
 
 def _not_null(value: object) -> object:
     if value is None:
-        raise Refused("nothing is written here", "write [] for an empty list, or remove the field")
+        raise RefusedValue("nothing is written here", "write [] for an empty list, or remove the field")
     return value
 
 
@@ -173,7 +173,7 @@ class AddressEntry(Model):
     @model_validator(mode="after")
     def _names_something(self) -> Self:
         if not self.cidrs and not self.hostnames:
-            raise Refused("the entry names no address", "add cidrs, hostnames, or both")
+            raise RefusedValue("the entry names no address", "add cidrs, hostnames, or both")
         return self
 
 
@@ -225,7 +225,7 @@ class Dns(Model):
     @model_validator(mode="after")
     def _floor_is_below_ceiling(self) -> Self:
         if self.min_ttl is not None and self.max_ttl is not None and self.min_ttl.seconds > self.max_ttl.seconds:
-            raise Refused(f"minTTL {self.min_ttl} is above maxTTL {self.max_ttl}", "make minTTL at most maxTTL")
+            raise RefusedValue(f"minTTL {self.min_ttl} is above maxTTL {self.max_ttl}", "make minTTL at most maxTTL")
         return self
 
 
@@ -335,7 +335,7 @@ class Rate(Model):
     @classmethod
     def _has_length(cls, window: Duration) -> Duration:
         if not window.seconds:
-            raise Refused("a window cannot be empty", "write 1s, 1m or 1h")
+            raise RefusedValue("a window cannot be empty", "write 1s, 1m or 1h")
         return window
 
 
@@ -359,7 +359,7 @@ class LimitStore(Model):
     @model_validator(mode="after")
     def _redis_has_a_backend(self) -> Self:
         if self.type == "Redis" and self.backend_ref is None:
-            raise Refused("a store of type Redis needs backendRef", "add backendRef")
+            raise RefusedValue("a store of type Redis needs backendRef", "add backendRef")
         return self
 
 
@@ -476,7 +476,7 @@ class LoadBalancing(Model):
     @model_validator(mode="after")
     def _hash_has_a_source(self) -> Self:
         if self.hash_header is not None and self.type != "ConsistentHash":
-            raise Refused(
+            raise RefusedValue(
                 f"hashHeader is not used with type {self.type}", "use type ConsistentHash, or remove hashHeader"
             )
         return self
@@ -615,7 +615,7 @@ class Processor(Model):
     @model_validator(mode="after")
     def _runs_somewhere(self) -> Self:
         if (self.type is None) == (not self.backend_refs):
-            raise Refused("a processor has either type or backendRefs", "keep one of them")
+            raise RefusedValue("a processor has either type or backendRefs", "keep one of them")
         return self
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from egressproxy.config.resources.meta import BackendObjectReference, LocalObjectReference, Model
-from egressproxy.config.resources.values import Bool, HeaderName, Port, PreciseHostname, Refused, check_unique
+from egressproxy.config.resources.values import Bool, HeaderName, Port, PreciseHostname, RefusedValue, check_unique
 
 __all__ = [
     "CorsFilter",
@@ -66,7 +66,7 @@ class Fraction(Model):
     @model_validator(mode="after")
     def _is_at_most_one(self) -> Self:
         if self.numerator > self.denominator:
-            raise Refused("the fraction is greater than one", "make numerator at most denominator")
+            raise RefusedValue("the fraction is greater than one", "make numerator at most denominator")
         return self
 
 
@@ -81,7 +81,7 @@ class RequestMirror(Model):
     @model_validator(mode="after")
     def _one_share(self) -> Self:
         if self.percent is not None and self.fraction is not None:
-            raise Refused("percent and fraction exclude each other", "keep one of them")
+            raise RefusedValue("percent and fraction exclude each other", "keep one of them")
         return self
 
 
@@ -100,9 +100,9 @@ class PathModifier(Model):
         if self.type == "ReplacePrefixMatch":
             wanted, other, field, stray = other, wanted, stray, field
         if wanted is None:
-            raise Refused(f"type {self.type} needs {field}", f"add {field}")
+            raise RefusedValue(f"type {self.type} needs {field}", f"add {field}")
         if other is not None:
-            raise Refused(f"{stray} does not belong to type {self.type}", f"remove {stray}")
+            raise RefusedValue(f"{stray} does not belong to type {self.type}", f"remove {stray}")
         return self
 
 
@@ -131,7 +131,7 @@ _ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^:/?#\s]+(:[0-9]{1,5})?")
 
 def _origin(text: str) -> str:
     if not _ORIGIN.fullmatch(text):
-        raise Refused(f"{text} is no origin", "write SCHEME://HOST[:PORT], where HOST may hold *, or * alone")
+        raise RefusedValue(f"{text} is no origin", "write SCHEME://HOST[:PORT], where HOST may hold *, or * alone")
     return text
 
 
@@ -163,7 +163,7 @@ class CorsFilter(Model):
             ("allowHeaders", self.allow_headers),
         ):
             if "*" in values and len(values) > 1:
-                raise Refused(f"{name} contains * beside other values", "keep * alone, or remove it")
+                raise RefusedValue(f"{name} contains * beside other values", "keep * alone, or remove it")
         return self
 
 
@@ -216,9 +216,9 @@ class ExternalAuthFilter(Model):
         for protocol, block in (("GRPC", self.grpc), ("HTTP", self.http)):
             name = protocol.lower()
             if protocol == self.protocol and block is None:
-                raise Refused(f"protocol {protocol} needs {name}", f"add {name}")
+                raise RefusedValue(f"protocol {protocol} needs {name}", f"add {name}")
             if protocol != self.protocol and block is not None:
-                raise Refused(f"{name} does not belong to protocol {self.protocol}", f"remove {name}")
+                raise RefusedValue(f"{name} does not belong to protocol {self.protocol}", f"remove {name}")
         return self
 
 
@@ -233,9 +233,9 @@ class _Filter(Model):
         for field in self.BLOCKS.values():
             alias = type(self).model_fields[field].alias or field
             if field == wanted and getattr(self, field) is None:
-                raise Refused(f"a filter of type {self.type} needs {alias}", f"add {alias}")  # type: ignore[attr-defined]
+                raise RefusedValue(f"a filter of type {self.type} needs {alias}", f"add {alias}")  # type: ignore[attr-defined]
             if field != wanted and getattr(self, field) is not None:
-                raise Refused(
+                raise RefusedValue(
                     f"{alias} does not belong to a filter of type {self.type}",  # type: ignore[attr-defined]
                     f"remove {alias}, or change the type",
                 )
@@ -314,6 +314,6 @@ def once_each(filters: tuple[HttpFilter, ...] | tuple[GrpcFilter, ...]) -> None:
     types: list[str] = [entry.type for entry in filters]
     for kind in types:
         if types.count(kind) > 1 and kind not in ("RequestMirror", "ExtensionRef"):
-            raise Refused(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
+            raise RefusedValue(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
     if "RequestRedirect" in types and "URLRewrite" in types:
-        raise Refused("RequestRedirect and URLRewrite exclude each other", "remove one of them")
+        raise RefusedValue("RequestRedirect and URLRewrite exclude each other", "remove one of them")

@@ -22,11 +22,11 @@ from egressproxy.config.resources.values import (
     Duration,
     HeaderName,
     Hostname,
-    Refused,
+    RefusedValue,
     Subdomain,
     check_unique,
 )
-from egressproxy.spec.route import MatchType, PathMatchType
+from egressproxy.ir.route import MatchType, PathMatchType
 
 __all__ = [
     "BackendRef",
@@ -83,7 +83,7 @@ class CommonRouteSpec(Model):
             sections.setdefault(parent, []).append((ref.section_name, ref.port))
         for (_, kind, _, name), places in sections.items():
             if len(places) > 1 and ((None, None) in places or len(set(places)) < len(places)):
-                raise Refused(
+                raise RefusedValue(
                     f"{kind} {name} stands more than once in parentRefs",
                     "give each its own sectionName or port, or keep one",
                 )
@@ -106,12 +106,12 @@ class PathMatch(Model):
         if self.type is PathMatchType.REGEX:
             return self
         if not self.value.startswith("/"):
-            raise Refused("a path starts with /", f"write /{self.value}")
+            raise RefusedValue("a path starts with /", f"write /{self.value}")
         for part in ("//", "/./", "/../", "%2f", "%2F", "#"):
             if part in self.value:
-                raise Refused(f"a path cannot contain {part}", "write the path in its plain form")
+                raise RefusedValue(f"a path cannot contain {part}", "write the path in its plain form")
         if self.value.endswith(("/.", "/..")):
-            raise Refused("a path cannot end in /. or /..", "write the path in its plain form")
+            raise RefusedValue("a path cannot end in /. or /..", "write the path in its plain form")
         return self
 
 
@@ -171,12 +171,12 @@ class GrpcMethodMatch(Model):
     @model_validator(mode="after")
     def _names_something(self) -> Self:
         if not self.service and not self.method:
-            raise Refused("a gRPC method match names neither service nor method", "add service, method, or both")
+            raise RefusedValue("a gRPC method match names neither service nor method", "add service, method, or both")
         if self.type is MatchType.EXACT:
             if self.service and not _GRPC_SERVICE.fullmatch(self.service):
-                raise Refused(f"{self.service} is no gRPC service", "write it as package.Service, without slashes")
+                raise RefusedValue(f"{self.service} is no gRPC service", "write it as package.Service, without slashes")
             if self.method and not _GRPC_METHOD.fullmatch(self.method):
-                raise Refused(f"{self.method} is no gRPC method", "write its name alone: letters, digits and _")
+                raise RefusedValue(f"{self.method} is no gRPC method", "write its name alone: letters, digits and _")
         return self
 
 
@@ -232,7 +232,7 @@ class Timeouts(Model):
     def _attempt_fits_the_whole(self) -> Self:
         whole, attempt = self.request, self.backend_request
         if whole is not None and attempt is not None and whole.seconds and attempt.seconds > whole.seconds:
-            raise Refused(
+            raise RefusedValue(
                 f"backendRequest {attempt} is longer than request {whole}", "make backendRequest at most request"
             )
         return self
@@ -267,7 +267,7 @@ class SessionPersistence(Model):
     @model_validator(mode="after")
     def _permanent_has_an_end(self) -> Self:
         if self.cookie_config and self.cookie_config.lifetime_type == "Permanent" and self.absolute_timeout is None:
-            raise Refused("a permanent cookie needs absoluteTimeout", "add absoluteTimeout")
+            raise RefusedValue("a permanent cookie needs absoluteTimeout", "add absoluteTimeout")
         return self
 
 
@@ -306,12 +306,14 @@ class HttpRule(Model):
         if any(_replaces_prefix(entry) for entry in everything) and not (
             len(self.matches) == 1 and self.matches[0].path.type is PathMatchType.PREFIX
         ):
-            raise Refused(
+            raise RefusedValue(
                 "ReplacePrefixMatch needs exactly one match of type PathPrefix",
                 "split the rule, or use ReplaceFullPath",
             )
         if self.backend_refs and any(entry.type == "RequestRedirect" for entry in self.filters):
-            raise Refused("a rule that redirects has no backends", "remove backendRefs, or the RequestRedirect filter")
+            raise RefusedValue(
+                "a rule that redirects has no backends", "remove backendRefs, or the RequestRedirect filter"
+            )
         return self
 
 
@@ -372,7 +374,7 @@ class HttpRouteSpec(CommonRouteSpec):
     def _fits_the_crd(self) -> Self:
         _rule_names_are_unique(self.rules)
         if sum(len(rule.matches) for rule in self.rules) > 128:
-            raise Refused("more than 128 matches in all rules together", "split the route")
+            raise RefusedValue("more than 128 matches in all rules together", "split the route")
         return self
 
 
@@ -397,7 +399,7 @@ class GrpcRouteSpec(CommonRouteSpec):
     def _fits_the_crd(self) -> Self:
         _rule_names_are_unique(self.rules)
         if sum(len(rule.matches) for rule in self.rules) > 128:
-            raise Refused("more than 128 matches in all rules together", "split the route")
+            raise RefusedValue("more than 128 matches in all rules together", "split the route")
         return self
 
 

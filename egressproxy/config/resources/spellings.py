@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
-from egressproxy.config.resources.values import Refused
-from egressproxy.spec.backend import Protocol
+from egressproxy.config.resources.values import RefusedValue
+from egressproxy.ir.backend import Protocol
 
 __all__ = ["ModeName", "ProtocolName", "TypeName"]
 
@@ -50,7 +50,7 @@ def _enum(description: str, *values: str) -> JsonSchema:
 def _protocol(value: object) -> str:
     """Raises Refused."""
     if not isinstance(value, str):
-        raise Refused("a protocol is text", "write protocol: HTTP")
+        raise RefusedValue("a protocol is text", "write protocol: HTTP")
     name = _PROTOCOLS.get(value.lower(), value)
     if name in _PROTOCOLS.values():
         return name
@@ -58,7 +58,9 @@ def _protocol(value: object) -> str:
         return value
     near = difflib.get_close_matches(value.upper(), _PROTOCOLS.values(), 1, 0.6)
     known = ", ".join(_PROTOCOLS.values())
-    raise Refused("not a protocol", f"did you mean {near[0]}?" if near else f"possible are {known}, and example.com/x")
+    raise RefusedValue(
+        "not a protocol", f"did you mean {near[0]}?" if near else f"possible are {known}, and example.com/x"
+    )
 
 
 #: One of the known protocols in its usual spelling, or a vendor's with its prefix.

@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from egressproxy.model.authority import AuthorityError, IPAddress, parse_host
 from egressproxy.model.fields import TOKEN
-from egressproxy.model.secret import Secret
+from egressproxy.model.secret import SecretBytes
 
 __all__ = [
     "Address",
@@ -41,7 +41,7 @@ __all__ = [
     "Pin",
     "Port",
     "PreciseHostname",
-    "Refused",
+    "RefusedValue",
     "SecretValue",
     "ServerAddress",
     "SingleHostname",
@@ -56,11 +56,11 @@ def check_unique(values: Iterable[object], what: str, where: str) -> None:
     seen: set[object] = set()
     for value in values:
         if value in seen:
-            raise Refused(f"{what} {value} stands more than once in {where}", f"give each entry its own {what}")
+            raise RefusedValue(f"{what} {value} stands more than once in {where}", f"give each entry its own {what}")
         seen.add(value)
 
 
-class Refused(ValueError):
+class RefusedValue(ValueError):
     """A value that cannot be taken. `remedy` says what to write instead; neither text may hold a secret."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
@@ -97,10 +97,10 @@ class Duration:
         if isinstance(value, str) and _DURATION.fullmatch(value):
             return cls(value, sum(int(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(value)))
         if isinstance(value, str) and value.startswith("-"):
-            raise Refused("a duration cannot be negative", "write 0s to disable it")
+            raise RefusedValue("a duration cannot be negative", "write 0s to disable it")
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            raise Refused("a duration needs a unit", f"write {value}s for seconds")
-        raise Refused("not a duration", "write it as 500ms, 5s, 1m or 1h30m")
+            raise RefusedValue("a duration needs a unit", f"write {value}s for seconds")
+        raise RefusedValue("not a duration", "write it as 500ms, 5s, 1m or 1h30m")
 
     def __str__(self) -> str:
         return self.text
@@ -119,7 +119,7 @@ class Duration:
 
 def _label(value: str) -> str:
     if not _LABEL.fullmatch(value):
-        raise Refused(
+        raise RefusedValue(
             "not a DNS label", "use up to 63 lower-case letters, digits and hyphens, not at the ends (RFC 1123)"
         )
     return value
@@ -127,7 +127,7 @@ def _label(value: str) -> str:
 
 def _subdomain(value: str) -> str:
     if len(value) > _MAX_HOSTNAME or not _SUBDOMAIN.fullmatch(value):
-        raise Refused(
+        raise RefusedValue(
             "not a DNS subdomain name",
             "use up to 253 lower-case letters, digits, hyphens and dots, not at the ends (RFC 1123)",
         )
@@ -136,21 +136,21 @@ def _subdomain(value: str) -> str:
 
 def _precise_hostname(value: str) -> str:
     if value.startswith("*"):
-        raise Refused("a wildcard is not possible here", "name one host")
+        raise RefusedValue("a wildcard is not possible here", "name one host")
     return _hostname(value)
 
 
 def _hostname(value: str) -> str:
     bare = value.removeprefix("*.")
     if "*" in bare:
-        raise Refused("a wildcard has to be the whole first label", _wildcard_remedy(value))
+        raise RefusedValue("a wildcard has to be the whole first label", _wildcard_remedy(value))
     _refuse_more_than_a_host(value, "name the port in its own field")
     if value != value.lower():
-        raise Refused("a hostname is written in lower case", f"write {value.lower()}")
+        raise RefusedValue("a hostname is written in lower case", f"write {value.lower()}")
     if ":" in value:
-        raise Refused("a hostname has no port", "name the port in its own field")
+        raise RefusedValue("a hostname has no port", "name the port in its own field")
     if len(value) > _MAX_HOSTNAME or not _SUBDOMAIN.fullmatch(bare):
-        raise Refused("not a hostname", "write a DNS name such as api.example.com or *.example.com")
+        raise RefusedValue("not a hostname", "write a DNS name such as api.example.com or *.example.com")
     return value
 
 
@@ -158,21 +158,21 @@ def _destination_hostname(value: str) -> str:
     """A hostname pattern of an egress policy, normalised to lower case without the trailing dot."""
     bare = value.removeprefix("*.")
     if "*" in bare:
-        raise Refused("a wildcard has to be the whole first label of a name", _wildcard_remedy(value))
+        raise RefusedValue("a wildcard has to be the whole first label of a name", _wildcard_remedy(value))
     _refuse_more_than_a_host(value, "ports stand under ports")
     try:
         name, address = parse_host(bare.encode("ascii"))
     except UnicodeEncodeError:
-        raise Refused("a hostname is ASCII", "write an international name in its xn-- form") from None
+        raise RefusedValue("a hostname is ASCII", "write an international name in its xn-- form") from None
     except AuthorityError as error:
         remedy = (
             "write the address under cidrs"
             if ":" in bare and _LIKE_AN_ADDRESS.fullmatch(bare)
             else "write a DNS name such as api.example.com or *.example.com"
         )
-        raise Refused(f"not a hostname: {error}", remedy) from None
+        raise RefusedValue(f"not a hostname: {error}", remedy) from None
     if address is not None:
-        raise Refused("an address is not a hostname", "write the address under cidrs")
+        raise RefusedValue("an address is not a hostname", "write the address under cidrs")
     return "*." + name if bare != value else name
 
 
@@ -186,7 +186,7 @@ def _refuse_more_than_a_host(value: str, port_remedy: str) -> None:
     if parts:
         listed = " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
         remedy = f"write {host.lower()} alone" + (f"; {port_remedy}" if port else "")
-        raise Refused(f"a hostname has no {listed}", remedy)
+        raise RefusedValue(f"a hostname has no {listed}", remedy)
 
 
 def _wildcard_remedy(value: str) -> str:
@@ -204,11 +204,11 @@ def _external_hostname(value: str) -> str:
     except ValueError:
         pass
     else:
-        raise Refused("an address is not a hostname", "use a destination of type Ip")
+        raise RefusedValue("an address is not a hostname", "use a destination of type Ip")
     if lowered == "cluster.local" or lowered.endswith(".cluster.local"):
-        raise Refused("a name of the cluster is not external", "use a destination of type Service")
+        raise RefusedValue("a name of the cluster is not external", "use a destination of type Service")
     if "*" in lowered:
-        raise Refused("a wildcard is not possible here", "name one host, or use a destination of type Dynamic")
+        raise RefusedValue("a wildcard is not possible here", "name one host, or use a destination of type Dynamic")
     return _destination_hostname(value)
 
 
@@ -216,7 +216,7 @@ def _single_hostname(value: str) -> str:
     """One name, and no pattern."""
     name = _destination_hostname(value)
     if name.startswith("*."):
-        raise Refused("a wildcard is not possible here", "write each name in full")
+        raise RefusedValue("a wildcard is not possible here", "write each name in full")
     return name
 
 
@@ -233,21 +233,21 @@ def _cidr(value: object) -> IPv4Network | IPv6Network:
     if isinstance(value, IPv4Network | IPv6Network):
         return value
     if not isinstance(value, str):
-        raise Refused("not a network", "write it as text, such as 10.0.0.0/8")
+        raise RefusedValue("not a network", "write it as text, such as 10.0.0.0/8")
     try:
         network = ip_network(value, strict=False)
     except ValueError:
         address, _, length = value.partition("/")
         if length.isdecimal() and (most := _longest_prefix(address)):
-            raise Refused(
+            raise RefusedValue(
                 f"the prefix is longer than the {most} bits of an address", f"write /{most} or less"
             ) from None
-        raise Refused("not a network in CIDR notation", "write it as 10.0.0.0/8 or 2001:db8::/32") from None
+        raise RefusedValue("not a network in CIDR notation", "write it as 10.0.0.0/8 or 2001:db8::/32") from None
     prefix = value.partition("/")[2]
     if prefix and not prefix.isdecimal():
-        raise Refused("a network mask is written as a prefix length", f"write {network}")
+        raise RefusedValue("a network mask is written as a prefix length", f"write {network}")
     if "/" in value and ip_address(value.partition("/")[0]) != network.network_address:
-        raise Refused(
+        raise RefusedValue(
             "the address has bits set beyond the prefix", f"write {network} for the network, or the address alone"
         )
     return network
@@ -261,18 +261,18 @@ def _address(value: object) -> IPAddress:
             return ip_address(value)  # type: ignore[arg-type]
     except ValueError:
         pass
-    raise Refused("not an IP address", "write it as 192.0.2.1 or 2001:db8::1")
+    raise RefusedValue("not an IP address", "write it as 192.0.2.1 or 2001:db8::1")
 
 
 def _header_name(value: str) -> str:
     if len(value) > 256 or not TOKEN.fullmatch(value.encode("utf-8")):
-        raise Refused("not a header name", "use letters, digits and !#$%&'*+-.^_`|~ (RFC 9110 section 5.6.2)")
+        raise RefusedValue("not a header name", "use letters, digits and !#$%&'*+-.^_`|~ (RFC 9110 section 5.6.2)")
     return value
 
 
 def _extension_type(value: str) -> str:
     if not _EXTENSION_TYPE.fullmatch(value):
-        raise Refused(
+        raise RefusedValue(
             "not an extension type", "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1"
         )
     return value
@@ -280,7 +280,7 @@ def _extension_type(value: str) -> str:
 
 def _pin(value: str) -> str:
     if not _PIN.fullmatch(value):
-        raise Refused("not a pin", "write sha256/ and the base64 of the SHA-256 of the public key (SPKI)")
+        raise RefusedValue("not a pin", "write sha256/ and the base64 of the SHA-256 of the public key (SPKI)")
     return value
 
 
@@ -288,10 +288,10 @@ def _server_address(value: str) -> str:
     """A DNS server: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`, `https://host/path`."""
     scheme, separator, rest = value.rpartition("://")
     if separator and scheme not in ("udp", "tcp", "tls", "https"):
-        raise Refused("unknown DNS transport", "use udp://, tcp://, tls:// or https://, or the address alone")
+        raise RefusedValue("unknown DNS transport", "use udp://, tcp://, tls:// or https://, or the address alone")
     if scheme == "https":
         if not rest or rest.startswith("/"):
-            raise Refused("the DNS server has no host", "write https://host/dns-query")
+            raise RefusedValue("the DNS server has no host", "write https://host/dns-query")
         return value
     host, _, _name = rest.partition("#")
     try:
@@ -299,35 +299,35 @@ def _server_address(value: str) -> str:
             address, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "53")
             _address(address)
             if not port.isdecimal() or not 1 <= int(port) <= 65535:
-                raise Refused("the port of the DNS server is not 1 to 65535", "write it as 192.0.2.1:53")
+                raise RefusedValue("the port of the DNS server is not 1 to 65535", "write it as 192.0.2.1:53")
         else:
             _address(host)
-    except Refused as refused:
+    except RefusedValue as refused:
         if "port" in refused.message:
             raise
-        raise Refused(
+        raise RefusedValue(
             "a DNS server is named by its address", "write it as 192.0.2.1, 192.0.2.1:53 or [2001:db8::1]:53"
         ) from None
     return value
 
 
-def _secret(value: object) -> Secret:
-    if isinstance(value, Secret):
+def _secret(value: object) -> SecretBytes:
+    if isinstance(value, SecretBytes):
         return value
     if not isinstance(value, str):
-        raise Refused("not base64 text", "encode the value with base64, or write it as text under stringData")
+        raise RefusedValue("not base64 text", "encode the value with base64, or write it as text under stringData")
     try:
-        return Secret(base64.b64decode("".join(value.split()), validate=True))
+        return SecretBytes(base64.b64decode("".join(value.split()), validate=True))
     except (binascii.Error, ValueError):
-        raise Refused("not base64", "encode the value with base64, or write it as text under stringData") from None
+        raise RefusedValue("not base64", "encode the value with base64, or write it as text under stringData") from None
 
 
-def _secret_text(value: object) -> Secret:
-    if isinstance(value, Secret):
+def _secret_text(value: object) -> SecretBytes:
+    if isinstance(value, SecretBytes):
         return value
     if not isinstance(value, str):
-        raise Refused("not text", "quote the value")
-    return Secret(value.encode("utf-8", "surrogatepass"))
+        raise RefusedValue("not text", "quote the value")
+    return SecretBytes(value.encode("utf-8", "surrogatepass"))
 
 
 def _timestamp(value: str) -> str:
@@ -335,11 +335,11 @@ def _timestamp(value: str) -> str:
     try:
         datetime.fromisoformat(value)
     except ValueError:
-        raise Refused("not a timestamp", "write it as 2024-01-31T12:00:00Z (RFC 3339)") from None
+        raise RefusedValue("not a timestamp", "write it as 2024-01-31T12:00:00Z (RFC 3339)") from None
     return value
 
 
-def _redacted(_value: Secret) -> str:
+def _redacted(_value: SecretBytes) -> str:
     return base64.b64encode(b"redacted").decode()
 
 
@@ -375,13 +375,13 @@ Address = Annotated[
     JsonSchema({"type": "string", "examples": ["192.0.2.1"]}),
 ]
 SecretValue = Annotated[
-    Secret,
+    SecretBytes,
     PlainValidator(_secret),
     PlainSerializer(_redacted),
     JsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]
 SecretText = Annotated[
-    Secret,
+    SecretBytes,
     PlainValidator(_secret_text),
     PlainSerializer(_redacted),
     JsonSchema({"type": "string"}),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from egressproxy.config.resources.meta import LocalObjectReference, Model, Resource, SecretObjectReference
-from egressproxy.config.resources.values import ExternalHostname, Label, Port, PreciseHostname, Refused
+from egressproxy.config.resources.values import ExternalHostname, Label, Port, PreciseHostname, RefusedValue
 
 __all__ = [
     "BackendTlsValidation",
@@ -36,7 +36,7 @@ class SubjectAltName(Model):
     def _fits_its_type(self) -> Self:
         wanted, other = (self.hostname, self.uri) if self.type == "Hostname" else (self.uri, self.hostname)
         if wanted is None or other is not None:
-            raise Refused(
+            raise RefusedValue(
                 f"type {self.type} needs {'hostname' if self.type == 'Hostname' else 'uri'}, and only that",
                 "name the value under the field of its type",
             )
@@ -63,7 +63,9 @@ class BackendTlsValidation(Model):
     @model_validator(mode="after")
     def _one_source_of_trust(self) -> Self:
         if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):
-            raise Refused("exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them")
+            raise RefusedValue(
+                "exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them"
+            )
         return self
 
 
@@ -76,7 +78,7 @@ class XBackendValidation(BackendTlsValidation):
     def _one_source_of_trust(self) -> Self:
         """Without a source it is the system's CAs; the API's own examples leave it out."""
         if self.ca_certificate_refs and self.well_known_ca_certificates is not None:
-            raise Refused("caCertificateRefs and wellKnownCACertificates exclude each other", "keep one of them")
+            raise RefusedValue("caCertificateRefs and wellKnownCACertificates exclude each other", "keep one of them")
         return self
 
 
@@ -91,7 +93,7 @@ class XBackendTls(Model):
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
         if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
-            raise Refused(
+            raise RefusedValue(
                 "clientCertificateRef belongs to mode ClientAndServer, and only there",
                 "use mode ClientAndServer with clientCertificateRef, or ServerOnly without",
             )
@@ -112,9 +114,9 @@ class XBackendPort(Model):
     @classmethod
     def _said_once(cls, number: int | None, info: ValidationInfo) -> int | None:
         if "port" in info.data and number is None and info.data["port"] is None:
-            raise Refused("number is missing", "add number")
+            raise RefusedValue("number is missing", "add number")
         if number is not None and info.data.get("port") is not None:
-            raise Refused("number and port are the same", "keep number alone")
+            raise RefusedValue("number and port are the same", "keep number alone")
         return number
 
     @property
@@ -158,7 +160,7 @@ class XBackendSpec(Model):
         for name, block in blocks.items():
             if (name == own) != (block is not None):
                 remedy = f"add {own}" if name == own else f"remove {name}, or change the type"
-                raise Refused(f"type {self.type} needs {own}, and only that", remedy)
+                raise RefusedValue(f"type {self.type} needs {own}, and only that", remedy)
         return self
 
 

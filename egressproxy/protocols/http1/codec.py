@@ -30,7 +30,7 @@ import re
 from collections.abc import Callable
 from enum import IntEnum
 
-from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength, Hop, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, EndOfMessage
@@ -55,7 +55,7 @@ _TCHARS = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefg
 _STATUS_LINE_START = b"HTTP/1."
 
 
-class _State(IntEnum):
+class _CodecState(IntEnum):
     HEAD = 0
     LENGTH = 1
     CHUNKED = 2
@@ -65,10 +65,10 @@ class _State(IntEnum):
 
 
 #: The same as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _IDLE, _BROKEN = _State
+_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _IDLE, _BROKEN = _CodecState
 
 
-class _Reader:
+class _HeadReader:
     """What both readers share: the buffer, and bodies.
 
     The buffer is the segment that came last, as it came. Only where a segment begins before the one before it was used
@@ -90,7 +90,7 @@ class _Reader:
         "_state",
     )
 
-    _state: _State
+    _state: _CodecState
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class _Reader:
         self._at = 0
         self._scanned = 0
 
-    def _begin_body(self, length: BodyLength, named: frozenset[bytes], end: _State) -> None:
+    def _begin_body(self, length: BodyLength, named: frozenset[bytes], end: _CodecState) -> None:
         """What follows the head just read; `end` is the state behind a message without body."""
         if length == 0:
             self._state = end
@@ -167,7 +167,7 @@ class _Reader:
         else:
             self._state = _UNTIL_CLOSE
 
-    def _next_of_body(self, end: _State) -> bytes | EndOfMessage | None:
+    def _next_of_body(self, end: _CodecState) -> bytes | EndOfMessage | None:
         """The next event of a body whose length is known, or that is chunked."""
         if self._state is _LENGTH:
             if not self._left:
@@ -252,7 +252,7 @@ class _Reader:
         return end
 
 
-class RequestReader(_Reader):
+class RequestReader(_HeadReader):
     """Reads the requests of one client connection, one at a time and in order.
 
     >>> reader = RequestReader(HeadLimits())
@@ -369,7 +369,7 @@ class RequestReader(_Reader):
         return f"RequestReader({self._state.name}, buffered={self.buffered})"
 
 
-class ResponseReader(_Reader):
+class ResponseReader(_HeadReader):
     """Reads the responses on one upstream connection, each announced by `expect`.
 
     Interim heads (1xx but 101) are events of their own; the final head follows. Behind a 101, and a 2xx to CONNECT,
@@ -391,14 +391,14 @@ class ResponseReader(_Reader):
         self._interim = 0
         self._is_started = False  # something of this response has come
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
-        self._fault: tuple[Reason, str, Retry] | None = None
+        self._fault: tuple[Reason, str, RetrySafety] | None = None
 
     def expect(self, method: bytes) -> None:
         """Announce the response to a request with this method; it decides about the body. Before anything is fed."""
         if self._state is _BROKEN:
             return
         if self._at < len(self._buffer) or self._state is not _IDLE:
-            self._break(Reason.BAD_RESPONSE, "the upstream spoke before it was asked", Retry.IF_REUSED)
+            self._break(Reason.BAD_RESPONSE, "the upstream spoke before it was asked", RetrySafety.IF_REUSED)
             return
         self._method = method
         self._interim = 0
@@ -493,11 +493,13 @@ class ResponseReader(_Reader):
     def _break_off(self) -> None:
         """The upstream has ended in the middle (RFC 9112 section 8)."""
         if self._state is _HEAD and not self._is_started:
-            self._break(Reason.UPSTREAM_CLOSED, "the upstream closed its connection without an answer", Retry.IF_REUSED)
+            self._break(
+                Reason.UPSTREAM_CLOSED, "the upstream closed its connection without an answer", RetrySafety.IF_REUSED
+            )
         else:
             self._break(Reason.UPSTREAM_INCOMPLETE, "the upstream's response broke off")
 
-    def _break(self, reason: Reason, message: str, retry: Retry = Retry.NEVER) -> None:
+    def _break(self, reason: Reason, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         self._fault = reason, message, retry
         self._state = _BROKEN
 

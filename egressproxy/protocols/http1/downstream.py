@@ -13,10 +13,10 @@ from typing import Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
 from egressproxy.model.message import RequestHead
+from egressproxy.net.driver import Driver
+from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl, reset
+from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.codec import HeadLimits, RequestReader
-from egressproxy.transport.driver import Driver
-from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow, reset
-from egressproxy.transport.timers import NEVER, Deadline, TimerWheel
 
 __all__ = ["DownstreamConnection", "RequestHandler"]
 
@@ -45,7 +45,7 @@ class RequestHandler(Protocol):
         """The connection is gone."""
 
 
-class DownstreamConnection(Flow):
+class DownstreamConnection(FlowControl):
     """States: waiting for a request; in an exchange (head read; body read or not); lingering; gone."""
 
     __slots__ = (

@@ -11,13 +11,13 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
-from egressproxy.errors import GatewayError, Reason, Retry, UpstreamFault
+from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl
+from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.net.tls import TlsStream, tls_fault
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
-from egressproxy.transport.driver import Driver, pause
-from egressproxy.transport.flow import HIGH_WATER, BodySink, Flow
-from egressproxy.transport.timers import NEVER, Deadline, TimerWheel
-from egressproxy.transport.tls import TlsStream, tls_fault
 
 __all__ = ["UpstreamConnection"]
 
@@ -26,7 +26,7 @@ __all__ = ["UpstreamConnection"]
 _WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
 
 
-class UpstreamConnection(Flow):
+class UpstreamConnection(FlowControl):
     """States: idle (in a pool); awaiting an answer; relaying its body; ended; lost."""
 
     __slots__ = (
@@ -178,7 +178,9 @@ class UpstreamConnection(Flow):
         head = self.reader.next()
         if head is None:
             if self.is_lost:
-                raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection", retry=Retry.IF_REUSED)
+                raise UpstreamFault(
+                    Reason.UPSTREAM_CLOSED, "the upstream closed its connection", retry=RetrySafety.IF_REUSED
+                )
             return None
         assert type(head) is ResponseHead
         self.head = head
@@ -280,7 +282,9 @@ class UpstreamConnection(Flow):
         if self.is_idle or self.has_ended or self.error is not None:
             return
         if reset and not self.octets_in:
-            self._fail(UpstreamFault(Reason.UPSTREAM_RESET, "the upstream reset its connection", retry=Retry.IF_REUSED))
+            self._fail(
+                UpstreamFault(Reason.UPSTREAM_RESET, "the upstream reset its connection", retry=RetrySafety.IF_REUSED)
+            )
             return
         self.reader.feed_eof(clean)
         if self.sink is not None:

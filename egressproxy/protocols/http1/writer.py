@@ -10,7 +10,7 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
-from egressproxy.model.exchange import Answer
+from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import VALUE, Fields
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 
@@ -101,7 +101,7 @@ def switching_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:
     return b"HTTP/1.1 101 %b%b%b\r\n\r\n" % (head.phrase, head.fields.block, tail)
 
 
-def answer_bytes(answer: Answer, *, close: bool, with_body: bool = True) -> bytes:
+def answer_bytes(answer: LocalResponse, *, close: bool, with_body: bool = True) -> bytes:
     """A whole response of our own. `with_body` false: the head alone, as for HEAD."""
     block = Fields.of(answer.fields).block
     if answer.status not in (204, 304):

@@ -27,13 +27,13 @@ from h2.events import (
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
-from egressproxy.errors import LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.errors import LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.shares import FairQueue, most_of
+from egressproxy.net.flow_control import FlowControl
+from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
-from egressproxy.transport.flow import Flow
-from egressproxy.transport.timers import Deadline, TimerWheel
 
-__all__ = ["Answer", "Call", "UnaryConnection"]
+__all__ = ["Call", "UnaryAnswer", "UnaryConnection"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -50,7 +50,7 @@ SILENCE_S = 1.0
 LAST_STREAM = 2**31 - 1
 
 
-class Answer(NamedTuple):
+class UnaryAnswer(NamedTuple):
     """What has come of a call. `trailers` are empty where the head was all."""
 
     head: Headers
@@ -63,7 +63,7 @@ class Call:
 
     __slots__ = ("begun_at", "client", "data", "head", "headers", "octets", "result", "stream", "trailers", "unsent")
 
-    def __init__(self, headers: Headers, body: bytes, client: str, result: asyncio.Future[Answer]) -> None:
+    def __init__(self, headers: Headers, body: bytes, client: str, result: asyncio.Future[UnaryAnswer]) -> None:
         self.headers = headers
         self.client = client
         self.unsent = memoryview(body)
@@ -85,7 +85,7 @@ class _Streams(H2Connection):
     MAX_CLOSED_STREAMS = 256
 
 
-class UnaryConnection(Flow):
+class UnaryConnection(FlowControl):
     """States: taking calls; leaving (what has begun ends, and nothing new begins); lost."""
 
     __slots__ = (
@@ -122,14 +122,14 @@ class UnaryConnection(Flow):
     def active(self) -> int:
         return len(self._calls)
 
-    def call(self, headers: Headers, body: bytes, client: str) -> asyncio.Future[Answer]:
+    def call(self, headers: Headers, body: bytes, client: str) -> asyncio.Future[UnaryAnswer]:
         """Begin a call, or have it wait for its turn. Raises LimitExceeded if too many wait, UpstreamFault if we leave.
 
         `client` is for whom we call: clients take turns, and one of them has neither all calls nor all places.
         What fails with Retry.SAFE was never looked at by the server.
         """
         if self.is_leaving:
-            raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the connection is leaving", retry=Retry.SAFE)
+            raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the connection is leaving", retry=RetrySafety.SAFE)
         call = Call(headers, body, client, asyncio.get_running_loop().create_future())
         if not self._waiting.add(client, call):
             message = "too many calls are waiting for this server"
@@ -215,19 +215,19 @@ class UnaryConnection(Flow):
         elif isinstance(event, StreamEnded):
             self._end(call)
             if not call.result.done():
-                call.result.set_result(Answer(call.head, b"".join(call.data), call.trailers))
+                call.result.set_result(UnaryAnswer(call.head, b"".join(call.data), call.trailers))
             if call.unsent:
                 self._reset(call)  # it has answered before it has heard us to the end
         elif isinstance(event, StreamReset):
             self._end(call)
-            retry = Retry.SAFE if event.error_code == ErrorCodes.REFUSED_STREAM else Retry.NEVER
+            retry = RetrySafety.SAFE if event.error_code == ErrorCodes.REFUSED_STREAM else RetrySafety.NEVER
             self._fail(call, f"the server reset the call (code {int(event.error_code or 0)})", retry)
 
     def _goes_away(self, last_stream: int, why: str = "the server goes away") -> None:
         self.is_leaving = True
         for call in [*self._waiting, *(call for call in self._calls.values() if call.stream > last_stream)]:
             self._end(call)
-            self._fail(call, why, Retry.SAFE)
+            self._fail(call, why, RetrySafety.SAFE)
         self._waiting.clear()
 
     # --- what goes -------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class UnaryConnection(Flow):
     def _end(self, call: Call) -> None:
         self._calls.pop(call.stream, None)
 
-    def _fail(self, call: Call, message: str, retry: Retry = Retry.NEVER) -> None:
+    def _fail(self, call: Call, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         if not call.result.done():
             call.result.set_exception(UpstreamFault(Reason.UPSTREAM_RESET, message, retry=retry))
 
@@ -313,9 +313,9 @@ class UnaryConnection(Flow):
         self._waiting.clear()
         self._calls.clear()
         for call in waiting:
-            self._fail(call, message, Retry.SAFE)
+            self._fail(call, message, RetrySafety.SAFE)
         for call in begun:
-            self._fail(call, message, Retry.IF_REUSED)
+            self._fail(call, message, RetrySafety.IF_REUSED)
 
     def _break(self, message: str) -> None:
         self.is_leaving = True

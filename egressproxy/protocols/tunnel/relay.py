@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 
 from egressproxy.errors import Reason
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.flow_control import FlowControl, reset
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.tunnel import Tunnel
-from egressproxy.transport.driver import Driver, pause
-from egressproxy.transport.flow import Flow, reset
-from egressproxy.transport.parked import Parked
-from egressproxy.transport.timers import TimerWheel
 
 __all__ = ["TransportEnd", "TransportTunnel"]
 
@@ -50,7 +50,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         self,
         client: asyncio.Transport,
         client_rest: bytes,
-        upstream: Parked,
+        upstream: PendingProtocol,
         upstream_rest: bytes,
         *,
         client_has_ended: bool,
@@ -118,7 +118,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         )  # fmt: skip
 
 
-class TransportEnd(Flow):
+class TransportEnd(FlowControl):
     """One side of a tunnel."""
 
     __slots__ = ("has_ended", "is_lost", "other", "tunnel")

@@ -14,11 +14,11 @@ from abc import abstractmethod
 from contextlib import suppress
 
 from egressproxy.errors import Reason
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.poller import ENDED, READABLE, WRITABLE, Poller
+from egressproxy.net.sockets import END_FOLLOWS, NOT_WATCHED, SocketTransport, break_off
+from egressproxy.net.splicing import Pipe
 from egressproxy.protocols.tunnel.tunnel import Tunnel
-from egressproxy.transport.parked import Parked
-from egressproxy.transport.poller import ENDED, READABLE, WRITABLE, Poller
-from egressproxy.transport.sockets import END_FOLLOWS, NOT_WATCHED, SocketTransport, break_off
-from egressproxy.transport.splicing import Pipe
 
 __all__ = ["SocketEnd", "SocketTunnel"]
 
@@ -87,7 +87,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         self,
         client: SocketTransport,
         client_rest: bytes,
-        upstream: Parked,
+        upstream: PendingProtocol,
         *,
         client_has_ended: bool,
     ) -> None:

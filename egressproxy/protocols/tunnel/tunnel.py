@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
+from egressproxy.net.timers import Timer, Wheel
 from egressproxy.protocols.tunnel.guard import SniGuard
-from egressproxy.transport.timers import Timer, Wheel
 
 __all__ = ["REST_S", "Tunnel", "TunnelEnd"]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
-from egressproxy.config.load import load_text
+from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
-from egressproxy.loading.denials import denials
-from egressproxy.spec.gateway import ListenerSpec
-from egressproxy.spec.policy import PolicySpec
-from egressproxy.spec.route import HttpRouteSpec, HttpRuleSpec
+from egressproxy.ir.gateway import ListenerIR
+from egressproxy.ir.policy import PolicyIR
+from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
+from egressproxy.processes.loader.denials import denials
 
 FORWARD = """
 apiVersion: gateway.networking.k8s.io/v1
@@ -86,20 +86,20 @@ spec:
 """
 
 
-def listener(made: Compiled, name: str = "") -> ListenerSpec:
+def listener(made: Compiled, name: str = "") -> ListenerIR:
     """The listener of this name, or the only one."""
     found = [one for one in made.spec.listeners if name in ("", one.name)]
     assert len(found) == 1, made.spec.listeners
     return found[0]
 
 
-def route(made: Compiled) -> HttpRouteSpec:
+def route(made: Compiled) -> HttpRouteIR:
     """The only HTTPRoute of the only listener."""
     (found,) = listener(made).http_routes
     return found
 
 
-def rule(made: Compiled, index: int = 0) -> HttpRuleSpec:
+def rule(made: Compiled, index: int = 0) -> HttpRuleIR:
     return route(made).rules[index]
 
 
@@ -140,6 +140,6 @@ def of_policy(made: Compiled, condition: str, name: str = "default/policy") -> t
     return said(status(made, "EgressPolicy", name)["ancestors"][0]["conditions"], condition)
 
 
-def on_gateway(*policies: str) -> PolicySpec:
+def on_gateway(*policies: str) -> PolicyIR:
     """What these policies say together on the listener of a forward proxy."""
     return listener(compiled(FORWARD, *policies)).policy

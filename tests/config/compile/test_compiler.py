@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from egressproxy.config.compile import Compiled, Defaults, FilterCatalog, compile_config
-from egressproxy.config.load import ResourceSet, load, load_text
+from egressproxy.config.reading.load import ResourceSet, load, load_text
 from egressproxy.config.resources.routes import HttpRoute
 from egressproxy.filters.catalog import Catalog
-from egressproxy.spec.backend import Destination
+from egressproxy.ir.backend import Destination
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,

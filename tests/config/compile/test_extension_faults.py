@@ -3,8 +3,8 @@
 import pytest
 
 from egressproxy.config.compile.extension_faults import nearest_types
-from egressproxy.config.compile.shortcomings import shortcomings
-from egressproxy.config.load import load_text
+from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from tests.config.compile.kit import (
     FORWARD,
@@ -176,7 +176,7 @@ def test_check_says_it_once_at_its_object():
 
 
 def test_a_config_of_a_known_type_that_does_not_fit_is_still_a_load_error():
-    from egressproxy.config.problems import ConfigError
+    from egressproxy.config.reading.problems import ConfigError
 
     text = PLAIN + "  extensions: [{name: h, type: HeaderPolicy, config: {requst: {}}}]\n"
     with pytest.raises(ConfigError) as caught:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.shortcomings import all_findings
-from egressproxy.config.load import load_text
-from egressproxy.config.problems import Problem, Severity
+from egressproxy.config.compile.status.status_warnings import all_findings
+from egressproxy.config.reading.load import load_text
+from egressproxy.config.reading.problems import Problem, Severity
 from tests.config.compile.kit import PLAIN, REVERSE, ROUTE, compiled
 
 SERVICE = """

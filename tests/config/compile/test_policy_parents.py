@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
-from egressproxy.config.compile.shortcomings import shortcomings
-from egressproxy.config.load import load_text
+from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
-from egressproxy.spec.backend import BackendSpec, Protocol
+from egressproxy.ir.backend import BackendIR, Protocol
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -51,19 +51,19 @@ def on(target: str, name: str, parent: str = "corp", policy_name: str = "policy"
     return policy(f"parent: {{name: {parent}}}", target, name, policy_name, **more)
 
 
-def named(backend: BackendSpec | None) -> str:
+def named(backend: BackendIR | None) -> str:
     """The parent of a backend, "" for none."""
     assert backend is not None
     return backend.parent.name if backend.parent is not None else ""
 
 
-def default(made: Compiled) -> BackendSpec | None:
+def default(made: Compiled) -> BackendIR | None:
     found = listener(made).default_backend
     assert found is not None
     return found.backend
 
 
-def served(made: Compiled) -> BackendSpec | None:
+def served(made: Compiled) -> BackendIR | None:
     return rule(made).backends[0].backend
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from egressproxy.config.compile import references
 from egressproxy.config.compile.references import Names, References, Unresolved
-from egressproxy.config.load import load_text
+from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import ObjectReference
 from tests.config.compile.kit import PLAIN

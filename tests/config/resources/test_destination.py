@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.load import load_text
-from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.config.reading.load import load_text
+from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.config.resources.backend import Backend, GatewayBackend, WorkingGroupBackend, XBackendDestination
 from egressproxy.config.resources.meta import GATEWAY_GROUP
 

@@ -20,9 +20,9 @@ from egressproxy.config.resources.gateway import Gateway, GatewayClass, Listener
 from egressproxy.config.resources.meta import LabelSelector, Origin
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.spec.gateway import TlsMode
-from egressproxy.spec.policy import Family, Mode, SniCheck
-from egressproxy.spec.route import PathMatchType
+from egressproxy.ir.gateway import TlsMode
+from egressproxy.ir.policy import Family, Mode, SniCheck
+from egressproxy.ir.route import PathMatchType
 
 R = TypeVar("R", bound=Resource)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.load import load_text
-from egressproxy.config.problems import ConfigError, Severity
+from egressproxy.config.reading.load import load_text
+from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.config.resources.kinds import BY_API_VERSION
 from egressproxy.config.resources.others import why_left_out
 

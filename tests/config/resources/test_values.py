@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from egressproxy.config.resources import values
-from egressproxy.config.resources.values import Duration, Refused
+from egressproxy.config.resources.values import Duration, RefusedValue
 
 
 def read(kind: Any, value: object) -> Any:
     return TypeAdapter(kind).validate_python(value)
 
 
-def refused(kind: Any, value: object) -> Refused:
+def refused(kind: Any, value: object) -> RefusedValue:
     with pytest.raises(ValidationError) as caught:
         read(kind, value)
     error = caught.value.errors()[0].get("ctx", {}).get("error")
-    assert isinstance(error, Refused)
+    assert isinstance(error, RefusedValue)
     return error
 
 
@@ -232,7 +232,7 @@ def test_no_text_makes_a_hostname_fail_otherwise_than_by_refusing(text: str) -> 
         try:
             read(kind, text)
         except ValidationError as error:
-            assert isinstance(error.errors()[0]["ctx"]["error"], Refused)  # noqa: PT017
+            assert isinstance(error.errors()[0]["ctx"]["error"], RefusedValue)  # noqa: PT017
 
 
 @pytest.mark.parametrize(("text", "value"), [("dG9r", b"tok"), ("dG9r\nCg==\n", b"tok\n"), ("", b"")])

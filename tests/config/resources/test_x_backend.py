@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.load import load_text
-from egressproxy.config.problems import ConfigError, Problem
+from egressproxy.config.reading.load import load_text
+from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.config.resources.x_backend import XBackend, XBackendSpec
 
 HOSTNAME = "externalHostname: {hostname: a.example}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, Retry, UpstreamFault
+from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.codec import NO_TRAILERS, EndOfMessage, HeadLimits, RequestReader, ResponseReader
 from tests.support.http1_reading import read_requests, read_responses
@@ -237,7 +237,7 @@ def test_what_follows_a_response_is_surplus_and_never_read(data: bytes, method: 
     assert reader.buffered
     reader.expect(b"GET")
     fault = fault_of(reader)
-    assert (fault.reason, fault.retry) == (Reason.BAD_RESPONSE, Retry.IF_REUSED)
+    assert (fault.reason, fault.retry) == (Reason.BAD_RESPONSE, RetrySafety.IF_REUSED)
 
 
 def test_an_answer_that_came_before_the_question_is_a_fault() -> None:
@@ -296,7 +296,7 @@ def test_a_close_delimited_body_ends_at_a_clean_end_only() -> None:
 def test_an_end_in_the_middle_is_never_a_clean_end(data: bytes, is_clean: bool) -> None:
     reading = read_responses(data, eof=is_clean)
     assert isinstance(reading.error, UpstreamFault)
-    assert (reading.error.reason, reading.error.retry) == (Reason.UPSTREAM_INCOMPLETE, Retry.NEVER)
+    assert (reading.error.reason, reading.error.retry) == (Reason.UPSTREAM_INCOMPLETE, RetrySafety.NEVER)
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -305,7 +305,7 @@ def test_an_end_before_any_answer_may_be_tried_again_on_another_connection(is_cl
     assert reader.next() is None
     reader.feed_eof(is_clean)
     fault = fault_of(reader)
-    assert (fault.reason, fault.retry) == (Reason.UPSTREAM_CLOSED, Retry.IF_REUSED)
+    assert (fault.reason, fault.retry) == (Reason.UPSTREAM_CLOSED, RetrySafety.IF_REUSED)
 
 
 def test_an_end_behind_a_whole_response_is_no_fault() -> None:

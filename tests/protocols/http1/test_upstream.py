@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from egressproxy.errors import Reason, Retry, UpstreamFault
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.timers import TimerWheel
+from egressproxy.net.tls import TlsTruncated
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.transport.driver import Driver, pause
-from egressproxy.transport.timers import TimerWheel
-from egressproxy.transport.tls import TlsTruncated
-from tests.transport.test_flow import Transport
+from tests.net.test_flow_control import Transport
 
 
 class Closing(Transport):
@@ -93,17 +93,17 @@ def test_a_closing_connection_may_not_be_used_again():
 @pytest.mark.parametrize(
     ("before", "loss", "reason", "retry"),
     [
-        (b"", None, Reason.UPSTREAM_CLOSED, Retry.IF_REUSED),
-        (b"", ConnectionResetError(), Reason.UPSTREAM_RESET, Retry.IF_REUSED),
-        (b"HTTP/1.1 20", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
-        (b"HTTP/1.1 20", ConnectionResetError(), Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
-        (b"HTTP/1.1 103 Early Hints\r\n\r\n", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi", None, Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
-        (b"HTTP/1.1 200 OK\r\n\r\nhi", TlsTruncated("cut"), Reason.UPSTREAM_INCOMPLETE, Retry.NEVER),
-        (b"", ssl.SSLError("alert"), Reason.TLS_PROTOCOL, Retry.NEVER),
+        (b"", None, Reason.UPSTREAM_CLOSED, RetrySafety.IF_REUSED),
+        (b"", ConnectionResetError(), Reason.UPSTREAM_RESET, RetrySafety.IF_REUSED),
+        (b"HTTP/1.1 20", None, Reason.UPSTREAM_INCOMPLETE, RetrySafety.NEVER),
+        (b"HTTP/1.1 20", ConnectionResetError(), Reason.UPSTREAM_INCOMPLETE, RetrySafety.NEVER),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n", None, Reason.UPSTREAM_INCOMPLETE, RetrySafety.NEVER),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi", None, Reason.UPSTREAM_INCOMPLETE, RetrySafety.NEVER),
+        (b"HTTP/1.1 200 OK\r\n\r\nhi", TlsTruncated("cut"), Reason.UPSTREAM_INCOMPLETE, RetrySafety.NEVER),
+        (b"", ssl.SSLError("alert"), Reason.TLS_PROTOCOL, RetrySafety.NEVER),
     ],
 )
-def test_how_an_end_in_the_middle_is_told(before: bytes, loss: Exception | None, reason: Reason, retry: Retry):
+def test_how_an_end_in_the_middle_is_told(before: bytes, loss: Exception | None, reason: Reason, retry: RetrySafety):
     one = Exchange()
     if before:
         one.upstream.data_received(before)

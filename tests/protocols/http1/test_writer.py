@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import text
 
-from egressproxy.model.exchange import Answer
+from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import writer
@@ -75,12 +75,12 @@ def test_a_response_gets_a_date_where_it_has_none_and_says_when_it_is_the_last()
 
 
 def test_an_answer_of_ours_is_whole():
-    answer = Answer(403, ((b"X-A", b"b"),), b"no", b"Denied: x")
+    answer = LocalResponse(403, ((b"X-A", b"b"),), b"no", b"Denied: x")
     assert writer.answer_bytes(answer, close=False).startswith(b"HTTP/1.1 403 Denied: x\r\nX-A: b\r\nContent-Length: 2")
     assert writer.answer_bytes(answer, close=False).endswith(b"\r\n\r\nno")
     assert writer.answer_bytes(answer, close=False, with_body=False).endswith(b"\r\n\r\n")
-    assert b"Content-Length" not in writer.answer_bytes(Answer(204), close=False)
-    assert writer.answer_bytes(Answer(404), close=False).startswith(b"HTTP/1.1 404 Not Found\r\n")
+    assert b"Content-Length" not in writer.answer_bytes(LocalResponse(204), close=False)
+    assert writer.answer_bytes(LocalResponse(404), close=False).startswith(b"HTTP/1.1 404 Not Found\r\n")
 
 
 @given(text(max_size=400))

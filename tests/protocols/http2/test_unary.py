@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 from h2.errors import ErrorCodes
 
-from egressproxy.errors import LimitExceeded, Retry, UpstreamFault
+from egressproxy.errors import LimitExceeded, RetrySafety, UpstreamFault
+from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.grpc.framing import call_headers, framed, reply
 from egressproxy.protocols.http2 import unary
-from egressproxy.protocols.http2.unary import Answer, UnaryConnection
-from egressproxy.transport.timers import TimerWheel
+from egressproxy.protocols.http2.unary import UnaryAnswer, UnaryConnection
+from tests.net.test_flow_control import Transport
 from tests.protocols.http2.test_frames import frame
 from tests.support.http2 import Http2Server
-from tests.transport.test_flow import Transport
 
 
 class Wire(Transport):
@@ -42,7 +42,7 @@ class Talk:
         self.connection = self.wire.connection = UnaryConnection(self.wheel, idle_s, **more)
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
 
-    def call(self, message: bytes = b"hello", client: str = "c") -> asyncio.Future[Answer]:
+    def call(self, message: bytes = b"hello", client: str = "c") -> asyncio.Future[UnaryAnswer]:
         return self.connection.call(call_headers(b"/s/M", b"h", b"http", 5.0, []), framed(message), client)
 
     async def settle(self) -> None:
@@ -60,7 +60,7 @@ class Talk:
                 return
 
 
-async def over(talk: Talk, result: asyncio.Future[Answer]) -> bytes:
+async def over(talk: Talk, result: asyncio.Future[UnaryAnswer]) -> bytes:
     await talk.settle()
     return reply(*result.result())
 
@@ -223,8 +223,10 @@ async def test_a_call_that_was_given_up_in_silence_is_the_last_of_its_connection
     assert talk.connection.is_leaving
 
 
-@pytest.mark.parametrize(("code", "retry"), [(ErrorCodes.REFUSED_STREAM, Retry.SAFE), (ErrorCodes.CANCEL, Retry.NEVER)])
-async def test_a_reset_says_whether_the_call_was_looked_at(code: ErrorCodes, retry: Retry):
+@pytest.mark.parametrize(
+    ("code", "retry"), [(ErrorCodes.REFUSED_STREAM, RetrySafety.SAFE), (ErrorCodes.CANCEL, RetrySafety.NEVER)]
+)
+async def test_a_reset_says_whether_the_call_was_looked_at(code: ErrorCodes, retry: RetrySafety):
     talk = Talk()
     result = talk.call()
     await talk.settle()
@@ -242,7 +244,7 @@ async def test_a_goaway_lets_the_calls_end_that_it_spares():
     talk.connection.data_received(frame(7, (1).to_bytes(4, "big") + bytes(4)))
     error = second.exception()
     assert isinstance(error, UpstreamFault)
-    assert error.retry is Retry.SAFE
+    assert error.retry is RetrySafety.SAFE
     assert talk.connection.is_leaving
     with pytest.raises(UpstreamFault):
         talk.call()
@@ -258,7 +260,7 @@ async def test_a_lost_connection_fails_what_was_on_it():
     lost: list[UnaryConnection] = []
     talk.connection.on_lost = lost.append
     talk.connection.connection_lost(None)
-    for result, retry in ((begun, Retry.IF_REUSED), (waiting, Retry.SAFE)):
+    for result, retry in ((begun, RetrySafety.IF_REUSED), (waiting, RetrySafety.SAFE)):
         error = result.exception()
         assert isinstance(error, UpstreamFault)
         assert error.retry is retry
@@ -312,7 +314,7 @@ async def test_what_waits_on_a_connection_that_leaves_may_go_elsewhere():
     talk.connection.leave()
     fault = waiting.exception()
     assert isinstance(fault, UpstreamFault)
-    assert fault.retry is Retry.SAFE
+    assert fault.retry is RetrySafety.SAFE
     talk.server.answer(1, b"ok")
     assert await over(talk, begun) == b"ok"
 

@@ -15,14 +15,14 @@ import pytest
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority
+from egressproxy.net.loop import poller
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.sockets import SocketTransport
+from egressproxy.net.splicing import Pipe
+from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel import sockets
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.sockets import SocketTunnel
-from egressproxy.transport.loop import poller
-from egressproxy.transport.parked import Parked
-from egressproxy.transport.sockets import SocketTransport
-from egressproxy.transport.splicing import Pipe
-from egressproxy.transport.timers import TimerWheel
 from tests.support.waiting import WAIT_S
 
 
@@ -66,7 +66,7 @@ class World:
         self.origin, other = self._pair()
         client = SocketTransport(poller(), one, asyncio.Protocol())
         client.start()
-        parked = Parked()
+        parked = PendingProtocol()
         SocketTransport(poller(), other, parked).start()
         self.result: list[tuple[int, int, Reason]] = []
         self.tunnel = Joined(self.wheel, idle_s, guard, 10.0, holds_upstream=False)

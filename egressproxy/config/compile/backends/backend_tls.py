@@ -1,0 +1,144 @@
+"""BackendTLSPolicy: how to speak TLS to a Service, and what the policy's status says at each Gateway that does.
+
+A policy that cannot be enforced closes its Service: nothing goes there in plain text, or to a server that is not
+verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713 (PolicyStatus).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from egressproxy.config.compile.interface import Key, Status, age_of
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.status.status import Ancestors, Conditions
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.backend import BackendTlsPolicy, BackendTlsValidation
+from egressproxy.config.resources.core import Service, ServicePort
+from egressproxy.config.resources.gateway import Gateway
+from egressproxy.config.resources.meta import PolicyTargetReference, Resource
+from egressproxy.ir.backend import BackendTlsIR
+
+__all__ = ["BackendTlsPolicies", "validated_tls"]
+
+#: PolicyStatus.ancestors holds at most 16 entries.
+MAX_ANCESTORS = 16
+
+_SERVICE = ("", "Service")
+
+
+class BackendTlsPolicies:
+    """Every BackendTLSPolicy. Of two with the same target the older holds; one that names the port goes first."""
+
+    __slots__ = ("_by_target", "_policies", "_references", "_resources", "_trust", "_users")
+
+    def __init__(self, resources: ResourceSet, references: References) -> None:
+        self._resources = resources
+        self._references = references
+        self._policies = sorted(resources.of(BackendTlsPolicy), key=age_of)
+        self._trust: dict[Key, tuple[str, list[Unresolved]]] = {}
+        #: (namespace, service, port name or "") -> the policy that holds there.
+        self._by_target: dict[tuple[str, str, str], BackendTlsPolicy] = {}
+        #: (namespace, service) -> the Gateways whose routes lead there.
+        self._users: dict[tuple[str, str], dict[Key, Gateway]] = defaultdict(dict)
+        for policy in self._policies:
+            for ref in policy.spec.target_refs:
+                if (ref.group, ref.kind) == _SERVICE:
+                    self._by_target.setdefault((policy.namespace, ref.name, ref.section_name or ""), policy)
+
+    def tls(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
+        """How this port is spoken to; None where no policy says it. Raises Unresolved where the policy cannot hold."""
+        place = (service.namespace, service.name)
+        policy = self._by_target.get((*place, entry.name)) if entry.name else None
+        policy = policy or self._by_target.get((*place, ""))
+        if policy is None:
+            return None
+        pem, problems = self._trusted(policy)
+        if problems and not pem:
+            raise Unresolved("InvalidBackend", f"{service} cannot be verified: {policy}: {problems[0].message}")
+        return validated_tls(policy, policy.spec.validation, pem, self._references)
+
+    def note_use(self, gateway: Gateway, services: Iterable[tuple[str, str]]) -> None:
+        """Routes of this Gateway lead to these Services (namespace, name): it is an ancestor of their policies."""
+        for service in services:
+            self._users[service][gateway.key] = gateway
+
+    def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
+        """The status of every policy: an ancestor for each Gateway whose routes lead to a target.
+
+        Where no route does, the targets stand in its place, so that a mistake shows before the first route.
+        """
+        statuses: dict[Key, Status] = {}
+        for policy in self._policies:
+            ancestors = Ancestors(generation(policy.key))
+            by_gateway: dict[Key, list[PolicyTargetReference]] = defaultdict(list)
+            for ref in policy.spec.target_refs:
+                if (ref.group, ref.kind) == _SERVICE:
+                    for key in self._users.get((policy.namespace, ref.name), ()):
+                        by_gateway[key].append(ref)
+            for key in sorted(by_gateway)[:MAX_ANCESTORS]:
+                ancestor = dict(zip(("group", "kind", "namespace", "name"), key, strict=True))
+                self._judge(policy, by_gateway[key], ancestors.add(ancestor))
+            for ref in () if by_gateway else policy.spec.target_refs:
+                written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
+                conditions = ancestors.add({**written, "namespace": policy.namespace})
+                self._judge(policy, [ref], conditions)
+                if conditions.holds("Accepted"):
+                    conditions.add_note("Accepted", "No route that is served here leads to it yet.")
+            statuses[policy.key] = ancestors.to_status()
+        return statuses
+
+    def _judge(self, policy: BackendTlsPolicy, targets: list[PolicyTargetReference], conditions: Conditions) -> None:
+        """State what holds for these targets. One that is lost is a note as long as another holds."""
+        found = [self._problem(policy, ref) for ref in targets]
+        lost = [problem for problem in found if problem is not None]
+        if len(lost) == len(found):
+            conditions.set("Accepted", False, lost[0].reason, "; ".join(problem.said for problem in lost))
+        else:
+            conditions.set("Accepted", True, "Accepted", "the policy is in force.")
+            for problem in lost:
+                conditions.add_note("Accepted", f"Not everywhere: {problem.said}.")
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+        pem, problems = self._trusted(policy)
+        if problems:
+            reason = "InvalidKind" if problems[0].reason == "InvalidKind" else "InvalidCACertificateRef"
+            message = "; ".join(problem.said for problem in problems)
+            conditions.set("ResolvedRefs", False, reason, message)
+            if not pem and conditions.holds("Accepted"):
+                conditions.set("Accepted", False, "NoValidCACertificate", message)
+        if policy.spec.options:
+            conditions.add_note("Accepted", "options are not supported and do nothing.")
+
+    def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> Unresolved | None:
+        if (ref.group, ref.kind) != _SERVICE:
+            message = f"only Services can be targets, not {ref.kind}: a Backend says tls itself"
+            return Unresolved("TargetNotFound", message)
+        service = self._resources.get(*_SERVICE, policy.namespace, ref.name)
+        if not isinstance(service, Service):
+            remedy = self._references.meant.remedy(*_SERVICE, policy.namespace, ref.name, "a policy stands beside it")
+            return Unresolved("TargetNotFound", f"Service {ref.name} does not exist", remedy)
+        if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
+            named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"
+            return Unresolved("TargetNotFound", f"{service} has no port named {ref.section_name} (its ports: {named})")
+        winner = self._by_target[policy.namespace, ref.name, ref.section_name or ""]
+        if winner is not policy:
+            return Unresolved("Conflicted", f"{winner} is older and has the same target")
+        return None
+
+    def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[Unresolved]]:
+        """The CA certificates of a policy, PEM ("" for the system's), and why some of them cannot be had."""
+        if policy.key not in self._trust:
+            refs = policy.spec.validation.ca_certificate_refs
+            self._trust[policy.key] = self._references.ca_bundles(policy, refs)
+        return self._trust[policy.key]
+
+
+def validated_tls(
+    source: Resource, validation: BackendTlsValidation, ca_pem: str, references: References
+) -> BackendTlsIR:
+    """How a BackendTLSPolicy (or XBackend) wants the server verified, with these CA certificates.
+
+    Names are compared instead of the SNI, where there are any; a URI as it is written.
+    """
+    ca_source = references.names(source, validation.ca_certificate_refs)
+    return BackendTlsIR(sni=validation.hostname or "", ca_pem=ca_pem, names=validation.names, ca_source=ca_source)

@@ -1,0 +1,490 @@
+"""Every shape of Backend, read into one: BackendSpec.
+
+Ours, the working group's Backend and XBackendDestination, XBackend, and core Services. A backend that asks for
+something which is not served (a protocol, fail-over) is not used at all: what refers to it answers 500.
+Sources: the AI Gateway working group's egress proposal, GEP-4488, Gateway API v1 BackendRef.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+
+from egressproxy.config.compile.backends.backend_tls import validated_tls
+from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
+from egressproxy.config.compile.backends.notes import (
+    backend_notes,
+    degrade,
+    insecurity,
+    what_became,
+    wrong_options,
+)
+from egressproxy.config.compile.backends.parent_credentials import parent_credentials
+from egressproxy.config.compile.backends.published_forms import (
+    PortForm,
+    TlsForm,
+    check_tls,
+    port_forms,
+    protocol_of,
+    tls_field,
+)
+from egressproxy.config.compile.backends.services import Services
+from egressproxy.config.compile.backends.uses import backend_refs, stream_carriers
+from egressproxy.config.compile.extension_faults import must_run
+from egressproxy.config.compile.interface import Key, Status, kind_of, scope_of
+from egressproxy.config.compile.references import Gathering, Reference, References, Unresolved
+from egressproxy.config.compile.routes.filters import BACKEND_LEVEL, AttachmentPoint, ExtensionCompiler, Placed, ordered
+from egressproxy.config.compile.status import supported_features
+from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.backend import (
+    Backend,
+    WorkingGroupBackend,
+    XBackend,
+    XBackendDestination,
+)
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
+from egressproxy.config.resources.parent import BackendParent
+from egressproxy.config.resources.policy import Dns, EgressPolicy, Extension
+from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
+from egressproxy.model.certificate import CertificateUse
+
+__all__ = ["Backends", "ResolvedBackend"]
+
+#: Upstream gateways in a row: each is another CONNECT and another handshake.
+MAX_PARENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBackend:
+    """A backend that can be used. `target` is what policies name to mean it; `port` its number.
+
+    `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
+    `parents` are those on the way, the next one first; `parent_by` is the policy that has named them, "" for the
+    backend itself (`is_direct`: which says that it has none), and `error` why they cannot be used. `service` is the
+    Service that a destination of that type means.
+    """
+
+    spec: BackendIR
+    target: Key
+    port: int
+    extensions: tuple[Placed, ...] = ()
+    region: str = ""
+    resolver: Dns | None = None
+    parents: tuple[ResolvedBackend, ...] = ()
+    service: Key | None = None
+    is_direct: bool = False
+    parent_by: str = ""
+    error: str = ""
+
+
+_NOWHERE = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
+
+
+class Backends:
+    """Resolves backendRefs. Every object is read once, however many routes refer to it."""
+
+    __slots__ = ("_busy", "_extensions", "_found", "_names", "_placed", "_references", "_resources", "_services")
+
+    def __init__(
+        self, resources: ResourceSet, references: References, services: Services, extensions: ExtensionCompiler
+    ) -> None:
+        self._resources = resources
+        self._references = references
+        self._services = services
+        self._extensions = extensions
+        self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | Unresolved] = {}
+        self._placed: dict[Key, tuple[Placed, ...]] = {}
+        self._busy: list[Key] = []
+        every = chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS)
+        self._names = Counter((backend.namespace, backend.name) for backend in every)
+
+    def resolve(
+        self, source: Resource, ref: Reference, protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS
+    ) -> ResolvedBackend:
+        """The backend that a reference (maybe with `namespace` and `port`) names, if it speaks one of these protocols.
+
+        Raises Unresolved.
+        """
+        key = self.meant(source, ref)
+        self._references.check_permitted(source, ref, key[1])
+        place = (key, getattr(ref, "port", None), isinstance(source, TlsRoute | TcpRoute))
+        found = self._found.get(place)
+        if found is None:
+            try:
+                found = self._read(*place)
+            except Unresolved as unresolved:
+                found = unresolved
+            self._found[place] = found
+        if isinstance(found, Unresolved):
+            raise found.anew()
+        spec = found.spec
+        if spec.protocol not in protocols:
+            raise Unresolved(
+                "UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet"
+            )
+        return found
+
+    def meant(self, source: Resource, ref: Reference) -> Key:
+        """The object that a reference means, whether it is there or not."""
+        return object_key(self._resources, ref, self._references.namespace_of(source, ref))
+
+    def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
+        """Why streams whose TLS ends here must not go on to these backends, "" if they may: one of them speaks TLS."""
+        for ref in refs:
+            place = (self._references.namespace_of(route, ref), ref.name, ref.port or 0)
+            if (ref.group, ref.kind) == ("", "Service") and self._services.refuses_plain_text(*place):
+                return f"port {ref.port} of Service {place[0]}/{ref.name} speaks TLS: add a BackendTLSPolicy for it"
+        return ""
+
+    def services(self, route: Resource) -> set[tuple[str, str]]:
+        """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
+        found: set[tuple[str, str]] = set()
+        for ref in backend_refs(route):
+            key = self.meant(route, ref)
+            try:
+                self._references.check_permitted(route, ref, key[1])
+            except Unresolved:
+                continue
+            if key[:2] == ("", "Service"):
+                found.add(key[2:])
+                continue
+            backend = self._resources.get(*key)
+            if isinstance(backend, Backend | WorkingGroupBackend | XBackendDestination):
+                service = backend.spec.destination.named_service
+                if service is not None:
+                    found.add((service.namespace or backend.namespace, service.name))
+        return found
+
+    def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
+        """The status of every Backend object, used or not."""
+        statuses: dict[Key, Status] = {}
+        carriers = stream_carriers(self._resources, self.meant)
+        for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
+            conditions = Conditions(generation(backend.key))
+            statuses[backend.key] = {"conditions": self._judge(backend, conditions, backend.key not in carriers)}
+        return statuses
+
+    def _judge(self, backend: AnyBackend, conditions: Conditions, has_requests: bool) -> list[dict[str, object]]:
+        became = what_became(backend)
+        message = f"the backend can be used{': ' if became else ''}{became}"
+        if self._names[backend.namespace, backend.name] > 1:
+            message += f"; another has its name: references mean this one by group {backend.GROUP}, kind {backend.KIND}"
+        conditions.set("Accepted", True, "Accepted", message)
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+        failed = 0
+        ports: Sequence[int | None] = [None]
+        if not isinstance(backend, XBackend) and len(backend.spec.destination.ports) > 1:
+            ports = [port.value for port in backend.spec.destination.ports]
+        for port in ports:
+            try:
+                self.resolve(backend, _OwnReference(*backend.key, port=port))
+            except Unresolved as unresolved:
+                failed += 1
+                _state(unresolved, conditions)
+        if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
+            for problem in self.parent_problems([backend]).values():
+                _state(problem.anew("spec.parent"), conditions)
+        if not isinstance(backend, XBackend):
+            self._own_extensions(backend)
+        self._extensions.faults[backend.key].state(conditions)
+        if 0 < failed < len(ports):
+            degrade(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+        wrong = wrong_options(backend)
+        if wrong:
+            degrade(conditions, "UnsupportedProtocolOptions", wrong)
+        insecure = insecurity(backend, has_requests)
+        if insecure:
+            conditions.set("Insecure", True, "NotVerified", insecure)
+        for note in backend_notes(backend):
+            conditions.add_note("Accepted", note)
+        return conditions.to_list()
+
+    def _read(self, key: Key, port: int | None, is_opaque: bool) -> ResolvedBackend:
+        group, kind, namespace, name = key
+        if (group, kind) == ("", "Service"):
+            if self._resources.get(*key) is None:
+                raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
+            if port is None:
+                raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
+            service = self._services.backend(namespace, name, port, is_opaque=is_opaque)
+            return ResolvedBackend(service, key, port)
+        found = self._resources.get(*key)
+        if isinstance(found, XBackend):
+            return self._read_x_backend(found, port)
+        if isinstance(found, Backend | WorkingGroupBackend | XBackendDestination):
+            return self._read_destination(found, port, is_stream=is_opaque)
+        if (group, kind) not in KNOWN_KINDS:
+            known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(KNOWN_KINDS))
+            message = f"{kind} ({group or 'core'}) is no kind of backend; known are {known}"
+            hint = self._references.meant.remedy(*key, "write one of the known kinds", KNOWN_KINDS)
+            raise Unresolved("InvalidKind", message, hint)
+        raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
+
+    def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
+        spec = backend.spec
+        number = spec.port.value
+        if spec.external_hostname is None:
+            remedy = "refer to a Service, or to a Backend (egressproxy.io) of type Service"
+            raise Unresolved("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
+        if port not in (None, number):
+            raise Unresolved("BackendNotFound", f"{backend} has no port {port}", f"it has {number}")
+        is_plain = spec.tls is None or spec.tls.mode == "None"
+        if spec.tls is None and spec.protocol != "H2C":  # whose name says that there is none
+            raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
+        if is_plain and spec.protocol == "WSS":
+            raise Unresolved("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
+        tls = None
+        if spec.tls is not None and not is_plain:
+            tls = BackendTlsIR()
+            if spec.tls.validation is not None:
+                found = Gathering()
+                place = "spec.tls.validation.caCertificateRefs"
+                pem = "".join(
+                    found.take(f"{place}[{index}]", partial(self._references.ca_bundle, backend, ref), "")
+                    for index, ref in enumerate(spec.tls.validation.ca_certificate_refs)
+                )
+                if spec.tls.client_certificate_ref is not None:
+                    read = partial(self._with_client_certificate, backend, spec.tls.client_certificate_ref, tls)
+                    found.take("spec.tls.clientCertificateRef", read, tls)
+                found.raise_if_any()
+                tls = validated_tls(backend, spec.tls.validation, pem, self._references)
+            if spec.tls.client_certificate_ref is not None:
+                tls = self._with_client_certificate(backend, spec.tls.client_certificate_ref, tls)
+        made = BackendIR(
+            name=backend.full_name,
+            destination=Destination.FQDN,
+            hostname=spec.external_hostname.hostname,
+            port=number,
+            protocol=Protocol(_MEANS.get(spec.protocol or "HTTP", spec.protocol or "HTTP")),
+            tls=tls,
+            kind=kind_of(backend.key),
+            is_namesake=self._is_namesake(backend),
+        )
+        return ResolvedBackend(made, backend.key, number)
+
+    def _read_destination(
+        self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None, *, is_stream: bool
+    ) -> ResolvedBackend:
+        destination = backend.spec.destination
+        if not isinstance(backend, Backend) and backend.spec.filters:
+            raise Unresolved("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
+        if destination.type in ("Failover", "EndpointSelector"):
+            message = f"{backend}: a destination of type {destination.type} is not supported yet"
+            raise Unresolved("UnsupportedValue", message)
+        form = _port_form(backend, port_forms(backend.spec), port)
+        number = form.number if form is not None else 0
+        kind = Destination(destination.type)
+        tls: BackendTlsIR | None = None
+        protocol = Protocol.HTTP
+        if form is not None:
+            protocol = protocol_of(backend, form, is_stream=is_stream)
+            check_tls(backend, form)
+            tls = self._tls(backend, form.tls, tls_field(backend.spec, number))
+            if form.tls is None and (kind is Destination.FQDN or not destination.ports):
+                raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
+        endpoints: tuple[EndpointAddress, ...] = ()
+        hostname = ""
+        service = None
+        match kind:
+            case Destination.FQDN:
+                assert destination.fqdn is not None
+                hostname = destination.fqdn.hostname
+            case Destination.IP:
+                assert destination.ip is not None
+                endpoints = (EndpointAddress(destination.ip.address, number),)
+            case Destination.SERVICE:
+                named = destination.named_service
+                assert named is not None
+                inner = self._service(backend, named.name, named.namespace, number)
+                endpoints = inner.endpoints
+                service = ("", "Service", named.namespace or backend.namespace, named.name)
+                tls = tls if form is not None and form.tls is not None else inner.tls
+        extensions = self._own_extensions(backend)
+        made = BackendIR(
+            name=backend.full_name,
+            destination=kind,
+            hostname=hostname,
+            port=number,
+            endpoints=endpoints,
+            protocol=protocol,
+            tls=tls,
+            extensions=ordered(extensions),
+            kind=kind_of(backend.key),
+            is_namesake=self._is_namesake(backend),
+        )
+        if not isinstance(backend, Backend):
+            return ResolvedBackend(made, backend.key, number, extensions, service=service)
+        said = backend.spec
+        found = ResolvedBackend(
+            made, backend.key, number, extensions, said.region or "", said.resolver, service=service
+        )
+        if said.parent is None:
+            return found
+        if said.parent.direct:
+            return replace(found, is_direct=True)
+        try:
+            return self.behind(found, backend, said.parent)
+        except Unresolved as unresolved:
+            raise unresolved.anew("spec.parent") from None
+
+    def _is_namesake(self, backend: AnyBackend) -> bool:
+        """Whether the name alone could mean another. Ours keeps it."""
+        return backend.GROUP != OUR_GROUP and self._names[backend.namespace, backend.name] > 1
+
+    def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
+        if backend.key not in self._placed:
+            declared: Sequence[Extension] = backend.spec.extensions
+            place = AttachmentPoint(BACKEND_LEVEL, scope_of(backend.key))
+            self._placed[backend.key] = self._extensions.extensions(backend, declared, place)
+        return self._placed[backend.key]
+
+    def _service(self, backend: Resource, name: str, namespace: str | None, port: int) -> BackendIR:
+        ref = _OwnReference("", "Service", namespace or backend.namespace, name, port)
+        self._references.check_permitted(backend, ref)
+        if self._resources.get("", "Service", ref.namespace, name) is None:
+            raise self._references.absent("BackendNotFound", "", "Service", ref.namespace, name)
+        return self._services.backend(ref.namespace, name, port)
+
+    def _tls(self, backend: Resource, form: TlsForm | None, field: str) -> BackendTlsIR | None:
+        """`field` is where the form is written."""
+        if form is None or form.mode == "None":
+            return None
+        found = Gathering()
+        made = BackendTlsIR(
+            sni=form.sni,
+            ca_pem="".join(
+                found.take(f"{field}.caBundleRef[{index}]", partial(self._references.ca_bundle, backend, ref, key), "")
+                for index, (ref, key) in enumerate(form.cas)
+            ),
+            ca_source=self._references.names(backend, [ref for ref, _ in form.cas]),
+        )
+        written = form.source
+        if written is not None:
+            made = replace(
+                made,
+                names=form.names,
+                min_version=written.min_version,
+                insecure_skip_verify=written.insecure_skip_verify,
+                crl_pem="".join(
+                    found.take(f"{field}.crlRefs[{index}]", partial(self._references.crl, backend, ref), "")
+                    for index, ref in enumerate(written.crl_refs)
+                ),
+                pins=written.pins,
+            )
+        if form.client is not None and form.mode == "Mutual":
+            read = partial(self._with_client_certificate, backend, form.client, made, form.client_key)
+            made = found.take(f"{field}.clientCertificateRef", read, made)
+        found.raise_if_any()
+        return made
+
+    def _with_client_certificate(
+        self, backend: Resource, ref: Reference, tls: BackendTlsIR, chain_key: str = "tls.crt"
+    ) -> BackendTlsIR:
+        pair = self._references.key_pair(backend, ref, CertificateUse.CLIENT, chain_key)
+        source = self._references.names(backend, (ref,))
+        return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
+
+    def behind(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
+        """The backend, reached through the parent that `source` (itself, or a policy) names. Raises Unresolved."""
+        parent = self.parent(source, ref)
+        credentials = parent_credentials(self._references, source, ref, parent.spec)
+        spec = replace(resolved.spec, parent=parent.spec, parent_credentials=credentials)
+        return replace(resolved, spec=spec, parents=(parent, *parent.parents))
+
+    def parent_problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, Unresolved]:
+        """Why what these policies or Backends send through a parent cannot go there, by object."""
+        problems = {}
+        for source in sources:
+            if source.spec.parent is not None and not source.spec.parent.direct:
+                try:
+                    self.behind(_NOWHERE, source, source.spec.parent)
+                except Unresolved as unresolved:
+                    problems[source.key] = unresolved
+        return problems
+
+    def parent(self, source: Resource, ref: BackendParent) -> ResolvedBackend:
+        """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises Unresolved."""
+        if self._has_too_many(source, ref):
+            raise Unresolved("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
+        if source.key in self._busy:
+            raise Unresolved("InvalidParent", f"{source} is its own parent, by way of others")
+        self._busy.append(source.key)
+        try:
+            parent = self.resolve(source, ref)
+        except Unresolved as unresolved:
+            message = f"the parent of {source} cannot be used: {unresolved.message}"
+            raise Unresolved("InvalidParent", message, unresolved.hint) from None
+        finally:
+            self._busy.pop()
+        if parent.spec.destination is Destination.DYNAMIC:
+            raise Unresolved("InvalidParent", f"the parent of {source} is Dynamic: name a fixed gateway")
+        if any(must_run(placed.spec) for placed in parent.extensions):
+            # They might refuse something, so leaving them out in silence would open what they close.
+            raise Unresolved(
+                "UnsupportedValue", f"the parent of {source} has extensions, which are not supported yet on a parent"
+            )
+        return parent
+
+    def _has_too_many(self, source: Resource, ref: BackendParent) -> bool:
+        """Whether the parents in a row from here on are more than there may be, as they are written: whoever has them
+        is told, and those on the way that have fewer are not, in whatever order they are read.
+        """
+        seen = {source.key}
+        while len(seen) <= MAX_PARENTS:
+            key = self.meant(source, ref)
+            found = self._resources.get(*key)
+            if key in seen or not isinstance(found, Backend) or found.spec.parent is None or found.spec.parent.direct:
+                return False  # the last one; or they go round, which is found where they are read
+            seen.add(key)
+            source, ref = found, found.spec.parent
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnReference:
+    """A reference made here rather than read."""
+
+    group: str
+    kind: str
+    namespace: str
+    name: str
+    port: int | None = None
+
+
+#: Reasons that are about the Backend itself; the others are about what it refers to.
+_OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
+#: Gateway API has the reason for references (RouteReasonUnsupportedProtocol), and no such backend can be used.
+_NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
+
+#: A WebSocket is asked for in HTTP/1.1 (RFC 6455 section 4.1).
+_MEANS = {"WSS": "HTTP11"}
+
+_TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
+
+
+def _state(unresolved: Unresolved, conditions: Conditions) -> None:
+    """Say in a Backend's conditions what is wrong, each fault with its field."""
+    for each in (unresolved, *unresolved.others):
+        said = f"{each.field}: {each.said}" if each.field else each.said
+        if each.reason in _NOT_ACCEPTED:
+            conditions.fail("Accepted", each.reason, said)
+        if each.reason not in _OF_BACKENDS:
+            conditions.fail("ResolvedRefs", each.reason, said)
+
+
+def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None) -> PortForm | None:
+    """The port that a reference means: the one it names, else the only one. None: Dynamic, without ports."""
+    listed = ", ".join(str(port.number) for port in ports)
+    if number is not None and ports:
+        form = next((port for port in ports if port.number in (number, 0)), None)
+        if form is None:
+            raise Unresolved("BackendNotFound", f"{backend} has no port {number}", f"it has {listed}")
+        return form
+    if len(ports) > 1:
+        raise Unresolved("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
+    return ports[0] if ports else None

@@ -1,0 +1,55 @@
+"""What a parent is shown: the Secret of `parent.credentialsRef`, made into the value of Proxy-Authorization.
+
+Sources: RFC 7617 (Basic), Kubernetes' Secrets of type kubernetes.io/basic-auth.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.parent import BackendParent
+from egressproxy.ir.backend import BackendIR, ParentCredentials
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["parent_credentials"]
+
+#: RFC 7617 section 2: neither part may hold a control character.
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+def parent_credentials(
+    references: References, source: Resource, ref: BackendParent, parent: BackendIR
+) -> ParentCredentials | None:
+    """What `source` has its parent shown; None where it names no credentials.
+
+    Raises Unresolved where the Secret is missing, not permitted, or no user and password, and where the parent is
+    reached without TLS and nobody has allowed that.
+    """
+    secret = ref.credentials_ref
+    if secret is None:
+        return None
+    name = references.names(source, (secret,))
+    if secret.group or secret.kind != "Secret":
+        raise Unresolved("InvalidKind", f"parent.credentialsRef of {source}: {name} is not a Secret")
+    user = _part(references.data(source, secret, "username"), name, "username")
+    password = _part(references.data(source, secret, "password"), name, "password")
+    if b":" in user:
+        raise Unresolved("InvalidCredentials", f"{name}: username holds a colon, which Basic cannot carry (RFC 7617)")
+    if parent.tls is None and not ref.allow_plaintext:
+        raise Unresolved(
+            "PlaintextCredentials",
+            f"the credentials of {source} for its parent {parent.name} would go there in plain text: give the parent's "
+            "port tls, or write allowPlaintext: true beside parent.credentialsRef",
+        )
+    return ParentCredentials(SecretBytes(b"Basic " + base64.b64encode(user + b":" + password)), name)
+
+
+def _part(value: bytes, name: str, key: str) -> bytes:
+    """Without the line end that an editor or `echo` has left."""
+    value = value.removesuffix(b"\n").removesuffix(b"\r")
+    if _CONTROL.search(value):
+        raise Unresolved("InvalidCredentials", f"{name}: {key} holds a control character (CR, LF or the like)")
+    return value

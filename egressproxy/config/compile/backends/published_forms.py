@@ -1,0 +1,253 @@
+"""The published forms of a Backend's destination, read into one: its ports, each with what is spoken and its TLS.
+
+The working group's proposals write port, protocol and TLS in several places and spellings (`resources.destination`).
+This is the only place that knows them. What a schema admits and cannot be served is an `Unresolved`, for that port
+alone. Sources: as in `resources.destination`; MCP revisions: modelcontextprotocol.io, Versioning.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from egressproxy.config.compile.references import Reference, Unresolved
+from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
+from egressproxy.config.resources.destination import BackendPort, BackendTls, FqdnTls, McpOptions
+from egressproxy.ir.backend import Protocol
+
+__all__ = [
+    "MCP_REVISIONS",
+    "PortForm",
+    "TlsForm",
+    "check_tls",
+    "described",
+    "notes",
+    "port_forms",
+    "protocol_of",
+    "tls_field",
+    "unknown_options",
+]
+
+#: The port of a destination that names none.
+DEFAULT_PORT: Final = 443
+
+#: Revisions of the Model Context Protocol.
+MCP_REVISIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+
+#: What a mode asks for, where it is another word for one of ours.
+_MEANS: Final = {"PlatformProvided": "Simple", "InsecureDisable": "None"}
+#: Protocols that are HTTP over TLS by their name.
+_OVER_TLS: Final = frozenset({"TLS", "HTTPS"})
+
+
+@dataclass(frozen=True, slots=True)
+class TlsForm:
+    """How a port is secured. `mode`: None, Simple, Mutual, or one that a backend cannot have.
+
+    `cas` are references to CA certificates, each with its key; `client` to a certificate, whose chain is under
+    `client_key`. `names` are those of which the server's certificate has to carry one. `source` is what was written,
+    for the rest.
+    """
+
+    mode: str
+    sni: str = ""
+    cas: tuple[tuple[Reference, str], ...] = ()
+    client: Reference | None = None
+    client_key: str = "tls.crt"
+    names: tuple[str, ...] = ()
+    source: BackendTls | None = None
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether nobody looks at the server's certificate."""
+        return self.mode != "None" and self.source is not None and self.source.insecure_skip_verify
+
+
+@dataclass(frozen=True, slots=True)
+class PortForm:
+    """One port: the protocol as it is known (or a vendor's), and its TLS; None: nothing says it."""
+
+    number: int
+    protocol: str
+    tls: TlsForm | None
+
+
+def tls_field(spec: DestinationSpec, number: int) -> str:
+    """The field with the TLS of a port, as it is written."""
+    for index, entry in enumerate(spec.destination.ports):
+        if entry.value == number and entry.tls is not None:
+            return f"spec.destination.ports[{index}].tls"
+    if spec.tls is not None:
+        return "spec.tls"
+    return "spec.destination.tls" if spec.destination.tls is not None else "spec.destination.fqdn.tls"
+
+
+def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
+    """The ports of a destination. Without `ports`: the one that `fqdn.port` names, or 443.
+
+    Without them a Dynamic destination has number 0, for every port, where it says tls; else none, as Failover.
+    """
+    destination = spec.destination
+    fqdn = destination.fqdn
+    shared = _tls(spec.tls or destination.tls or (fqdn.tls if fqdn is not None else None))
+    protocol = fqdn.protocol.type if fqdn is not None and fqdn.protocol is not None else ""
+    if destination.ports:
+        forms = (_port(entry, shared, protocol) for entry in destination.ports)
+        is_optional = isinstance(spec, WorkingGroupBackendSpec) and destination.type == "Fqdn"
+        return tuple(map(_plain, forms) if is_optional else forms)
+    if destination.type in ("Dynamic", "Failover"):
+        return (PortForm(0, "HTTP", shared),) if shared is not None and destination.type == "Dynamic" else ()
+    number = fqdn.port if fqdn is not None and fqdn.port is not None else DEFAULT_PORT
+    return (_over_tls(PortForm(number, protocol or "HTTP", shared)),)
+
+
+def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol:
+    """What is spoken to a port, by the connections of a stream (TLSRoute, TCPRoute) or by requests.
+
+    Raises Unresolved for a protocol of a vendor's own.
+    """
+    if form.protocol in _OVER_TLS:
+        return Protocol.TCP if is_stream else Protocol.HTTP
+    if form.protocol == "A2A":
+        return Protocol.HTTP
+    if "/" in form.protocol:
+        message = f"protocol {form.protocol} of {backend} is not known here: write HTTP, if it is that beneath"
+        raise Unresolved("UnsupportedProtocol", message)
+    return Protocol(form.protocol)
+
+
+def check_tls(backend: object, form: PortForm) -> None:
+    """Raise Unresolved where a port's TLS cannot be served as it is written."""
+    tls = form.tls
+    if tls is None:
+        return
+    if tls.mode in ("Passthrough", "Terminate"):
+        raise Unresolved(
+            "UnsupportedValue",
+            f"tls.mode {tls.mode} of {backend} is the listener's business (a TLSRoute on a TLS listener): write Simple "
+            "for a backend that is reached over TLS",
+        )
+    if tls.mode == "Mutual" and tls.client is None:
+        message = f"tls.mode Mutual of {backend} needs clientCertificateRef: add it, or write Simple"
+        raise Unresolved("UnsupportedValue", message)
+
+
+def notes(spec: DestinationSpec) -> Iterator[str]:
+    """What is accepted and means less, or something else, than it seems to."""
+    said: dict[str, None] = {}
+    is_published = isinstance(spec, WorkingGroupBackendSpec)
+    for form in port_forms(spec):
+        if form.tls is not None:
+            said.update(dict.fromkeys(_tls_notes(form.tls, is_published=is_published)))
+    yield from said
+    if any(port.protocol_options is not None for port in spec.destination.ports):
+        yield "protocolOptions are checked; requests keep the version and the path that the client sends."
+
+
+def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
+    """What of `tls` says nothing beside the rest of it."""
+    written = tls.source
+    if written is None:
+        return
+    checks: dict[str, object] = {"crlRefs": written.crl_refs, "validation": written.validation}
+    if written.validation is None:
+        checks = {"caBundleRef": tls.cas, "subjectAltNames": tls.names, **checks}
+    if tls.mode == "None":
+        more = {
+            "pins": written.pins,
+            "minVersion": "min_version" in written.model_fields_set,
+            "insecureSkipVerify": written.insecure_skip_verify,
+        }
+        idle = [name for name, value in {"sni": written.sni or written.server_name, **checks, **more}.items() if value]
+        if idle:
+            # The published examples have these fields beside every mode: no reason to fail a check.
+            effect = "not used" if is_published else "does nothing"
+            yield f"tls.{', tls.'.join(idle)} with mode {written.mode}: {effect} without TLS."
+    elif tls.is_unverified and (idle := [name for name, value in checks.items() if value]):
+        yield f"tls.{', tls.'.join(idle)} with insecureSkipVerify: does nothing, nothing is verified."
+    if tls.client is not None and tls.mode in ("None", "Simple"):
+        yield f"tls.clientCertificateRef with mode {written.mode}: does nothing, it is shown with mode Mutual."
+    if written.mode == "PlatformProvided" and tls.cas:
+        yield "tls.mode PLATFORM_PROVIDED with caBundleRef: the server is verified with that, not with the system's."
+
+
+def unknown_options(spec: DestinationSpec) -> Iterator[str]:
+    """What protocolOptions say that cannot be right."""
+    for port in spec.destination.ports:
+        mcp = port.protocol_options.mcp if port.protocol_options is not None else None
+        if mcp is not None:
+            yield from _unknown_mcp(port, mcp)
+
+
+def described(spec: DestinationSpec) -> str:
+    """What became of a destination, for people: "api.example.com:443 (HTTP, TLS Simple)"."""
+    destination = spec.destination
+    service = destination.named_service
+    if destination.fqdn is not None:
+        host = destination.fqdn.hostname
+    elif destination.ip is not None:
+        host = f"[{destination.ip.address}]" if destination.ip.address.version == 6 else str(destination.ip.address)
+    elif service is not None:
+        host = f"Service {service.namespace + '/' if service.namespace else ''}{service.name}"
+    else:
+        is_dynamic = destination.type == "Dynamic"
+        return (
+            "the destination that the request names" if is_dynamic else f"type {destination.type}, which is not served"
+        )
+    return ", ".join(f"{host}:{form.number} ({_spoken(form)})" for form in port_forms(spec))
+
+
+def _spoken(form: PortForm) -> str:
+    name = "HTTP" if form.protocol in (*_OVER_TLS, "A2A") else form.protocol
+    if form.tls is None:
+        return f"{name}, no tls said"
+    return f"{name}, {'plain text' if form.tls.mode == 'None' else f'TLS {form.tls.mode}'}"
+
+
+def _port(entry: BackendPort, shared: TlsForm | None, protocol: str) -> PortForm:
+    said = entry.protocol if "protocol" in entry.model_fields_set else protocol or entry.protocol
+    return _over_tls(PortForm(entry.value, said, _tls(entry.tls) or shared))
+
+
+def _plain(form: PortForm) -> PortForm:
+    """In the published schemas tls is optional: without it a port is in plain text, but never 443."""
+    return replace(form, tls=TlsForm("None")) if form.tls is None and form.number != DEFAULT_PORT else form
+
+
+def _over_tls(form: PortForm) -> PortForm:
+    """HTTPS says by itself that TLS is spoken, and is verified; so does TLS."""
+    return replace(form, tls=TlsForm("Simple")) if form.tls is None and form.protocol in _OVER_TLS else form
+
+
+def _tls(written: BackendTls | None) -> TlsForm | None:
+    if written is None:
+        return None
+    mode = written.mode
+    cas: tuple[tuple[Reference, str], ...] = tuple((ref, "ca.crt") for ref in written.ca_bundle_ref)
+    names = tuple(name if "://" in name else name.lower() for name in written.subject_alt_names)
+    sni = written.sni or written.server_name or ""
+    validation = written.validation
+    if validation is not None:
+        cas = tuple((ref, "ca.crt") for ref in validation.ca_certificate_refs)
+        names = validation.names
+        sni = validation.hostname or ""
+    client: Reference | None = written.client_certificate_ref
+    client_key = "tls.crt"
+    if isinstance(written, FqdnTls):
+        cas += tuple((entry.secret_ref, entry.key_or("ca.crt")) for entry in written.ca_certificates)
+        if written.client_certificate is not None and client is None:
+            client = written.client_certificate.secret_ref
+            client_key = written.client_certificate.key_or(client_key)
+        mode = mode or ("Mutual" if client is not None else "Simple")
+    return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, names, written)
+
+
+def _unknown_mcp(port: BackendPort, mcp: McpOptions) -> Iterator[str]:
+    if mcp.version and mcp.version not in MCP_REVISIONS:
+        near = difflib.get_close_matches(mcp.version, MCP_REVISIONS, 1, 0.8)
+        remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(MCP_REVISIONS)}"
+        yield f"protocolOptions.mcp.version {mcp.version} of port {port.value} is no revision of MCP: {remedy}"
+    if not mcp.path.startswith("/"):
+        yield f"protocolOptions.mcp.path {mcp.path} of port {port.value} is no path: it starts with /"

@@ -1,0 +1,102 @@
+"""Core Services as backends: their ports and EndpointSlices.
+
+Sources: discovery.k8s.io/v1 EndpointSlice; Gateway API v1 BackendRef; KEP-3726 and GEP-1911 (appProtocol).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from ipaddress import ip_address
+
+from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
+from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.core import EndpointSlice, Service, ServicePort
+from egressproxy.ir.backend import BackendIR, Destination, EndpointAddress, Protocol
+
+__all__ = ["Services"]
+
+#: In lower case: the names of IANA are, and nobody agrees on how to write `HTTPS`.
+_APP_PROTOCOLS = {
+    "": Protocol.HTTP,
+    "http": Protocol.HTTP11,
+    "kubernetes.io/ws": Protocol.HTTP11,
+    "kubernetes.io/h2c": Protocol.H2C,
+    "https": Protocol.HTTP,
+    "kubernetes.io/wss": Protocol.HTTP11,
+    "tcp": Protocol.TCP,
+}
+_NEEDS_TLS = frozenset({"https", "kubernetes.io/wss"})
+
+
+class Services:
+    """Every Service with its endpoints and its TLS."""
+
+    __slots__ = ("_by_service", "_policies", "_resources")
+
+    def __init__(self, resources: ResourceSet, policies: BackendTlsPolicies) -> None:
+        self._resources = resources
+        self._policies = policies
+        self._by_service: dict[tuple[str, str], list[EndpointSlice]] = defaultdict(list)
+        for piece in resources.of(EndpointSlice):
+            if piece.service:
+                self._by_service[piece.namespace, piece.service].append(piece)
+
+    def backend(self, namespace: str, name: str, port: int, *, is_opaque: bool = False) -> BackendIR:
+        """The Service as a backend. `is_opaque`: of streams, whose octets are nobody's to judge. Raises Unresolved."""
+        service = self._resources.get("", "Service", namespace, name)
+        if not isinstance(service, Service):
+            raise Unresolved("BackendNotFound", f"Service {namespace}/{name} does not exist")
+        if service.spec.type == "ExternalName":
+            remedy = "use a Backend with a destination of type Fqdn"
+            raise Unresolved("UnsupportedValue", f"{service} is of type ExternalName, which is not supported: {remedy}")
+        entry = next((p for p in service.spec.ports if p.port == port), None)
+        if entry is None:
+            listed = ", ".join(str(p.port) for p in service.spec.ports) or "none"
+            raise Unresolved("BackendNotFound", f"{service} has no port {port}", f"it has {listed}")
+        app_protocol = "tcp" if is_opaque else (entry.app_protocol or "").lower()
+        if entry.protocol != "TCP" or app_protocol not in _APP_PROTOCOLS:
+            said = entry.app_protocol or entry.protocol
+            raise Unresolved("UnsupportedProtocol", f"port {port} of {service} speaks {said}, which is not supported")
+        tls = self._policies.tls(service, entry)
+        if tls is None and app_protocol in _NEEDS_TLS:
+            message = (
+                f"port {port} of {service} speaks {entry.app_protocol}, and no BackendTLSPolicy says how to verify it"
+            )
+            raise Unresolved("UnsupportedProtocol", message)
+        return BackendIR(
+            name=service.full_name,
+            destination=Destination.SERVICE,
+            port=port,
+            endpoints=self._endpoints(service, entry),
+            protocol=_APP_PROTOCOLS[app_protocol],
+            tls=tls,
+            kind="Service",
+        )
+
+    def refuses_plain_text(self, namespace: str, name: str, port: int) -> bool:
+        """Whether this port speaks TLS, and no policy says how to verify it."""
+        service = self._resources.get("", "Service", namespace, name)
+        if not isinstance(service, Service):
+            return False
+        entry = next((p for p in service.spec.ports if p.port == port), None)
+        if entry is None or (entry.app_protocol or "").lower() not in _NEEDS_TLS:
+            return False
+        return self._policies.tls(service, entry) is None
+
+    def _endpoints(self, service: Service, entry: ServicePort) -> tuple[EndpointAddress, ...]:
+        """The ready addresses, with the port that each slice has under the Service port's name."""
+        found: dict[EndpointAddress, None] = {}
+        for piece in self._by_service.get((service.namespace, service.name), ()):
+            port = next((p.port for p in piece.ports if p.name == entry.name and p.protocol == "TCP"), None)
+            if port is None or piece.address_type == "FQDN":
+                continue
+            for endpoint in piece.endpoints:
+                if endpoint.conditions.ready is False:
+                    continue
+                for address in endpoint.addresses[:1]:  # further ones are unused (discovery.k8s.io/v1)
+                    try:
+                        found[EndpointAddress(ip_address(address), port)] = None
+                    except ValueError:
+                        continue
+        return tuple(sorted(found, key=lambda e: (e.address.version, int(e.address), e.port)))

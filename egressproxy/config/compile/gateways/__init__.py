@@ -1,0 +1,1 @@
+"""Gateways, ListenerSets, and their listeners."""

@@ -1,0 +1,132 @@
+"""Which listeners a route attaches to, and for which hostnames.
+
+Both sides have to agree: the route names the Gateway (and maybe one listener, one port), the listener admits the
+route's namespace and kind, and their hostnames overlap.
+Source: Gateway API v1 ParentReference, AllowedRoutes, Listener.hostname.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from egressproxy.config.compile.gateways.gateways import GatewayPlan
+from egressproxy.config.compile.gateways.listeners import ListenerPlan, have_hosts_in_common
+from egressproxy.config.compile.interface import Key
+from egressproxy.config.compile.references import Namespaces
+from egressproxy.config.resources.meta import ParentReference, Resource
+
+__all__ = ["Attachment", "Parents", "Rejection", "common_hostnames"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attachment:
+    """A route at one listener; `hostnames` are those of the route that have hosts in common with the listener's.
+
+    Empty: every host of the listener. They are kept as the route has them, not narrowed to the listener's: no other
+    hosts come here, and which route goes first is decided by what the routes say (HTTPRouteSpec.hostnames).
+    """
+
+    listener: ListenerPlan
+    hostnames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a route attaches nowhere below one parentRef: the reason and message of its `Accepted` condition."""
+
+    reason: str
+    message: str
+
+
+class Parents:
+    """What routes may name as their parents: the Gateways and ListenerSets that are ours."""
+
+    __slots__ = ("_listeners", "_namespaces", "_refused")
+
+    def __init__(self, plans: Iterable[GatewayPlan], namespaces: Namespaces) -> None:
+        self._namespaces = namespaces
+        self._listeners: dict[Key, list[ListenerPlan]] = {}
+        self._refused: dict[Key, str] = {}
+        for plan in plans:
+            self._listeners[plan.gateway.key] = plan.own
+            for attached in plan.sets:
+                owner = attached.listener_set
+                self._listeners[owner.key] = [p for p in plan.listeners if p.owner is owner]
+                if attached.refusal:
+                    self._refused[owner.key] = attached.refusal
+
+    def attach(
+        self, route: Resource, hostnames: Sequence[str], ref: ParentReference
+    ) -> list[Attachment] | Rejection | None:
+        """The listeners that one parentRef attaches the route to; None where the parent is not ours."""
+        key = (ref.group, ref.kind, ref.namespace or route.namespace, ref.name)
+        listeners = self._listeners.get(key)
+        if listeners is None:
+            return None
+        if not listeners:
+            return Rejection("NoMatchingParent", f"{ref.kind} {key[2]}/{ref.name} is not served: {self._refused[key]}")
+        named = [
+            plan
+            for plan in listeners
+            if ref.section_name in (None, plan.listener.name) and ref.port in (None, plan.listener.port)
+        ]
+        if not named:
+            wanted = " ".join(
+                [f"named {ref.section_name}"] * bool(ref.section_name) + [f"on port {ref.port}"] * bool(ref.port)
+            )
+            return Rejection(
+                "NoMatchingParent",
+                f"{ref.kind} {key[2]}/{ref.name} has no listener {wanted}".rstrip() + _hint(ref, listeners),
+            )
+        admitting, refusals = [], []
+        for plan in named:
+            refusal = self._refusal(plan, route)
+            refusals.append(refusal)
+            if not refusal:
+                admitting.append(plan)
+        if not admitting:
+            return Rejection("NotAllowedByListeners", "; ".join(dict.fromkeys(filter(None, refusals))))
+        attached = []
+        for plan in admitting:
+            common = common_hostnames(plan.hostname, hostnames)
+            if common is not None:
+                attached.append(Attachment(plan, common))
+        if not attached:
+            theirs = ", ".join(plan.hostname for plan in admitting)
+            message = f"none of the hostnames {', '.join(hostnames)} is within the listener's ({theirs})"
+            return Rejection("NoMatchingListenerHostname", message)
+        return attached
+
+    def _refusal(self, plan: ListenerPlan, route: Resource) -> str:
+        """Why this listener does not admit the route, "" if it does."""
+        if route.KIND not in plan.kinds:
+            kinds = ", ".join(plan.kinds) or "none"
+            return f"listener {plan.name} does not take a {route.KIND} (it takes: {kinds})"
+        allowed = plan.listener.allowed_routes.namespaces
+        if not self._namespaces.is_allowed(allowed.from_, allowed.selector, route.namespace, plan.owner.namespace):
+            return (
+                f"listener {plan.name} does not take routes of namespace {route.namespace}: "
+                f"allowedRoutes.namespaces.from is {allowed.from_}"
+            )
+        return ""
+
+
+def _hint(ref: ParentReference, listeners: Iterable[ListenerPlan]) -> str:
+    """Which listeners there are, the nearest name first."""
+    names = [plan.listener.name for plan in listeners]
+    near = difflib.get_close_matches(ref.section_name or "", names, 1, 0.6)
+    if near and near[0] != ref.section_name:
+        return f" (did you mean {near[0]}?)"
+    shown = [f"{plan.listener.name} on port {plan.listener.port}" for plan in listeners]
+    return f" (it has {', '.join(shown[:5])}{' and more' if len(shown) > 5 else ''})"
+
+
+def common_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:
+    """Those of a route's hostnames that have hosts in common with a listener's ("" is every host).
+
+    An empty result stands for every host of the listener; None for nothing in common.
+    """
+    common = tuple(dict.fromkeys(hostname for hostname in hostnames if have_hosts_in_common(hostname, listener)))
+    return common if common or not hostnames else None

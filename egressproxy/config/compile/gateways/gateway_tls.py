@@ -1,0 +1,137 @@
+"""`spec.tls` of a Gateway: what it asks of its clients, and what it shows to its backends.
+
+Source: Gateway API v1 GatewayTLSConfig; GEP-91 (frontend), GEP-3155 (backend).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.gateway import FrontendValidation, Gateway
+from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.ir.backend import BackendIR, Destination
+from egressproxy.ir.gateway import CertificateIR
+from egressproxy.model.certificate import CertificateUse
+
+if TYPE_CHECKING:
+    from egressproxy.config.compile.gateways.listeners import ListenerPlan
+
+__all__ = ["ClientCertificates", "add_revocations", "frontend_validation", "state_frontend"]
+
+
+def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | None:
+    """What holds for clients of this port: its own entry, even one that asks for nothing, else the default."""
+    tls = gateway.spec.tls
+    if tls is None or tls.frontend is None:
+        return None
+    for entry in tls.frontend.per_port:
+        if entry.port == port:
+            return entry.tls.validation
+    return tls.frontend.default.validation
+
+
+def state_frontend(gateway: Gateway, conditions: Conditions) -> None:
+    """State `InsecureFrontendValidationMode` where clients are let in with any certificate, or none."""
+    tls = gateway.spec.tls
+    if tls is None or tls.frontend is None:
+        return
+    places = [("the default", tls.frontend.default), *((f"port {e.port}", e.tls) for e in tls.frontend.per_port)]
+    open_to_all = [
+        place
+        for place, entry in places
+        if entry.validation is not None and entry.validation.mode == "AllowInsecureFallback"
+    ]
+    if open_to_all:
+        message = (
+            f"clients are let in with any certificate, or none: mode AllowInsecureFallback of {', '.join(open_to_all)}"
+        )
+        conditions.set("InsecureFrontendValidationMode", True, "ConfigurationChanged", message)
+
+
+def add_revocations(
+    listeners: Iterable[ListenerPlan],
+    policies_of: Callable[[ListenerPlan], Iterable[EgressPolicy]],
+    references: References,
+) -> None:
+    """EgressPolicy `identity.certificate.crlRefs`: they hold for all listeners of a port of a Gateway, since a client
+    has shown its certificate before one of them is chosen. A list that cannot be read closes them.
+    """
+    by_port: dict[int, list[ListenerPlan]] = defaultdict(list)
+    for listener in listeners:
+        by_port[listener.listener.port].append(listener)
+    for together in by_port.values():
+        lists: dict[str, None] = {}
+        problems: dict[str, None] = {}
+        for policy in dict.fromkeys(policy for listener in together for policy in policies_of(listener)):
+            identity = policy.spec.identity
+            for ref in (
+                identity.certificate.crl_refs if identity is not None and identity.certificate is not None else ()
+            ):
+                try:
+                    lists[references.crl(policy, ref)] = None
+                except Unresolved as unresolved:
+                    problems[f"identity.certificate.crlRefs of {policy}: {unresolved.message}"] = None
+        for listener in together:
+            if listener.tls is None or listener.tls.clients is None:
+                continue
+            if problems:
+                listener.refuse("Accepted", "UnsupportedValue", "; ".join(problems))
+            elif lists:
+                clients = replace(listener.tls.clients, crl_pem="".join(lists))
+                listener.tls = replace(listener.tls, clients=clients)
+
+
+class ClientCertificates:
+    """The client certificates of Gateways (`tls.backend.clientCertificateRef`), by the Gateway as text."""
+
+    __slots__ = ("_by_gateway", "_shown")
+
+    def __init__(self, resources: ResourceSet, references: References) -> None:
+        self._by_gateway: dict[str, CertificateIR | Unresolved] = {}
+        self._shown: dict[tuple[BackendIR, str], BackendIR] = {}
+        for gateway in resources.of(Gateway):
+            tls = gateway.spec.tls
+            if tls is None or tls.backend is None or tls.backend.client_certificate_ref is None:
+                continue
+            try:
+                self._by_gateway[str(gateway)] = references.key_pair(
+                    gateway, tls.backend.client_certificate_ref, CertificateUse.CLIENT
+                )
+            except Unresolved as unresolved:
+                self._by_gateway[str(gateway)] = unresolved
+
+    def state(self, gateway: Gateway, conditions: Conditions) -> None:
+        """State `ResolvedRefs` of a Gateway that has one; it stays accepted, whatever becomes of its certificate."""
+        found = self._by_gateway.get(str(gateway))
+        if isinstance(found, Unresolved):
+            reason = found.reason if found.reason == "RefNotPermitted" else "InvalidClientCertificateRef"
+            message = f"{found.said}; backends with TLS are answered with 500 until it is there"
+            conditions.set("ResolvedRefs", False, reason, message)
+        elif found is not None:
+            conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+
+    def shown_to(self, backend: BackendIR, gateway: str) -> BackendIR:
+        """The backend as routes of this Gateway reach it: shown its certificate, unless it brings one of its own.
+
+        A destination that a client names (Dynamic) is shown nothing: it is the client's choice who that is. Raises
+        Unresolved where the certificate cannot be had: a backend may let an unknown client do something else.
+        """
+        tls, found = backend.tls, self._by_gateway.get(gateway)
+        if found is None or tls is None or tls.client_certificate or backend.destination is Destination.DYNAMIC:
+            return backend
+        if isinstance(found, Unresolved):
+            message = f"the client certificate of {gateway} cannot be used: {found.message}"
+            raise Unresolved("InvalidClientCertificateRef", message)
+        made = self._shown.get((backend, gateway))
+        if made is None:
+            shown = replace(
+                tls, client_certificate=found.chain_pem, client_key=found.key_pem, client_source=f"Secret {found.name}"
+            )
+            made = self._shown[backend, gateway] = replace(backend, tls=shown)
+        return made

@@ -1,0 +1,241 @@
+"""One listener: what it serves, with which certificates, and what may attach to it.
+
+A listener that cannot do all that was asked of it is not programmed: half a listener (without its client certificates,
+say) would let in whom it was told to keep out. Source: Gateway API v1 Listener; resources.md section 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from egressproxy.config.compile.gateways.certificates import covers
+from egressproxy.config.compile.gateways.gateway_tls import frontend_validation
+from egressproxy.config.compile.interface import Status
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
+from egressproxy.config.resources.meta import GATEWAY_GROUP, SecretObjectReference
+from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
+from egressproxy.model.certificate import CertificateState, CertificateUse
+from egressproxy.net.any_certificate import can_take_any_certificate
+
+__all__ = ["ListenerPlan", "have_hosts_in_common", "plan_listener"]
+
+#: GRPCRoutes attach to what will carry gRPC; until it does, their rules answer 500 and say so in status.
+_KINDS = {
+    ListenerProtocol.HTTP: ("HTTPRoute", "GRPCRoute"),
+    ListenerProtocol.HTTPS: ("HTTPRoute", "GRPCRoute"),
+    ListenerProtocol.TLS: ("TLSRoute",),
+    ListenerProtocol.TCP: ("TCPRoute",),
+    ListenerProtocol.FORWARD_PROXY: ("HTTPRoute", "TLSRoute"),
+}
+#: Reasons that `Programmed` shares with the condition that says more; for others it is "Invalid".
+_PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
+
+_OUT_OF_TIME = {
+    CertificateState.EXPIRED: "CertificateExpired",
+    CertificateState.NOT_YET_VALID: "CertificateNotYetValid",
+}
+
+#: Why a CA certificate cannot be had, in the words of Gateway API for listeners.
+_CA_REASONS = {"RefNotPermitted": "RefNotPermitted", "InvalidKind": "InvalidCACertificateKind"}
+
+
+@dataclass(slots=True, eq=False)
+class ListenerPlan:
+    """One listener on its way into a spec. `owner` is the Gateway, or the ListenerSet that added it.
+
+    `protocol` is None where it is not served. `kinds` may attach; `attached` counts the routes that did.
+    `problem` is why it is not programmed, "" if it is; `reason` the word for it in the condition `Programmed`.
+    """
+
+    gateway: Gateway
+    owner: Gateway | ListenerSet
+    listener: Listener
+    conditions: Conditions
+    protocol: ListenerProtocol | None = None
+    kinds: tuple[str, ...] = ()
+    tls: ListenerTlsIR | None = None
+    attached: int = 0
+    problem: str = ""
+    reason: str = "Invalid"
+
+    @property
+    def name(self) -> str:
+        """Its name in logs: the section's, with the ListenerSet's in front where one added it."""
+        return self.listener.name if self.owner is self.gateway else f"{self.owner.full_name}/{self.listener.name}"
+
+    @property
+    def hostname(self) -> str:
+        return self.listener.hostname or ""
+
+    def refuse(self, condition: str, reason: str, message: str) -> None:
+        """Take it out of service: the condition says why; the first reason stays the one for `Programmed`."""
+        self.conditions.set(condition, condition == "Conflicted", reason, message)
+        if not self.problem:
+            self.problem = message
+            self.reason = reason if reason in _PROGRAMMED_REASONS else "Invalid"
+
+    def leave_out(self, reason: str, message: str) -> None:
+        """Take it out of service for what is wrong with its Gateway, and not with itself."""
+        if not self.problem:
+            self.problem, self.reason = message, reason
+
+    def to_status(self) -> Status:
+        return {
+            "name": self.listener.name,
+            "attachedRoutes": self.attached,
+            "supportedKinds": [{"group": GATEWAY_GROUP, "kind": kind} for kind in self.kinds],
+            "conditions": self.conditions.to_list(),
+        }
+
+    def close(self) -> None:
+        """State `Programmed`, once everything about the listener and its Gateway is known."""
+        if self.problem:
+            self.conditions.set("Programmed", False, self.reason, self.problem)
+        else:
+            self.conditions.set("Programmed", True, "Programmed", "the listener is served")
+
+
+def plan_listener(
+    gateway: Gateway, owner: Gateway | ListenerSet, listener: Listener, references: References, generation: int
+) -> ListenerPlan:
+    """Judge a listener by itself. `owner` is the Gateway, or the ListenerSet that adds it."""
+    plan = ListenerPlan(gateway, owner, listener, Conditions(generation))
+    plan.conditions.set("Accepted", True, "Accepted", "the listener is valid")
+    plan.conditions.set("Conflicted", False, "NoConflicts", "no other listener is in its way")
+    plan.conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+    try:
+        plan.protocol = ListenerProtocol(listener.protocol)
+    except ValueError:
+        message = f"protocol {listener.protocol} is not supported; {_nearest_protocol(listener.protocol)}"
+        plan.refuse("Accepted", "UnsupportedProtocol", message)
+        return plan
+    if plan.protocol is ListenerProtocol.FORWARD_PROXY and listener.hostname:
+        remedy = "say which destinations are allowed in an EgressPolicy"
+        plan.refuse("Accepted", "UnsupportedValue", f"a forward-proxy listener has no hostname: {remedy}")
+    _find_kinds(plan)
+    _find_tls(plan, references)
+    return plan
+
+
+def _nearest_protocol(written: str) -> str:
+    known = {protocol.value.lower(): protocol.value for protocol in ListenerProtocol}
+    short = {name.rpartition("/")[2]: value for name, value in known.items()}
+    near = difflib.get_close_matches(written.lower(), {**known, **short}, 1, 0.6)
+    return f"did you mean {({**known, **short})[near[0]]}?" if near else f"supported are {', '.join(known.values())}"
+
+
+def have_hosts_in_common(first: str, second: str) -> bool:
+    """Whether two hostnames (names, `*.suffix`, or "" for every host) have."""
+    return not first or not second or first == second or _is_below(first, second) or _is_below(second, first)
+
+
+def _is_below(hostname: str, wildcard: str) -> bool:
+    """Whether every host of `hostname` (a name or `*.suffix`) is one of `*.suffix`."""
+    return wildcard.startswith("*.") and hostname.removeprefix("*").endswith(wildcard[1:])
+
+
+def _find_kinds(plan: ListenerPlan) -> None:
+    """Which kinds of routes may attach: those of the protocol, or of those the ones that are listed."""
+    assert plan.protocol is not None
+    served = _KINDS[plan.protocol]
+    mode = plan.listener.tls.mode if plan.listener.tls else None
+    if plan.protocol is ListenerProtocol.TLS and mode is TlsMode.TERMINATE:
+        served = ("TLSRoute", "TCPRoute")
+    wanted = plan.listener.allowed_routes.kinds
+    if not wanted:
+        plan.kinds = _KINDS[plan.protocol]
+        return
+    plan.kinds = tuple(dict.fromkeys(ref.kind for ref in wanted if ref.group == GATEWAY_GROUP and ref.kind in served))
+    unknown = [ref.kind for ref in wanted if ref.group != GATEWAY_GROUP or ref.kind not in served]
+    if unknown:
+        message = f"routes of kind {', '.join(unknown)} cannot be served by protocol {plan.listener.protocol}"
+        plan.conditions.set("ResolvedRefs", False, "InvalidRouteKinds", message)
+
+
+def _find_tls(plan: ListenerPlan, references: References) -> None:
+    tls = plan.listener.tls
+    if tls is None:
+        if plan.protocol is ListenerProtocol.HTTPS:
+            plan.refuse("ResolvedRefs", "InvalidCertificateRef", "protocol HTTPS needs tls.certificateRefs")
+        return
+    if tls.mode is TlsMode.PASSTHROUGH:
+        if plan.protocol is ListenerProtocol.FORWARD_PROXY:
+            plan.refuse("Accepted", "UnsupportedValue", "a forward-proxy listener cannot pass TLS through")
+        plan.tls = ListenerTlsIR(TlsMode.PASSTHROUGH)
+        return
+    certificates, problems = [], []
+    for ref in tls.certificate_refs:
+        try:
+            certificates.append(references.key_pair(plan.owner, ref, CertificateUse.LISTENER))
+        except Unresolved as unresolved:
+            problems.append(unresolved)
+    if problems:
+        reason = "RefNotPermitted" if problems[0].reason == "RefNotPermitted" else "InvalidCertificateRef"
+        message = "; ".join(problem.said for problem in problems)
+        plan.conditions.set("ResolvedRefs", False, reason, message)
+    if not certificates:
+        message = problems[0].said if problems else "tls.certificateRefs names no certificate"
+        plan.refuse(
+            "ResolvedRefs",
+            "RefNotPermitted" if problems and reason == "RefNotPermitted" else "InvalidCertificateRef",
+            message,
+        )
+    _judge_certificates(plan, tls.certificate_refs, certificates, references)
+    if tls.options:
+        plan.conditions.add_note("Accepted", f"tls.options are not supported and do nothing: {', '.join(tls.options)}.")
+    plan.tls = ListenerTlsIR(TlsMode.TERMINATE, tuple(certificates), _find_clients(plan, references))
+
+
+def _judge_certificates(
+    plan: ListenerPlan,
+    refs: Iterable[SecretObjectReference],
+    certificates: Iterable[CertificateIR],
+    references: References,
+) -> None:
+    """State what is wrong with certificates that can be used. The listener is served all the same: its references are
+    resolved, and whether to trust what it shows is for its clients to say.
+    """
+    known = {certificate.name for certificate in certificates}
+    place = f"spec.listeners[{plan.owner.spec.listeners.index(plan.listener)}].tls.certificateRefs"
+    now_s = time.time()
+    reason, told = "", []
+    for index, ref in enumerate(refs):
+        if f"{references.namespace_of(plan.owner, ref)}/{ref.name}" not in known:
+            continue
+        validity = references.validity(plan.owner, ref, CertificateUse.LISTENER)
+        found = _OUT_OF_TIME.get(validity.state(now_s), "")
+        if found:
+            reason = reason or found
+            told.append(f"{place}[{index}]: {validity.sentence(now_s)}")
+    if known and plan.hostname and not any(covers(one.names, plan.hostname) for one in certificates):
+        names = list(dict.fromkeys(name for one in certificates for name in one.names))
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        reason = reason or "HostnameNotCovered"
+        whose = f"{', '.join(sorted(known))} {'are' if len(known) > 1 else 'is'} for {shown or 'no DNS name'}"
+        told.append(f"{place}: no certificate is for hostname {plan.hostname}: {whose}")
+    if told:
+        plan.conditions.set("egressproxy.io/InvalidCertificate", True, reason, "; ".join(told))
+
+
+def _find_clients(plan: ListenerPlan, references: References) -> ClientCertificatesIR | None:
+    """What `spec.tls.frontend` of the Gateway asks of the clients of this port."""
+    validation = frontend_validation(plan.gateway, plan.listener.port)
+    if validation is None:
+        return None
+    pem, problems = references.ca_bundles(plan.gateway, validation.ca_certificate_refs)
+    message = "; ".join(problem.said for problem in problems)
+    if problems:
+        reason = _CA_REASONS.get(problems[0].reason, "InvalidCACertificateRef")
+        plan.conditions.set("ResolvedRefs", False, reason, f"client certificates: {message}")
+    if not pem:
+        plan.refuse("Accepted", "NoValidCACertificate", f"no client certificate could be verified: {message}")
+    takes_any = validation.mode == "AllowInsecureFallback"
+    if takes_any and not can_take_any_certificate():
+        message = "mode AllowInsecureFallback is not possible with the OpenSSL of this Python: use AllowValidOnly"
+        plan.refuse("Accepted", "UnsupportedValue", message)
+    return ClientCertificatesIR(pem, takes_any)

@@ -1,0 +1,158 @@
+"""What the compiler is given and what it gives back. Values only.
+
+The compiler does not know the filters: it sees their types through `FilterCatalog`, which the application fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from egressproxy.config.reading.problems import Problem
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
+from egressproxy.errors import Denied
+from egressproxy.ir.backend import BackendIR
+from egressproxy.ir.gateway import ConfigIR
+from egressproxy.ir.policy import PolicyIR
+from egressproxy.model.certificate import Validity
+
+__all__ = [
+    "CONTROLLER",
+    "Compiled",
+    "Defaults",
+    "FilterCatalog",
+    "FilterTypeInfo",
+    "Key",
+    "RefusesBackends",
+    "SecretReference",
+    "Status",
+    "age_of",
+    "kind_of",
+    "scope_of",
+]
+
+#: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
+CONTROLLER = "egressproxy.io/gateway-controller"
+
+#: Kinds that several groups have.
+_OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "XBackendDestination"})
+
+#: (group, kind, namespace, name) of an object; the namespace of a cluster-scoped object is "".
+Key = tuple[str, str, str, str]
+
+#: The `status` of an object as Kubernetes shapes it.
+Status = dict[str, Any]
+
+
+class SecretReference(Protocol):
+    """One entry of a Secret, as the config of a filter names it (a `secretRef`)."""
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str:
+        """ "": that of the declaring object."""
+
+    @property
+    def key(self) -> str:
+        """ "": not said."""
+
+    @property
+    def label(self) -> str:
+        """Under which the filter finds the value."""
+
+
+class FilterTypeInfo(Protocol):
+    """What the compiler needs to know of a filter type."""
+
+    @property
+    def name(self) -> str:
+        """`domain/Kind:version`."""
+
+    @property
+    def phases(self) -> frozenset[Enum]:
+        """Where it may be placed; the members' values are the phase names of resources.md."""
+
+    @property
+    def config_model(self) -> type[Any]:
+        """The schema of its config: a pydantic model, or a dataclass that pydantic reads."""
+
+    @property
+    def secret_refs(self) -> Callable[[Any], tuple[SecretReference, ...]]:
+        """The Secrets that a config refers to."""
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether a config of this type names a program of the operator's."""
+
+
+class FilterCatalog(Protocol):
+    """The filter types that this build has."""
+
+    def get(self, type_name: str, /) -> FilterTypeInfo | None:
+        """The type of this name, or None."""
+
+    def names(self) -> Sequence[str]:
+        """All names, for suggestions."""
+
+
+#: Why the data plane will send nothing to a backend.
+RefusesBackends = Callable[[BackendIR], Denied | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the application says. `bind_addresses` are IP literals and networks (see `addresses`) for Gateways that give
+    no address of their own.
+
+    `check_pattern` raises ValueError for a regular expression that the data plane would refuse; without it none is
+    looked at. `why_unusable` says why this machine cannot bind an IP address, "" where it can. `denials` makes of a
+    policy what refuses backends under it, whatever their clients ask for; without it status says nothing of that.
+    """
+
+    bind_addresses: tuple[str, ...] = ("127.0.0.1",)
+    check_pattern: Callable[[str], object] = lambda _pattern: None
+    why_unusable: Callable[[str], str] = lambda _address: ""
+    denials: Callable[[PolicyIR], RefusesBackends] = lambda _policy: lambda _backend: None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A configuration ready to be put into service.
+
+    `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
+    object with a spec, `written` digests of those specs. `created` says since when objects are there that do not say it
+    themselves, for people alone: nobody is older by it. `warnings` are about what has no status to say it in.
+    `validities` are those of all certificates. `created` says since when objects are there that do not say it
+    themselves: for people alone, nobody is older by it.
+    """
+
+    spec: ConfigIR
+    statuses: Mapping[Key, Status] = field(default_factory=dict)
+    generations: Mapping[Key, int] = field(default_factory=dict)
+    warnings: tuple[Problem, ...] = ()
+    written: Mapping[Key, bytes] = field(default_factory=dict, repr=False)
+    validities: tuple[Validity, ...] = ()
+    created: Mapping[Key, str] = field(default_factory=dict, repr=False)
+
+
+def kind_of(key: Key) -> str:
+    """The kind, with its group where it has one, as kubectl takes it: `Backend.egressproxy.io`."""
+    return f"{key[1]}.{key[0]}" if key[0] else key[1]
+
+
+def scope_of(key: Key) -> str:
+    """Who shares what is counted for an object: `Kind namespace/name`, with the group where ours has the kind, too."""
+    group, kind, namespace, name = key
+    return f"{f'{kind}.{group}' if kind in _OF_SEVERAL_GROUPS and group != OUR_GROUP else kind} {namespace}/{name}"
+
+
+def age_of(resource: Resource) -> tuple[str, str]:
+    """What to sort by where the older one wins: creationTimestamp, those without one last, then namespace/name."""
+    return (resource.metadata.creation_timestamp or "~", resource.full_name)

@@ -1,0 +1,1 @@
+"""EgressPolicies: which hold where, and what becomes of them together."""

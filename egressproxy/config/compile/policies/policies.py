@@ -1,0 +1,291 @@
+"""Which EgressPolicies hold where, and what their status says.
+
+A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers, one for each
+target: Gateway, listener, Backend, route, rule. `merging` says what they mean together.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from egressproxy.config.compile.backends.kinds import object_key
+from egressproxy.config.compile.backends.published_forms import port_forms
+from egressproxy.config.compile.backends.uses import only_parents
+from egressproxy.config.compile.extension_faults import ExtensionFaults
+from egressproxy.config.compile.interface import Key, Status, age_of
+from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden, dns_notes
+from egressproxy.config.compile.references import Names, References, Unresolved
+from egressproxy.config.compile.routes.retries import retry_problem
+from egressproxy.config.compile.status import supported_features
+from egressproxy.config.compile.status.status import Ancestors, Conditions
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.core import Service
+from egressproxy.config.resources.policy import Dns, EgressPolicy, TrafficTimeouts
+from egressproxy.ir.policy import SniCheck
+
+__all__ = ["Policies"]
+
+#: The kinds that policies hold for.
+_TARGETS = (
+    "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute", "Service", "Backend", "XBackend",
+    "XBackendDestination",
+)  # fmt: skip
+
+
+class Policies:
+    """Every EgressPolicy, found by what it targets; and their merges, each made once."""
+
+    __slots__ = (
+        "_by_target", "_layers", "_merged", "_merger", "_names", "_only_parents", "_policies", "_references",
+        "_resources", "_seen",
+    )  # fmt: skip
+
+    def __init__(self, resources: ResourceSet, references: References, names: Names) -> None:
+        self._resources = resources
+        self._names = names
+        self._references = references
+        self._only_parents: set[Key] | None = None
+        self._merger = Merger(references)
+        self._policies = sorted(resources.of(EgressPolicy), key=age_of)
+        self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
+        for policy in self._policies:
+            for ref in policy.spec.target_refs:
+                key = object_key(resources, ref, policy.namespace)
+                self._by_target[key, ref.section_name or ""].append(policy)
+        self._layers: dict[tuple[Key, str], Layer | None] = {}
+        self._merged: dict[tuple[tuple[Layer, ...], bool], Merged] = {}
+        self._seen: set[tuple[Key, str]] = set()
+
+    def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> tuple[Layer, ...]:
+        """The layer of one target: one, or none where nothing holds there. Marks the target as one that exists."""
+        place = (target, section)
+        self._seen.add(place)
+        if place not in self._layers:
+            policies = tuple(self._by_target.get(place, ()))
+            found = Layer(level, target, section, policies, resolver) if policies or resolver is not None else None
+            self._layers[place] = found
+        layer = self._layers[place]
+        return (layer,) if layer is not None else ()
+
+    def merge(self, layers: tuple[Layer, ...], *, is_routed: bool) -> Merged:
+        """What the layers say together. The result is shared by all places with the same layers.
+
+        `is_routed`: for what a route matched. The route is the permission there, so the Gateway's and the listener's
+        `destinations.allow`, which are for what no route matches, are left out; their `deny` holds.
+        """
+        place = (layers, is_routed)
+        merged = self._merged.get(place)
+        if merged is None:
+            merged = self._merged[place] = self._merger.merge(layers, is_routed)
+        return merged
+
+    @property
+    def objects(self) -> Sequence[EgressPolicy]:
+        """Every policy, oldest first."""
+        return self._policies
+
+    def statuses(
+        self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, Unresolved]
+    ) -> dict[Key, Status]:
+        """The status of every EgressPolicy, per target. Call it when everything has been merged.
+
+        `faults` are those of filters, `parents` says why parents cannot be used; both by policy.
+        """
+        for layer in self._layers.values():
+            if layer is not None and len(layer.policies) > 1:  # a conflict is one, even where nothing is served
+                self.merge((layer,), is_routed=True)
+        return {
+            policy.key: self._status(policy, generation(policy.key), faults, parents.get(policy.key))
+            for policy in self._policies
+        }
+
+    def _status(
+        self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults], parent: Unresolved | None
+    ) -> Status:
+        ancestors = Ancestors(generation)
+        for ref in policy.spec.target_refs:
+            written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
+            conditions = ancestors.add({**written, "namespace": policy.namespace})
+            target, section = object_key(self._resources, ref, policy.namespace), ref.section_name or ""
+            if (target, section) not in self._seen:
+                conditions.set("Accepted", False, "TargetNotFound", self._not_found(target, section))
+                continue
+            conditions.set("Accepted", True, "Accepted", "the policy is in force")
+            level = Level.LISTENER if ref.kind in ("Gateway", "ListenerSet") else Level.ROUTE
+            closed = self._merger.blockers(policy, level)
+            if closed:
+                conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
+            elif policy.spec.subjects and not supported_features.SUBJECTS:
+                conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
+            for note in [
+                *_notes(policy, ref.kind),
+                *self._parent_notes(policy, target),
+                *self._tls_notes(policy, target),
+                *self._notes_on_a_parent(policy, target),
+            ]:
+                conditions.add_note("Accepted", note)
+            losses = self._merger.losses.get((policy.key, target, section), Overridden())
+            _state(conditions, "Conflicted", "Conflicted", losses.conflicts)
+            _state(conditions, "Overridden", "Overridden", losses.overrides)
+            faults[policy.key].state(conditions)
+            if parent is not None:
+                message = f"spec.parent: {parent.said}; what is to go through it is refused (500)"
+                conditions.fail("ResolvedRefs", parent.reason, message)
+        return ancestors.to_status()
+
+    def _parent_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
+        """Where the parent of a policy is nobody's."""
+        found = self._resources.get(*target)
+        if policy.spec.parent is None:
+            return []
+        if isinstance(found, Backend) and found.spec.parent is not None:
+            return [f"parent does nothing here: {found} has its own."]
+        destination = getattr(found.spec, "destination", None) if found is not None else None  # type: ignore[attr-defined]
+        if isinstance(found, Service) or getattr(destination, "type", "") in ("Ip", "Service"):
+            return [f"parent does nothing here: {found} is reached directly, unless it names a parent itself."]
+        return []
+
+    def _notes_on_a_parent(self, policy: EgressPolicy, target: Key) -> list[str]:
+        """Settings and permissions in a policy for a proxy: what goes through it brings its own."""
+        spec = policy.spec
+        written = {
+            "mode": spec.mode is not None,
+            "dns": spec.dns is not None,
+            "addresses.allow": spec.addresses is not None and bool(spec.addresses.allow),
+            "traffic": spec.traffic is not None,
+        }
+        names = [name for name, is_written in written.items() if is_written]
+        if not names or target not in self._parents():
+            return []
+        do = "do" if len(names) > 1 else "does"
+        return [
+            f"{', '.join(names)} {do} nothing here: {target[1]} {target[2]}/{target[3]} is only a parent, and is "
+            "reached as the policies say of what goes through it; write this in a policy of the Gateway."
+        ]
+
+    def _parents(self) -> set[Key]:
+        if self._only_parents is None:
+            self._only_parents = only_parents(
+                self._resources,
+                lambda source, ref: object_key(self._resources, ref, self._references.namespace_of(source, ref)),
+            )
+        return self._only_parents
+
+    def _tls_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
+        """Where the floor for TLS is one for nothing."""
+        found = self._resources.get(*target)
+        if policy.spec.tls is None or not isinstance(found, Backend) or found.spec.parent is not None:
+            return []
+        is_plain = all(form.tls is None or form.tls.mode == "None" for form in port_forms(found.spec))
+        if found.spec.destination.type not in ("Fqdn", "Ip") or not is_plain or not policy.spec.tls.model_fields_set:
+            return []
+        return [f"tls does nothing here: {found} is reached without TLS."]
+
+    def _not_found(self, target: Key, section: str) -> str:
+        """Why the policy holds nowhere by this target, what the author may have meant, and what follows."""
+        group, kind, namespace, name = target
+        shown = f"{kind} {namespace}/{name}"
+        sections = [known for seen, known in self._seen if seen == target and known]
+        if self._resources.get(*target) is None:
+            message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
+            remedy = self._names.remedy(*target, "a policy stands beside its target") or _known(kind)
+        elif (target, "") in self._seen or sections:
+            near = difflib.get_close_matches(section, sections, 1, 0.6)
+            message = f"{shown} has no section {section}"
+            remedy = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(sections)) or 'none'}"
+        else:
+            message, remedy = f"{shown} is not served here, so no policy holds for it", ""
+        hint = f" ({remedy})" if remedy else ""
+        return f"{message}{hint}; nothing that this policy allows, denies or limits holds there"
+
+
+def _known(kind: str) -> str:
+    """What may be a target, where this kind may not; "" where it may."""
+    if kind in _TARGETS:
+        return ""
+    near = difflib.get_close_matches(kind, _TARGETS, 1, 0.6)
+    return f"did you mean kind {near[0]}?" if near else f"targets are of kind {', '.join(_TARGETS)}"
+
+
+def _state(conditions: Conditions, kind: str, reason: str, sentences: Iterable[str]) -> None:
+    text = "; ".join(sentences)
+    if text:
+        conditions.set(kind, True, reason, text)
+
+
+def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
+    """Fields that are accepted and not done as written, each with what happens instead."""
+    spec = policy.spec
+    notes = []
+    if spec.subjects and not supported_features.SUBJECTS:
+        names = [f"{one.namespace}/{one.service_account or '*'}" for one in spec.subjects]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        notes.append(
+            f"subjects are not supported yet: no client is known to be {shown}, so what this policy allows or sets "
+            "holds for nobody, and what it denies or limits for everybody; to have it hold for everybody, remove "
+            "subjects."
+        )
+    if spec.intercept is not None:
+        notes.append("intercept is not supported yet: the names that it lists are denied.")
+    if spec.identity is not None:
+        notes.append("identity is not supported yet, but for certificate.crlRefs: every client is unknown.")
+    if spec.dns is not None:
+        notes += dns_notes(spec.dns, "dns")
+    if spec.limits is not None:
+        notes += _limit_notes(policy, target_kind)
+    if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
+        notes.append("sni of destinations.deny does nothing: it is for entries of allow.")
+    if spec.traffic is not None:
+        notes += _timeout_notes(spec.traffic.timeouts, target_kind)
+        if spec.traffic.retries is not None and not target_kind.endswith(("Gateway", "ListenerSet", "Route")):
+            notes.append("traffic.retries is for Gateways and routes, and does nothing on a backend.")
+        elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
+            notes.append(f"traffic.retries: {problem}.")
+        for name in ("circuitBreaker", "outlierDetection", "loadBalancing", "healthCheck"):
+            snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
+            if getattr(spec.traffic, snake) is not None:
+                notes.append(f"traffic.{name} is not supported yet and does nothing.")
+    return notes
+
+
+def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> list[str]:
+    """Times that nobody takes where the policy holds."""
+    if target_kind in ("Gateway", "ListenerSet"):
+        return []
+    idle = [("requestHeaders", timeouts.request_headers)]
+    if not target_kind.endswith("Route"):
+        idle += [("request", timeouts.request), ("tunnelIdle", timeouts.tunnel_idle)]
+    names = [name for name, value in idle if value is not None]
+    if not names:
+        return []
+    do = "do" if len(names) > 1 else "does"
+    places = "a Gateway" if names == ["requestHeaders"] else "a Gateway or a route"
+    return [f"traffic.timeouts.{', '.join(names)} {do} nothing here: write it in a policy of {places}."]
+
+
+def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
+    limits = policy.spec.limits
+    assert limits is not None
+    notes = [
+        f"limits.{name}[] are not supported yet and do nothing."
+        for name in ("tokens", "bytes")
+        if getattr(limits, name)
+    ]
+    if any(rate.per == "Identity" for rate in limits.requests) or any(c.per == "Identity" for c in limits.concurrency):
+        notes.append("limits per Identity are not supported yet and do nothing.")
+    if limits.store is not None and limits.store.type != "Memory":
+        notes.append("limits.store is not supported yet: every process counts for itself.")
+    elif limits.store is not None and (limits.store.backend_ref or limits.store.secret_ref):
+        notes.append("backendRef and secretRef of limits.store do nothing with type Memory.")
+    if target_kind not in ("Gateway", "ListenerSet"):
+        names = ("maxHeadBytes", "maxFields", "connections", "connectionsPerClient", "tunnels")
+        snake = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
+        idle = [name for name, attribute in zip(names, snake, strict=True) if getattr(limits, attribute) is not None]
+        if idle:
+            do = "do" if len(idle) > 1 else "does"
+            notes.append(f"limits.{', '.join(idle)} {do} nothing here: write it in a policy of a Gateway.")
+    return notes

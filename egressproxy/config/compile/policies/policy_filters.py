@@ -1,0 +1,156 @@
+"""Which filters run at a place: extensions of the policies that hold there, their limits, the backend's own.
+
+The `limits` section of a policy has no mechanism of its own: each entry becomes one of the built-in limit filters.
+Whose bucket it fills is the filter's scope: `per: Gateway` is shared by the whole Gateway, `per: Route` by a route's
+rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from egressproxy.config.compile.extension_faults import closing, must_run
+from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.routes.filters import AttachmentPoint, ExtensionCompiler, FilterNotSupported, Placed
+from egressproxy.config.resources.policy import EgressPolicy
+
+__all__ = ["Placement", "Where"]
+
+REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
+CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
+BODY = "egressproxy.io/BodyLimit:v1"
+
+#: What an ExtensionSpec calls the level of a layer.
+_LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, Level.BACKEND: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The names that limits are counted under: those of the Gateway, the route and the backend of a place."""
+
+    gateway: str
+    route: str
+    backend: str = "-"
+
+    def scope(self, per: str) -> str:
+        """The scope of a limit `per` Gateway, Route or Backend."""
+        return {"Gateway": self.gateway, "Route": self.route, "Backend": self.backend}[per]
+
+
+class Placement:
+    """Gives the filters of a place in the form that `ordered` sorts."""
+
+    __slots__ = ("_compiler", "_extensions")
+
+    def __init__(self, compiler: ExtensionCompiler) -> None:
+        self._compiler = compiler
+        self._extensions: dict[tuple[EgressPolicy, str], tuple[Placed, ...]] = {}
+
+    def check(self, policy: EgressPolicy) -> None:
+        """Find the load errors of a policy's extensions, whether or not its targets exist."""
+        for ref in policy.spec.target_refs:
+            level = 0 if ref.kind in ("Gateway", "ListenerSet") else 1 if ref.kind.endswith("Route") else 2
+            section = f", section {ref.section_name}" if ref.section_name else ""
+            self._of_policy(policy, level, f"{ref.kind} {policy.namespace}/{ref.name}{section}")
+
+    def for_requests(self, layers: Iterable[Layer], where: Where) -> list[Placed]:
+        """The filters of a listener or rule: everything but what belongs to one of its backends.
+
+        Raises FilterNotSupported for a limit that this build cannot enforce, and for an extension of an unknown type.
+        """
+        layers = tuple(layer for layer in layers if layer.level is not Level.BACKEND)
+        unknown = self.unknown_extension(layers)
+        if unknown:
+            raise FilterNotSupported(f"the {unknown} is not supported")
+        made: list[Placed] = []
+        for layer in layers:
+            for policy in layer.policies:
+                made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
+                made += self._limits(policy, layer, where, backend=False)
+        return made
+
+    def for_backend(self, layers: Iterable[Layer], where: Where) -> list[Placed]:
+        """The filters that policies add for one backend. Raises FilterNotSupported."""
+        made: list[Placed] = []
+        for layer in layers:
+            for policy in layer.policies:
+                if layer.level is Level.BACKEND:
+                    made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
+                made += self._limits(policy, layer, where, backend=True)
+        return made
+
+    def body_limits(self, layers: Iterable[Layer]) -> list[Placed]:
+        """`maxBodyBytes` of a backend's policies, which holds for every request of a rule that has this backend.
+
+        A body is read before the backend is chosen. Raises FilterNotSupported.
+        """
+        return [
+            placed
+            for layer in layers
+            if layer.level is Level.BACKEND
+            for policy in layer.policies
+            for placed in self._body_limit(policy, layer)
+        ]
+
+    def runs(self, policy: EgressPolicy, layer: Layer) -> bool:
+        """Whether a policy of this layer has extensions that have to run; those of unknown types may fail open."""
+        placed = self._of_policy(policy, _LEVELS[layer.level], layer.scope)
+        return any(must_run(one.spec) for one in placed)
+
+    def unknown_extension(self, layers: Iterable[Layer], own: Iterable[Placed] = ()) -> str:
+        """The extensions of unknown types that close a place: those of its policies, and these of its backend."""
+        placed = [
+            one
+            for layer in layers
+            for policy in layer.policies
+            if policy.spec.extensions
+            for one in self._of_policy(policy, _LEVELS[layer.level], layer.scope)
+        ]
+        return closing(one.spec for one in (*own, *placed))
+
+    def _of_policy(self, policy: EgressPolicy, level: int, place: str) -> tuple[Placed, ...]:
+        key = (policy, place)
+        if key not in self._extensions:
+            declared = policy.spec.extensions
+            self._extensions[key] = self._compiler.extensions(policy, declared, AttachmentPoint(level, place))
+        return self._extensions[key]
+
+    def _limits(self, policy: EgressPolicy, layer: Layer, where: Where, *, backend: bool) -> Iterator[Placed]:
+        limits = policy.spec.limits
+        if limits is None:
+            return
+        level = _LEVELS[layer.level]
+        phase = "backend-request" if backend else "request-headers"
+        for index, rate in enumerate(limits.requests):
+            if _is_counted_here(rate.per, layer, backend=backend):
+                config = {"limit": rate.limit, "window": rate.window.seconds}
+                if rate.burst is not None:
+                    config["burst"] = rate.burst
+                place = AttachmentPoint(level, where.scope(rate.per))
+                yield self._compiler.builtin(
+                    REQUEST_RATE, f"limits.requests[{index}]", phase, config, policy, place, index=index
+                )
+        for index, entry in enumerate(limits.concurrency):
+            if _is_counted_here(entry.per, layer, backend=backend):
+                place = AttachmentPoint(level, where.scope(entry.per))
+                name = f"limits.concurrency[{index}]"
+                yield self._compiler.builtin(
+                    CONCURRENCY, name, phase, {"limit": entry.limit}, policy, place, index=index
+                )
+        if not backend:
+            yield from self._body_limit(policy, layer)
+
+    def _body_limit(self, policy: EgressPolicy, layer: Layer) -> Iterator[Placed]:
+        limits = policy.spec.limits
+        if limits is not None and limits.max_body_bytes:
+            place = AttachmentPoint(_LEVELS[layer.level], layer.scope)
+            config = {"maxBytes": limits.max_body_bytes}
+            yield self._compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, place)
+
+
+def _is_counted_here(per: str, layer: Layer, *, backend: bool) -> bool:
+    """Whether a limit is counted when the backend is asked (else when the request comes in)."""
+    if per == "Identity":
+        return False
+    return (per == "Backend" or layer.level is Level.BACKEND) == backend

@@ -1,0 +1,370 @@
+"""Merging policies: what the layers of a place say together. Two ways of merging, and no third.
+
+* Settings (mode, dns, parent, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway, and
+  of one object a section (a listener, a port) before the whole; within a layer the older policy. The loser is told who
+  won.
+* Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them
+  (`restrictions`).
+
+What is written and cannot be enforced closes the place (`Merged.blockers`) wherever leaving it out would let more pass:
+
+* `subjects`: clients are not told apart yet. What such a policy forbids is forbidden to everybody; what it allows or
+  sets is given to nobody; its filters cannot run for some clients only, so they close the place.
+* `identity.token`, `identity.basic`: would let in whom it was told to check: closed. `dns.reverseCheck: Enforce`, and
+  DNS over HTTPS where there is no other server: closed. So is `destinations.allow` on a route or Backend.
+  So does its parent: those who are to go through it would go round it.
+* `intercept`: the tunnels that it names would pass unseen: those names are denied.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from egressproxy.config.compile.gateways.certificates import common_ca
+from egressproxy.config.compile.interface import Key
+from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.restrictions import (
+    intersect,
+    merge_addresses,
+    merge_destinations,
+    merge_limits,
+)
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.routes.retries import policy_retry
+from egressproxy.config.compile.status import supported_features
+from egressproxy.config.resources.parent import BackendParent
+from egressproxy.config.resources.policy import Dns, EgressPolicy, Traffic, TrafficTimeouts
+from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, TimeoutsIR
+
+__all__ = ["ChosenParent", "Merged", "Merger", "Overridden", "dns_notes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenParent:
+    """The parent that holds at a place, and the policy that names it."""
+
+    ref: BackendParent
+    policy: EgressPolicy = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What holds at a place. `blockers` say why nothing may be served there; empty if all is enforced.
+
+    `parent` is the upstream gateway that the policies set. `regions` None: every region. `pins` None, `ca_pem`,
+    `crl_pem` and `min_version` "" ask for nothing.
+    """
+
+    policy: PolicyIR
+    blockers: tuple[str, ...] = ()
+    parent: ChosenParent | None = None
+    regions: frozenset[str] | None = None
+    min_version: str = ""
+    ca_pem: str = ""
+    crl_pem: str = ""
+    pins: frozenset[str] | None = None
+
+    @property
+    def has_tls_floor(self) -> bool:
+        return bool(self.min_version or self.ca_pem or self.crl_pem or self.pins is not None)
+
+
+@dataclass(slots=True)
+class _PolicyCandidate:
+    """One value of one setting, with who says it."""
+
+    layer: Layer
+    policy: EgressPolicy | None
+    value: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.policy) if self.policy is not None else self.layer.place
+
+
+@dataclass(slots=True)
+class Overridden:
+    """Which settings of one policy do not hold at one target: against its equals, and against the more specific."""
+
+    conflicts: dict[str, None] = field(default_factory=dict)
+    overrides: dict[str, None] = field(default_factory=dict)
+
+
+class Merger:
+    """Merges layers, and remembers what each policy lost against others."""
+
+    __slots__ = ("_blockers", "_references", "losses")
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._blockers: dict[EgressPolicy, tuple[str, ...]] = {}
+        #: By policy, target and section.
+        self.losses: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
+
+    def merge(self, layers: Iterable[Layer], is_routed: bool) -> Merged:
+        """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
+        ordered = sorted(layers, key=lambda layer: (layer.level, layer.section != ""), reverse=True)
+        policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
+        blockers = {blocker: None for policy in policies for blocker in self._of_policy(policy)}
+        for layer in ordered:
+            blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
+        retries = [
+            _PolicyCandidate(layer, policy, t.retries)
+            for layer, policy, t in _traffic(ordered)
+            if t.retries is not None
+        ]
+        mode = self._mode(ordered)
+        modes = _modes_of_levels(ordered)
+        reported = {level for level, said in modes.items() if mode is said is Mode.REPORT}
+        if modes[Level.LISTENER] is not Mode.REPORT:
+            reported.discard(Level.GATEWAY)  # what holds on a listener is lifted by no route there
+        bound = {level for level, said in modes.items() if mode is not said is Mode.ENFORCE}
+        spec = PolicyIR(
+            mode=mode,
+            destinations=merge_destinations(ordered, is_routed, mode, reported, bound),
+            addresses=merge_addresses(ordered, reported),
+            dns=self._dns(ordered, blockers),
+            timeouts=self._timeouts(ordered),
+            kept=self._connections(ordered),
+            limits=merge_limits(ordered),
+            retries=policy_retry(self._winner("traffic.retries", retries)),
+            sources=tuple(policy.full_name for policy in policies),
+            mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),
+        )
+        return Merged(
+            policy=spec,
+            parent=self._parent(ordered),
+            regions=intersect(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
+            min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
+            ca_pem=self._ca(policies, blockers),
+            crl_pem=self._crls(policies, blockers),
+            pins=intersect(policies, lambda spec: spec.tls.pins if spec.tls is not None and spec.tls.pins else None),
+            blockers=tuple(blockers),
+        )
+
+    def blockers(self, policy: EgressPolicy, level: Level) -> list[str]:
+        """Why a place at this level cannot be served under this policy; empty if all of it is enforced."""
+        return [*self._of_policy(policy), *_misplaced(policy, level)]
+
+    # --- settings: the more specific one wins ------------------------------------------------------------------------
+
+    def _winner(self, name: str, voices: Sequence[_PolicyCandidate]) -> Any:
+        """The first value; everybody else who says something different is told so."""
+        if not voices:
+            return None
+        first = voices[0]
+        for voice in voices[1:]:
+            if voice.policy is None or voice.value == first.value:
+                continue
+            losses = self.losses[voice.policy.key, voice.layer.target, voice.layer.section]
+            if voice.layer is first.layer:
+                losses.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
+            else:
+                losses.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
+        return first.value
+
+    def _mode(self, ordered: Sequence[Layer]) -> Mode:
+        return self._winner("mode", _modes(ordered)) or Mode.ENFORCE
+
+    def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
+        """Reference and credentials together: one policy decides both."""
+        said = [
+            _PolicyCandidate(layer, policy, ChosenParent(_in_full(policy, policy.spec.parent), policy))
+            for layer in ordered
+            for policy in layer.policies
+            if policy.spec.parent is not None and not policy.spec.subjects
+        ]
+        chosen: ChosenParent | None = self._winner("parent", said)
+        return chosen
+
+    def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsIR:
+        sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
+        for layer in ordered:
+            if layer.resolver is not None:
+                sections.append((layer, None, layer.resolver))
+                blockers.update(dict.fromkeys(_dns_blockers(layer.resolver, layer.place)))
+            sections += [
+                (layer, policy, policy.spec.dns)
+                for policy in layer.policies
+                if policy.spec.dns is not None and not policy.spec.subjects
+            ]
+
+        def winner(name: str, attribute: str) -> Any:
+            said = [
+                _PolicyCandidate(layer, policy, getattr(dns, attribute))
+                for layer, policy, dns in sections
+                if attribute in dns.model_fields_set and getattr(dns, attribute) is not None
+            ]
+            return self._winner(f"dns.{name}", said)
+
+        # The transport belongs to the servers: one policy decides both.
+        said = [
+            _PolicyCandidate(layer, policy, _servers(dns))
+            for layer, policy, dns in sections
+            if {"servers", "transport"} & dns.model_fields_set
+        ]
+        transport, servers = self._winner("dns.servers", said) or ("udp", ())
+        least, most = winner("minTTL", "min_ttl"), winner("maxTTL", "max_ttl")
+        timeout, stale = winner("timeout", "timeout"), winner("staleTTL", "stale_ttl")
+        standard = DnsIR()
+        max_ttl_s = most.seconds if most is not None else standard.max_ttl_s
+        min_ttl_s = least.seconds if least is not None else standard.min_ttl_s
+        hosts = winner("hosts", "hosts") or {}
+        return DnsIR(
+            servers=servers,
+            transport=transport,
+            timeout_s=timeout.seconds if timeout is not None else standard.timeout_s,
+            hosts=tuple(sorted((name, tuple(addresses)) for name, addresses in hosts.items())),
+            min_ttl_s=min(min_ttl_s, max_ttl_s) if most is not None else min_ttl_s,
+            max_ttl_s=max(min_ttl_s, max_ttl_s) if most is None else max_ttl_s,
+            stale_ttl_s=stale.seconds if stale is not None else standard.stale_ttl_s,
+            family=winner("family", "family") or standard.family,
+        )
+
+    def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
+        chosen: dict[str, float] = {}
+        for name, info in TrafficTimeouts.model_fields.items():
+            voices = [
+                _PolicyCandidate(layer, policy, value.seconds)
+                for layer, policy, traffic in _traffic(ordered)
+                if (value := getattr(traffic.timeouts, name)) is not None
+            ]
+            if voices:
+                chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", voices)
+        return TimeoutsIR(**chosen)
+
+    def _connections(self, ordered: Sequence[Layer]) -> ConnectionsIR:
+        def winner(name: str, attribute: str) -> Any:
+            said = [
+                _PolicyCandidate(layer, policy, value)
+                for layer, policy, traffic in _traffic(ordered)
+                if (value := getattr(traffic.connections, attribute)) is not None
+            ]
+            return self._winner(f"traffic.connections.{name}", said)
+
+        age = winner("maxAge", "max_age")
+        return ConnectionsIR(age.seconds if age is not None else 0.0, winner("maxRequests", "max_requests") or 0)
+
+    # --- restrictions: they add up -----------------------------------------------------------------------------------
+
+    def _ca(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
+        """The CA certificates that every policy with `tls.caBundleRefs` accepts."""
+        common = ""
+        for policy in policies:
+            if policy.spec.tls is None or not policy.spec.tls.ca_bundle_refs:
+                continue
+            try:
+                bundle = "".join(self._references.ca_bundle(policy, ref) for ref in policy.spec.tls.ca_bundle_refs)
+            except Unresolved as unresolved:
+                blockers[f"tls.caBundleRefs of {policy}: {unresolved.message}"] = None
+                continue
+            shared = common_ca(common, bundle)
+            if not shared:
+                blockers[f"tls.caBundleRefs of {policy} has no CA in common with the other policies"] = None
+                continue
+            common = shared
+        return common
+
+    def _crls(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
+        """Every revocation list that a policy names."""
+        lists: dict[str, None] = {}
+        for policy in policies:
+            for ref in policy.spec.tls.crl_refs if policy.spec.tls is not None else ():
+                try:
+                    lists[self._references.crl(policy, ref)] = None
+                except Unresolved as unresolved:
+                    blockers[f"tls.crlRefs of {policy}: {unresolved.message}"] = None
+        return "".join(lists)
+
+    def _of_policy(self, policy: EgressPolicy) -> tuple[str, ...]:
+        if policy not in self._blockers:
+            self._blockers[policy] = tuple(self._find_blockers(policy))
+        return self._blockers[policy]
+
+    def _find_blockers(self, policy: EgressPolicy) -> Iterable[str]:
+        """What this policy restricts and nobody would enforce."""
+        spec = policy.spec
+        if spec.dns is not None:
+            yield from _dns_blockers(spec.dns, str(policy))
+        if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
+            yield f"identity of {policy}: clients cannot be told by token or password yet"
+        if spec.subjects and spec.parent is not None and not spec.parent.direct:
+            yield f"parent of {policy}: subjects are not told apart yet, and its parent is not for everybody"
+        if spec.subjects and spec.extensions:
+            yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
+
+
+def _in_full(policy: EgressPolicy, ref: BackendParent) -> BackendParent:
+    """The reference with its namespaces written out: the same text in two namespaces means two things."""
+    secret = ref.credentials_ref
+    if secret is not None:
+        secret = secret.model_copy(update={"namespace": secret.namespace or policy.namespace})
+    return ref.model_copy(update={"namespace": ref.namespace or policy.namespace, "credentials_ref": secret})
+
+
+def _traffic(ordered: Sequence[Layer]) -> list[tuple[Layer, EgressPolicy, Traffic]]:
+    """The `traffic` sections, most specific first. What is for some clients only is given to nobody."""
+    each = ((layer, policy, policy.spec.traffic) for layer in ordered for policy in layer.policies)
+    return [(layer, policy, said) for layer, policy, said in each if said is not None and not policy.spec.subjects]
+
+
+def _modes(ordered: Iterable[Layer]) -> list[_PolicyCandidate]:
+    """Who says a mode, most specific first."""
+    return [
+        _PolicyCandidate(layer, policy, policy.spec.mode)
+        for layer in ordered
+        for policy in layer.policies
+        if policy.spec.mode is not None and (not policy.spec.subjects or policy.spec.mode is Mode.ENFORCE)
+    ]
+
+
+def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
+    """The mode of each level: what it, or the next wider one that says any, says. A restriction is lifted by a mode of
+    its own level, and never by that of something more specific. A Backend says nothing for the routes to it.
+    """
+    found = {}
+    for level in Level:
+        wider = {each for each in Level if each <= level} - ({Level.BACKEND} if level > Level.BACKEND else set())
+        said = (voice.value for voice in _modes(ordered) if voice.layer.level in wider)
+        found[level] = next(said, Mode.ENFORCE)
+    return found
+
+
+def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
+    """What is enforced on a Gateway or listener, and not on a route or Backend."""
+    section = policy.spec.destinations
+    if (
+        level > Level.LISTENER
+        and section is not None
+        and section.allow is not None
+        and not supported_features.ROUTED_ALLOW
+    ):
+        yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"
+
+
+def _servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
+    """Transport and servers in the form of DnsSpec; those over HTTPS are left out."""
+    transport = "tcp" if any(server.startswith("tcp://") for server in dns.servers) else dns.transport
+    servers = [server for server in dns.servers if not server.startswith("https://")]
+    return transport, tuple(server.removeprefix("udp://").removeprefix("tcp://") for server in servers)
+
+
+def dns_notes(dns: Dns, section: str) -> list[str]:
+    """What a `dns` or `resolver` section says and nobody does; for status."""
+    notes = []
+    if dns.reverse_check == "Report":
+        notes.append(f"{section}.reverseCheck is not supported yet and does nothing.")
+    if any(server.startswith("https://") for server in dns.servers):
+        notes.append(f"{section}.servers over HTTPS are not supported yet and left out.")
+    return notes
+
+
+def _dns_blockers(dns: Dns, owner: str) -> Iterable[str]:
+    over_https = [server for server in dns.servers if server.startswith("https://")]
+    if dns.transport == "https" or (over_https and len(over_https) == len(dns.servers)):
+        yield f"dns of {owner}: DNS over HTTPS is not supported yet"
+    if dns.reverse_check == "Enforce":
+        yield f"dns.reverseCheck of {owner} is not enforced yet"

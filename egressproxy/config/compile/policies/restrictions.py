@@ -1,0 +1,141 @@
+"""Restrictions: what the policies of all layers forbid, allow and bound together. They add up; nothing more specific
+lifts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.resources.policy import (
+    AddressEntry,
+    Addresses,
+    DestinationEntry,
+    EgressPolicy,
+    EgressPolicySpec,
+)
+from egressproxy.ir.policy import (
+    AddressAllowance,
+    AddressBound,
+    AddressDenial,
+    AddressesIR,
+    DestinationRule,
+    DestinationsIR,
+    LimitsIR,
+    Mode,
+)
+from egressproxy.model.shares import most_of
+
+__all__ = ["intersect", "merge_addresses", "merge_destinations", "merge_limits"]
+
+
+def merge_destinations(
+    ordered: Sequence[Layer], is_routed: bool, mode: Mode, reported: Container[Level], bound: Container[Level]
+) -> DestinationsIR:
+    """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down.
+
+    `reported`: the levels whose denials mode Report lifts. `bound`: those whose allow lists no mode lifts.
+    """
+    allow: list[tuple[DestinationRule, ...]] = []
+    firm_allow = 0
+    deny: dict[DestinationRule, None] = {}
+    withheld: dict[DestinationRule, None] = {}
+    for layer in reversed(ordered):
+        group: dict[DestinationRule, None] = {}
+        says_something = False
+        is_firm = mode is Mode.REPORT and layer.level not in reported
+        for policy in layer.policies:
+            section = policy.spec.destinations
+            if section is not None:
+                deny.update(dict.fromkeys(_rule(entry, policy, is_firm=is_firm) for entry in section.deny))
+                if section.allow is not None:
+                    says_something = True
+                    holder = group if not policy.spec.subjects else withheld
+                    holder.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
+            if policy.spec.intercept is not None:
+                names = policy.spec.intercept.hostnames
+                rule = DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True, is_firm=is_firm)
+                deny[rule] = None
+        if says_something and not (is_routed and layer.level <= Level.LISTENER):
+            allow.append(tuple(group))
+            firm_allow += layer.level in bound
+    return DestinationsIR(tuple(allow), tuple(deny), firm_allow, tuple(withheld))
+
+
+def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = False) -> DestinationRule:
+    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name, is_firm=is_firm)
+
+
+def merge_addresses(ordered: Sequence[Layer], reported: Container[Level]) -> AddressesIR:
+    """One group of allow per layer that says something; every deny and every `only`, of all policies alike."""
+    groups: list[tuple[AddressAllowance, ...]] = []
+    deny: dict[AddressDenial, None] = {}
+    only: dict[AddressBound, None] = {}
+    name = "-"
+    for layer in reversed(ordered):
+        for policy in layer.policies:
+            deny.update(dict.fromkeys(_denied_ranges(policy, reports=layer.level in reported)))
+            if policy.spec.addresses is not None and policy.spec.addresses.only is not None:
+                ranges = (cidr for entry in policy.spec.addresses.only for cidr in entry.cidrs)
+                only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name)] = None
+        saying = [policy for policy in layer.policies if _speaks_of_allowed(policy.spec.addresses)]
+        if not saying:
+            continue
+        entries: list[AddressEntry] = []
+        for policy in saying:
+            if policy.spec.addresses is not None and not policy.spec.subjects:
+                entries += policy.spec.addresses.allow
+        groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
+        name = saying[0].full_name if name == "-" else name
+    return AddressesIR(tuple(groups), name, tuple(deny), tuple(only))
+
+
+def _speaks_of_allowed(section: Addresses | None) -> bool:
+    """Not with `deny` or `only` alone: these narrow, and take nothing back that another level has opened."""
+    return section is not None and (
+        "allow" in section.model_fields_set or not {"deny", "only"} & section.model_fields_set
+    )
+
+
+def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDenial]:
+    """What no name may lead to. Mode Report lets pass what `destinations` denies, and nothing else."""
+    destinations, addresses = policy.spec.destinations, policy.spec.addresses
+    for entry in destinations.deny if destinations is not None else ():
+        if entry.cidrs:
+            yield AddressDenial(entry.cidrs, entry.ports, policy.full_name, "destinations.deny", reports=reports)
+    for ranges in addresses.deny if addresses is not None else ():
+        yield AddressDenial(ranges.cidrs, (), policy.full_name)
+
+
+def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
+    """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
+    chosen: dict[str, int] = {}
+    is_lifted = False
+    for layer in ordered:
+        if layer.level > Level.LISTENER:
+            continue
+        for policy in layer.policies:
+            for name in ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels"):
+                value = getattr(policy.spec.limits, name, None)
+                if value:
+                    chosen[name] = min(value, chosen.get(name, value))
+            is_lifted = is_lifted or getattr(policy.spec.limits, "connections_per_client", None) == 0
+    # One client leaves something for the others, unless somebody has said how much it may have (0: everything).
+    written, connections, tunnels = (
+        chosen.get(name, 0) for name in ("connections_per_client", "connections", "tunnels")
+    )
+    chosen["connections_per_client"] = written or (connections if is_lifted else most_of(connections))
+    chosen["tunnels_per_client"] = written or (tunnels if is_lifted else most_of(tunnels))
+    return LimitsIR(**chosen)
+
+
+def intersect(
+    policies: Iterable[EgressPolicy], allowed_by: Callable[[EgressPolicySpec], Iterable[str] | None]
+) -> frozenset[str] | None:
+    """What all policies allow that say something; None where none does."""
+    common: frozenset[str] | None = None
+    for policy in policies:
+        allowed = allowed_by(policy.spec)
+        if allowed is not None:
+            common = frozenset(allowed) if common is None else common & frozenset(allowed)
+    return common

@@ -1,0 +1,1 @@
+"""Routes: attachment, rules, filters and backendRefs."""

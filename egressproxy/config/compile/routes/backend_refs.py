@@ -1,0 +1,380 @@
+"""The backends of a rule, with everything that holds for each: policy, floor for TLS, region, filters.
+
+A backend that cannot be used as written keeps its share of the rule's requests, which are answered with 500 and the
+reason (Gateway API v1, HTTPRouteRule.backendRefs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, replace
+
+from egressproxy.config.compile.backends.backends import Backends, ResolvedBackend
+from egressproxy.config.compile.exposure import Lookups, exposed_by_parent
+from egressproxy.config.compile.gateways.certificates import common_ca
+from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
+from egressproxy.config.compile.gateways.listeners import ListenerPlan
+from egressproxy.config.compile.interface import Key, scope_of
+from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.policies import Policies
+from egressproxy.config.compile.policies.policy_filters import Placement, Where
+from egressproxy.config.compile.policies.policy_merge import Merged
+from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.routes.filters import FilterNotSupported, Placed, ordered
+from egressproxy.config.compile.status import supported_features
+from egressproxy.config.resources.meta import BackendObjectReference, Resource
+from egressproxy.config.resources.policy import Addresses, EgressPolicy, EgressPolicySpec
+from egressproxy.config.resources.routes import BackendRef
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
+from egressproxy.ir.route import MirrorIR, WeightedBackend
+
+__all__ = ["BackendRefCompiler", "Choices", "default_where"]
+
+#: What no policy sends through a parent: places that an operator has written as addresses, mostly inside.
+_OF_THE_OPERATOR = (Destination.IP, Destination.SERVICE)
+_DEFAULT = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
+
+#: Gives the filters that a backendRef asks for. Raises FilterNotSupported.
+RefFilters = Callable[[BackendRef], tuple[Placed, ...]]
+#: Gives the mirrors that a backendRef asks for.
+RefMirrors = Callable[[BackendRef], tuple[MirrorIR, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The backends of a rule, and the filters that they add to the rule itself: limits of bodies."""
+
+    backends: tuple[WeightedBackend, ...]
+    filters: tuple[Placed, ...] = ()
+
+
+class BackendRefCompiler:
+    """Makes WeightedBackends."""
+
+    __slots__ = (
+        "_backends", "_behind_policies", "_certificates", "_hardened", "_lookups", "_of_parents", "_of_services",
+        "_placement", "_policies",
+    )  # fmt: skip
+
+    def __init__(
+        self, backends: Backends, policies: Policies, placement: Placement, certificates: ClientCertificates
+    ) -> None:
+        self._backends = backends
+        self._certificates = certificates
+        self._policies = policies
+        self._placement = placement
+        self._hardened: dict[tuple[object, ...], BackendTlsIR | str] = {}
+        self._of_parents: dict[Layer, Layer] = {}
+        #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
+        #: a stream or requests), and each way lives as long as this.
+        self._behind_policies: dict[tuple[int, Key], ResolvedBackend] = {}
+        self._of_services: dict[Layer, Layer] = {}
+        self._lookups = Lookups(policies)
+
+    def choices(
+        self,
+        route: Resource,
+        refs: Iterable[BackendRef],
+        layers: tuple[Layer, ...],
+        where: Where,
+        filters: RefFilters,
+        error: str,
+        mirrors: RefMirrors = lambda _ref: (),
+        *,
+        keeps_idle: bool = False,
+    ) -> Choices:
+        """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
+
+        A backend of weight 0 gets nothing and is left out, unless `keeps_idle`: sessions may be with it. Where no other
+        is, the rule answers 500.
+        """
+        refs = tuple(refs)
+        if refs and not keeps_idle and not any(ref.weight for ref in refs):
+            return Choices((WeightedBackend(None, error="every backend of the rule has weight 0"),))
+        made: list[WeightedBackend] = []
+        more: list[Placed] = []
+        for ref in refs:
+            if ref.weight or keeps_idle:
+                choice = self._choice(route, ref, layers, where, filters, error, more)
+                copies = mirrors(ref) if choice.backend is not None else ()
+                made.append(replace(choice, mirrors=copies) if copies else choice)
+        return Choices(tuple(made), tuple(more))
+
+    def default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
+        """The Dynamic backend of a forward-proxy listener, under the name "-"; `layers` from `default_layers`."""
+        merged = self._policies.merge(layers, is_routed=False)
+        return self._weigh(self._default(layers), merged, layers, default_where(listener), 1, (), error)
+
+    def default_layers(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """What holds for that backend: the listener's layers, and what is denied behind the parent that they name."""
+        return layers + self._layers_of_parents(self._default(layers))
+
+    def _default(self, layers: tuple[Layer, ...]) -> ResolvedBackend:
+        return self._behind(_DEFAULT, self._policies.merge(layers, is_routed=False))
+
+    def _behind(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
+        """The backend, reached through the parent that policies name, if it is for a name and names none of its own.
+
+        A backend that is the parent, or on the way to it, is reached as it says itself. Where the parent cannot be
+        used, neither can the backend: it is never reached without.
+        """
+        chosen = merged.parent
+        if chosen is None or chosen.ref.direct or resolved.spec.destination in _OF_THE_OPERATOR:
+            return resolved
+        if resolved.spec.parent is not None or resolved.is_direct:
+            return resolved
+        key = (id(resolved), chosen.policy.key)
+        if key not in self._behind_policies:
+            try:
+                found = self._backends.behind(resolved, chosen.policy, chosen.ref)
+                if resolved.target in (each.target for each in found.parents):
+                    found = resolved
+                else:
+                    found = replace(found, parent_by=str(chosen.policy))
+            except Unresolved as unresolved:
+                error = unresolved.message
+                if str(chosen.policy) not in error:
+                    error = f"parent of {chosen.policy}: {error}"
+                found = replace(resolved, parent_by=str(chosen.policy), error=error)
+            self._behind_policies[key] = found
+        return self._behind_policies[key]
+
+    def of_filter(
+        self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], where: Where,
+        protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
+    ) -> WeightedBackend:  # fmt: skip
+        """The backend that a filter of a rule names (RequestMirror, ExternalAuth), under everything that holds for it.
+
+        `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no
+        other backend's); limits of bodies are among them, since the filter's request is not the rule's.
+        """
+        try:
+            resolved = self._backends.resolve(route, ref, protocols)
+        except Unresolved as unresolved:
+            return WeightedBackend(None, error=unresolved.message)
+        resolved, layers = self._with_layers(resolved, layers)
+        limits: tuple[Placed, ...] = ()
+        error = ""
+        try:
+            limits = tuple(self._placement.body_limits(layers))
+        except FilterNotSupported as unsupported:
+            error = str(unsupported)
+        merged = self._policies.merge(layers, is_routed=True)
+        return self._weigh(resolved, merged, layers, _at(resolved, where), 1, limits, error)
+
+    def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
+        """What serves nobody, where these layers hold."""
+        return WeightedBackend(None, error=error, unknown_extension=self._placement.unknown_extension(layers))
+
+    def _choice(
+        self,
+        route: Resource,
+        ref: BackendRef,
+        layers: tuple[Layer, ...],
+        where: Where,
+        filters: RefFilters,
+        error: str,
+        more: list[Placed],
+    ) -> WeightedBackend:
+        try:
+            resolved = self._backends.resolve(route, ref)
+        except Unresolved as unresolved:
+            return WeightedBackend(None, ref.weight, error=unresolved.message)
+        resolved, layers = self._with_layers(resolved, layers)
+        merged = self._policies.merge(layers, is_routed=True)
+        own: tuple[Placed, ...] = ()
+        try:
+            own = filters(ref)
+            more += self._placement.body_limits(layers)
+        except FilterNotSupported as unsupported:
+            error = error or str(unsupported)
+        return self._weigh(resolved, merged, layers, _at(resolved, where), ref.weight, own, error)
+
+    def _with_layers(
+        self, resolved: ResolvedBackend, layers: tuple[Layer, ...]
+    ) -> tuple[ResolvedBackend, tuple[Layer, ...]]:
+        """The backend as it is reached at a place with these layers, and all that hold for it there."""
+        layers += self._own_layers(resolved)
+        resolved = self._behind(resolved, self._policies.merge(layers, is_routed=True))
+        return resolved, layers + self._layers_of_parents(resolved)
+
+    def _layers_of_parents(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+        """What policies of its parents deny to all that is reached through them."""
+        layers: tuple[Layer, ...] = ()
+        for parent in resolved.parents:
+            for layer in self._own_layers(parent):
+                if layer not in self._of_parents:
+                    self._of_parents[layer] = _narrowed(layer, _denials_alone)
+                layers += (self._of_parents[layer],)
+        return layers
+
+    def _own_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+        """Those of the object, and what restricts the Service that it stands for."""
+        whole = self._policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
+        layers = whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
+        if resolved.service is not None:
+            for section in ("", str(resolved.port)):
+                for layer in self._policies.layer(Level.BACKEND, resolved.service, section):
+                    if layer not in self._of_services:
+                        self._of_services[layer] = _narrowed(layer, _without_settings)
+                    layers += (self._of_services[layer],)
+        return layers
+
+    def _with_parents(
+        self, resolved: ResolvedBackend, spec: BackendIR, merged: Merged, around: tuple[Layer, ...], namespace: str
+    ) -> BackendIR | str:
+        """The backend, reached as the policies of its parents say; or why it cannot be.
+
+        A filter or a limit of a parent's policy cannot be run there yet. Leaving it out would open what it closes.
+        `around` are the layers that hold for the backend, `namespace` that of the object which names the parent.
+        """
+        if not resolved.parents or spec.parent is None:
+            return spec
+        parent = resolved.parents[0]
+        layers = self._own_layers(parent)
+        said = self._policies.merge(layers, is_routed=True)
+        idle = [section for layer in layers for section in self._not_on_parents(layer)]
+        if idle:
+            return f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(idle)}"
+        error = "; ".join(said.blockers) or _region_error(parent, said)
+        error = error or (_region_error(parent, merged) if parent.region else "")
+        if error:
+            return error
+        hardened = self._harden(spec.parent, said)
+        if isinstance(hardened, str):
+            return hardened
+        behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
+        if isinstance(behind, str):
+            return behind
+        return replace(spec, parent=behind, parent_dns=self._lookups.of_parent(spec, around, namespace))
+
+    def _weigh(
+        self,
+        resolved: ResolvedBackend,
+        merged: Merged,
+        layers: tuple[Layer, ...],
+        where: Where,
+        weight: int,
+        filters: tuple[Placed, ...],
+        error: str,
+    ) -> WeightedBackend:
+        unknown = self._placement.unknown_extension(layers, resolved.extensions)
+        error = error or (unknown and f"the {unknown} is not supported")
+        error = error or resolved.error or "; ".join(merged.blockers) or _region_error(resolved, merged)
+        spec = self._harden(resolved.spec, merged)
+        if not isinstance(spec, str):
+            named_in = resolved.target[2]
+            if resolved.parent_by and merged.parent is not None:
+                named_in = merged.parent.policy.namespace
+            spec = self._with_parents(resolved, spec, merged, layers, named_in)
+        if isinstance(spec, str):
+            error = error or spec
+        placed: list[Placed] = []
+        try:
+            placed = self._placement.for_backend(layers, where)
+        except FilterNotSupported as unsupported:
+            error = error or str(unsupported)
+        if error or isinstance(spec, str):
+            parent_by = resolved.parent_by if error == resolved.error else ""
+            return WeightedBackend(None, weight, error=error, unknown_extension=unknown, parent_by=parent_by)
+        try:
+            spec = self._certificates.shown_to(spec, where.gateway)
+        except Unresolved as unresolved:
+            return WeightedBackend(None, weight, error=unresolved.message)
+        own = (*resolved.extensions, *placed)
+        error = exposed_by_parent(resolved, merged.parent, own)
+        if error:
+            return WeightedBackend(None, weight, error=error)
+        policy = self._lookups.of_backend(merged.policy, resolved, layers, own)
+        extensions = ordered([*resolved.extensions, *placed, *filters])
+        return WeightedBackend(spec, weight, policy, extensions, parent_by=resolved.parent_by)
+
+    def _not_on_parents(self, layer: Layer) -> Iterable[str]:
+        """What would have to run for each request that is sent through a parent."""
+        for policy in layer.policies:
+            limits = policy.spec.limits
+            if self._placement.runs(policy, layer):
+                yield f"extensions of {policy}"
+            if policy.spec.parent is not None and not policy.spec.parent.direct:
+                yield f"parent of {policy}"
+            if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
+                yield f"limits of {policy}"
+
+    def _harden(self, spec: BackendIR, merged: Merged) -> BackendIR | str:
+        """The backend, and its parent, with the policies' floor for TLS applied; or why that cannot be done."""
+        if not merged.has_tls_floor:
+            return spec
+        parent = self._harden(spec.parent, merged) if spec.parent is not None else None
+        if isinstance(parent, str):
+            return parent
+        tls = spec.tls
+        if tls is None and spec.destination is Destination.DYNAMIC:
+            tls = BackendTlsIR()
+        if tls is None:
+            return replace(spec, parent=parent)
+        key = (tls, merged.min_version, merged.ca_pem, merged.crl_pem, merged.pins)
+        if key not in self._hardened:
+            self._hardened[key] = _harden(tls, merged)
+        made = self._hardened[key]
+        return made if isinstance(made, str) else replace(spec, tls=made, parent=parent)
+
+
+def default_where(listener: ListenerPlan) -> Where:
+    """The names that limits are counted under for what no route matches."""
+    gateway = str(listener.gateway)
+    return Where(gateway, f"{gateway}, no route", f"{gateway}, any destination")
+
+
+def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> Layer:
+    return replace(layer, policies=tuple(map(narrow, layer.policies)), resolver=None)
+
+
+def _without_settings(policy: EgressPolicy) -> EgressPolicy:
+    """The policy as it restricts: those of one level may say different modes, and none lifts what another denies."""
+    spec = policy.spec.model_copy(update={"mode": None, "dns": None, "parent": None, "traffic": None})
+    return policy.model_copy(update={"spec": spec})
+
+
+def _denials_alone(policy: EgressPolicy) -> EgressPolicy:
+    """The policy without what sets or opens something, and without what is for the parent's own connection."""
+    said, addresses = policy.spec, None
+    if said.addresses is not None and said.addresses.only is not None:
+        addresses = Addresses(deny=said.addresses.deny, only=said.addresses.only)
+    elif said.addresses is not None and said.addresses.deny:
+        addresses = Addresses(deny=said.addresses.deny)
+    spec = EgressPolicySpec.model_construct(
+        target_refs=said.target_refs,
+        subjects=said.subjects,
+        destinations=said.destinations,
+        addresses=addresses,
+        intercept=said.intercept,
+    )
+    return policy.model_copy(update={"spec": spec})
+
+
+def _at(resolved: ResolvedBackend, where: Where) -> Where:
+    return Where(where.gateway, where.route, scope_of(resolved.target))
+
+
+def _harden(tls: BackendTlsIR, merged: Merged) -> BackendTlsIR | str:
+    if (merged.ca_pem or merged.crl_pem) and tls.insecure_skip_verify:
+        return "the backend is not verified (insecureSkipVerify), and a policy demands that it is (tls)"
+    ca_pem = common_ca(tls.ca_pem, merged.ca_pem)
+    if merged.ca_pem and not ca_pem:
+        return "the backend's caBundleRef has no CA in common with tls.caBundleRefs of the policies"
+    pins = tls.pins
+    if merged.pins is not None:
+        pins = tuple(sorted(merged.pins.intersection(tls.pins) if tls.pins else merged.pins))
+        if not pins:
+            return "the backend's pins and the tls.pins of the policies have none in common"
+    crl_pem = tls.crl_pem if merged.crl_pem in tls.crl_pem else tls.crl_pem + merged.crl_pem
+    return replace(tls, min_version=max(tls.min_version, merged.min_version), ca_pem=ca_pem, crl_pem=crl_pem, pins=pins)
+
+
+def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:
+    if merged.regions is None or resolved.region in merged.regions:
+        return ""
+    allowed = ", ".join(sorted(merged.regions)) or "none"
+    stands = f"stands in region {resolved.region}" if resolved.region else "says no region"
+    what = "a destination that no route names" if resolved.spec.name == "-" else f"backend {resolved.spec.name}"
+    return f"{what} {stands}; allowed by policy: {allowed}"

@@ -1,0 +1,380 @@
+"""Extensions and HTTPRoute filters, read into one form: ExtensionSpec.
+
+Three ways to ask for a filter, one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
+HTTPRoute rule or backendRef, an entry of a policy's `limits`. The config of each is checked against the schema of its
+type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionSpec without it:
+the filter then refuses every request (it fails closed). A type that nobody knows closes the place (`extension_faults`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from egressproxy.config.compile.extension_faults import ExtensionFaults
+from egressproxy.config.compile.filter_configs import header_changes, redirect, rewrite
+from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key, age_of
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.status.problems import Problems
+from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
+from egressproxy.config.resources.backend import WorkingGroupExtension
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.policy import Extension
+from egressproxy.config.resources.route_filters import HttpFilter
+from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.ir.policy import ExtensionIR, FilterSettings
+from egressproxy.model.fields import VALUE
+from egressproxy.model.secret import SecretBytes
+
+__all__ = [
+    "BACKEND_PHASES",
+    "INJECTOR",
+    "ExtensionCompiler",
+    "FilterNotSupported",
+    "Placed",
+    "ordered",
+    "settings_adapter",
+]
+
+#: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
+BACKEND_PHASES = frozenset({"connect", "backend-request", "backend-response"})
+
+#: What the phases of a client's exchange mean on a Backend: where they run there, and in which turn.
+_OWN_LEG: Final[Mapping[str | None, tuple[str, int]]] = {
+    "request-headers": ("backend-request", -1),
+    "response-headers": ("backend-response", 1),
+}
+
+ROUTE_LEVEL, BACKEND_LEVEL = 1, 2
+
+#: Priority of HTTPRoute filters: before extensions (100), after limits (0).
+ROUTE_FILTER_PRIORITY = 50
+#: CORS before the others: a preflight request carries no credential, and must not be redirected.
+CORS_PRIORITY = 40
+#: ExternalAuth judges what the client has asked for, not what the other filters make of it.
+EXTERNAL_AUTH_PRIORITY = 45
+
+HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
+URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
+CORS = "egressproxy.io/Cors:v1"
+REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
+
+#: The types whose Secret becomes part of a field line, where a line break would start another one.
+INJECTOR = "egressproxy.io/CredentialInjector:"
+
+_DEFAULT_TIMEOUT_S = 5.0
+
+#: For the types of catalogues, which are part of the program: there are few.
+ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
+
+#: What an editor leaves at the end of a Secret; the injector takes it off.
+_SPACE = b" \t\r\n"
+
+
+def settings_adapter(model: type[Any]) -> TypeAdapter[Any]:
+    """What checks the configs of a type: made once, at the first config."""
+    if model not in ADAPTERS:
+        ADAPTERS[model] = TypeAdapter(model)
+    return ADAPTERS[model]
+
+
+class FilterNotSupported(Exception):
+    """An HTTPRoute filter that this build cannot run; the message names it, `index` is its place in the list."""
+
+    index = 0
+
+
+class Placed(NamedTuple):
+    """An ExtensionSpec with what decides its turn among those of equal priority and level."""
+
+    spec: ExtensionIR
+    age: tuple[str, str]
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentPoint:
+    """Where an extension is declared, for its spec: 0 Gateway, 1 Route, 2 Backend; and who shares the instance."""
+
+    level: int
+    scope: str
+
+
+def ordered(placed: Iterable[Placed]) -> tuple[ExtensionIR, ...]:
+    """In running order: turn, priority, level, age of the declaring object, then as written."""
+    turn = sorted(placed, key=lambda p: (p.spec.turn, p.spec.priority, p.spec.level, p.age, p.turn))
+    return tuple(dict.fromkeys(p.spec for p in turn))
+
+
+class ExtensionCompiler:
+    """Turns what was written into ExtensionSpecs; collects what is a load error and which Secrets are missing."""
+
+    def __init__(self, catalog: FilterCatalog, references: References, problems: Problems) -> None:
+        self._catalog = catalog
+        self._references = references
+        self._problems = problems
+        self._valid: dict[tuple[str, str], FilterSettings | None] = {}
+        #: What is wrong with extensions and is told in status, by declaring object.
+        self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
+
+    def extensions(self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint) -> tuple[Placed, ...]:
+        """The `spec.extensions` of a Backend or EgressPolicy. Load errors go to the problems."""
+        made = []
+        for index, extension in enumerate(declared):
+            path = f"spec.extensions[{index}]"
+            spec = self._extension(owner, extension, path, place)
+            if spec is not None:
+                made.append(Placed(spec, age_of(owner), index))
+        return tuple(made)
+
+    def builtin(
+        self,
+        type_name: str,
+        name: str,
+        phase: str,
+        config: Mapping[str, Any],
+        owner: Resource,
+        place: AttachmentPoint,
+        priority: int = 0,
+        index: int = 0,
+    ) -> Placed:
+        """A filter of our own that no `extensions` entry asked for. Raises FilterNotSupported."""
+        found = self._catalog.get(type_name)
+        if found is None or phase not in _phases(found):
+            raise FilterNotSupported(f"{name} needs the filter {type_name} in phase {phase}, which this version lacks")
+        text = _canonical(config)
+        try:
+            settings = self._settings(found, text)
+        except ValidationError as error:
+            raise FilterNotSupported(f"{name}: {_first_error(error)}") from None
+        spec = ExtensionIR(
+            name=name,
+            type=type_name,
+            phase=phase,
+            priority=priority,
+            level=place.level,
+            config=text,
+            scope=place.scope,
+            source=str(owner),
+            folder=_folder(owner),
+            settings=settings,
+        )
+        return Placed(spec, age_of(owner), index)
+
+    def route_filters(
+        self, route: Resource, filters: Sequence[HttpFilter], *, on_backend: bool, port: int, protocol: ListenerProtocol
+    ) -> tuple[Placed, ...]:
+        """The filters of an HTTPRoute rule, or of one of its backendRefs, but mirrors. Raises FilterNotSupported."""
+        place = AttachmentPoint(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
+        request, response = (
+            ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
+        )
+        made = []
+        index = 0
+        try:
+            for index, entry in enumerate(filters):
+                phase, priority = request, ROUTE_FILTER_PRIORITY
+                config: dict[str, Any]
+                if entry.external_auth is not None:
+                    if on_backend:
+                        raise FilterNotSupported(
+                            "filter ExternalAuth on a backendRef is not supported: put it on the rule"
+                        )
+                    continue  # see `external_auth_place`
+                if entry.request_header_modifier is not None:
+                    type_name, config = HEADER_POLICY, {"request": header_changes(entry.request_header_modifier)}
+                elif entry.response_header_modifier is not None:
+                    type_name, config = HEADER_POLICY, {"response": header_changes(entry.response_header_modifier)}
+                    phase = response
+                elif entry.url_rewrite is not None:
+                    type_name, config = URL_REWRITE, rewrite(entry.url_rewrite)
+                elif entry.request_redirect is not None:
+                    type_name, config = REQUEST_REDIRECT, redirect(entry.request_redirect, port, protocol)
+                elif entry.cors is not None:
+                    type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
+                elif entry.request_mirror is not None:
+                    continue  # it changes nothing of the request: `mirrors` reads it
+                else:
+                    ref = entry.extension_ref
+                    named = f" ({ref.kind} {ref.name})" if ref is not None else ""
+                    remedy = (
+                        ": name the route in targetRefs of that policy" if ref and ref.kind == "EgressPolicy" else ""
+                    )
+                    raise FilterNotSupported(f"filter {entry.type}{named} is not supported yet{remedy}")
+                made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))
+        except FilterNotSupported as error:
+            error.index = index
+            raise
+        return tuple(made)
+
+    def external_auth_place(self, route: Resource) -> ExtensionIR:
+        """Where the ExternalAuth filter of a rule runs; what it asks stands beside the rule's extensions."""
+        return ExtensionIR(
+            name="ExternalAuth",
+            type="egressproxy.io/ExternalAuth",
+            phase="request-headers",
+            priority=EXTERNAL_AUTH_PRIORITY,
+            level=ROUTE_LEVEL,
+            timeout_s=0.0,  # it has a time limit of its own
+            source=str(route),
+        )
+
+    def _extension(
+        self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint
+    ) -> ExtensionIR | None:
+        found = self._catalog.get(extension.type)
+        if found is None:
+            return self._unknown(owner, extension, path, place)
+        if found.runs_code and owner.origin.is_from_api:
+            # Who may write an object may not run programs: of the file, not even whether it is there is said.
+            message = f"{found.name} runs a Python file, and an object that was written through the API must not"
+            remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
+            self._problems.add(owner, f"{path}.type", message, remedy)
+            return None
+        phase, turn = self._phase(owner, extension, found, path, place)
+        if not phase:
+            return None
+        raw = extension.settings if isinstance(extension, WorkingGroupExtension) else extension.config
+        raw_name = "rawConfig" if isinstance(extension, WorkingGroupExtension) and extension.raw_config else "config"
+        try:
+            config = settings_adapter(found.config_model).validate_python(raw)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False, include_input=True):
+                loc, on_key = field_path(detail["loc"])
+                # Text is not shown: somebody may have put a credential where its reference belongs.
+                value = detail["input"]
+                written = json.dumps(value) if isinstance(value, bool | int | float) else None
+                message, remedy = explain(detail, found.config_model, loc, written, show=written is not None)
+                where = f"{path}.{path_text((raw_name, *loc))}"
+                on_key = on_key or detail["type"] in UNKNOWN_FIELD
+                remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
+                self._problems.add(owner, where, message, remedy, on_key=on_key)
+            return None
+        text = _canonical(raw)
+        return ExtensionIR(
+            name=extension.label,
+            type=found.name,
+            phase=phase,
+            turn=turn,
+            priority=extension.priority,
+            level=place.level,
+            fail_open=extension.fail_open,
+            pre_auth=extension.pre_auth,
+            timeout_s=extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S,
+            config=text,
+            secrets=self._secrets(owner, found, config, f"{path}.{raw_name}"),
+            scope=place.scope,
+            source=str(owner),
+            folder=_folder(owner),
+            settings=self._settings(found, text),
+        )
+
+    def _unknown(self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint) -> ExtensionIR:
+        """An extension that nobody can run: told in status, and closes its place unless it may fail open."""
+        phase = extension.phase or ("backend-request" if place.level == BACKEND_LEVEL else "request-headers")
+        made = ExtensionIR(
+            name=extension.label,
+            type=extension.type,
+            phase=phase,
+            priority=extension.priority,
+            level=place.level,
+            fail_open=extension.fail_open,
+            scope=place.scope,
+            source=str(owner),
+            is_known=False,
+        )
+        self.faults[owner.key].note_unknown(made, path, self._catalog.names())
+        return made
+
+    def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
+        """The config for whoever serves, one object for equal ones; None for a type whose configs cannot be sent.
+
+        Raises ValidationError.
+        """
+        key = (found.name, text)
+        if key not in self._valid:
+            config = settings_adapter(found.config_model).validate_json(text)
+            self._valid[key] = config if isinstance(config, FilterSettings) else None
+        return self._valid[key]
+
+    def _phase(
+        self, owner: Resource, extension: Extension, found: FilterTypeInfo, path: str, place: AttachmentPoint
+    ) -> tuple[str, int]:
+        """The phase it runs in, and its turn there: as written, or what fits. A phase that cannot be is a problem: "".
+
+        On a Backend the phases are those of its own leg: its request-headers are the head as it goes to this backend.
+        """
+        possible = _phases(found)
+        phase, turn = extension.phase, 0
+        if place.level == BACKEND_LEVEL:
+            possible &= BACKEND_PHASES
+            if phase in _OWN_LEG and _OWN_LEG[phase][0] in possible:
+                return _OWN_LEG[phase]
+            if phase is None and isinstance(extension, WorkingGroupExtension) and "backend-request" in possible:
+                phase = "backend-request"
+        if phase is None and len(possible) == 1:
+            return next(iter(possible)), turn
+        listed = ", ".join(sorted(possible)) or "none"
+        if phase is None:
+            self._problems.add(
+                owner, f"{path}.phase", f"{found.name} runs in more than one phase", f"choose of: {listed}"
+            )
+            return "", turn
+        if phase not in possible:
+            where = " for a backend" if place.level == BACKEND_LEVEL else ""
+            self._problems.add(
+                owner, f"{path}.phase", f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
+            )
+            return "", turn
+        return str(phase), turn
+
+    def _secrets(
+        self, owner: Resource, found: FilterTypeInfo, config: Any, path: str
+    ) -> tuple[tuple[str, SecretBytes], ...]:
+        """The values that a config (whose field is `path`) refers to, those that are there."""
+        secrets = []
+        for ref in found.secret_refs(config):
+            try:
+                value = self._references.secret_value(owner, ref)
+                if found.name.startswith(INJECTOR) and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
+                    # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
+                    where = f"{self._references.namespace_of(owner, ref)}/{ref.name} key {ref.key or '(the only one)'}"
+                    why = "it holds a line break or another control character; store the credential alone, on one line"
+                    raise Unresolved("SecretNotFound", f"a usable value of Secret {where} ({why})")
+            except Unresolved as unresolved:
+                self.faults[owner.key].note_secret(unresolved, f"{path}.secretRef")
+                continue
+            secrets.append((ref.label, value))
+        return tuple(dict.fromkeys(secrets))
+
+
+def _phases(found: FilterTypeInfo) -> frozenset[str]:
+    return frozenset(phase.value for phase in found.phases)
+
+
+def _canonical(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def _folder(owner: Resource) -> str:
+    """Where the relative paths of its configs start; "" for an object that must not read files."""
+    return "" if owner.origin.is_from_api else _parent(owner.origin.file)
+
+
+@lru_cache(maxsize=256)
+def _parent(file: str) -> str:
+    return str(PurePath(file).parent) if file else ""
+
+
+def _first_error(error: ValidationError) -> str:
+    detail = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

@@ -1,0 +1,90 @@
+"""What HTTPRoutes and GRPCRoutes match, as matches of HTTP requests.
+
+Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch.
+
+Nothing carries gRPC yet. GRPCRoutes attach all the same, and keep their hosts and methods: their requests are answered
+with 500, and fall through to nothing that was not meant for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from egressproxy.config.resources.routes import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
+from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
+
+__all__ = ["MAX_PATTERNS", "NO_GRPC", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]
+
+#: Different regular expressions of one route: each may take 64 KiB.
+MAX_PATTERNS = 256
+
+NO_GRPC = "gRPC is not supported yet"
+
+
+def http_match(match: HttpMatch) -> MatchIR:
+    """An HTTPRouteMatch."""
+    headers: dict[str, ValueMatch] = {}
+    for header in match.headers:  # of equal names the first counts (Gateway API, HTTPHeaderMatch.name)
+        name = header.name.lower()
+        headers.setdefault(name, ValueMatch(name, header.value, header.type))
+    query: dict[str, ValueMatch] = {}
+    for parameter in match.query_params:
+        query.setdefault(parameter.name, ValueMatch(parameter.name, parameter.value, parameter.type))
+    return MatchIR(
+        match.path.value, match.path.type, match.method or "", tuple(headers.values()), tuple(query.values())
+    )
+
+
+def http_patterns(match: HttpMatch) -> Iterator[tuple[str, str]]:
+    """The regular expressions of a match, each after the field that it stands in, from the match on."""
+    if match.path.type is PathMatchType.REGEX:
+        yield "path.value", match.path.value
+    yield from _patterns_of("headers", match.headers)
+    yield from _patterns_of("queryParams", match.query_params)
+
+
+def grpc_match(match: GrpcMatch) -> MatchIR:
+    """What a GRPCRouteMatch asks of a request: gRPC is a POST to /service/method (GRPCRouteMatch, GRPCMethodMatch)."""
+    path, path_type = "/", PathMatchType.PREFIX
+    wanted = match.method
+    if wanted is not None:
+        service, method = (wanted.service or "").removeprefix("."), wanted.method or ""
+        if wanted.type is MatchType.REGEX or not service:
+            exactly = wanted.type is not MatchType.REGEX
+            path = "/" + "/".join(
+                (re.escape(part) if exactly else f"(?:{part})") if part else "[^/]+" for part in (service, method)
+            )
+            path_type = PathMatchType.REGEX
+        elif method:
+            path, path_type = f"/{service}/{method}", PathMatchType.EXACT
+        else:
+            path = f"/{service}"
+    headers: dict[str, ValueMatch] = {}
+    for header in match.headers:  # of equal names the first counts (GRPCHeaderMatch.name)
+        name = header.name.lower()
+        headers.setdefault(name, ValueMatch(name, header.value, header.type))
+    return MatchIR(path, path_type, "POST", tuple(headers.values()))
+
+
+def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
+    """The regular expressions of a match, each after the field that it stands in, from the match on.
+
+    Those of service and method each have to be one by themselves, as well as together.
+    """
+    wanted = match.method
+    if wanted is not None and wanted.type is MatchType.REGEX:
+        if wanted.service:
+            yield "method.service", wanted.service
+        if wanted.method:
+            yield "method.method", wanted.method
+    made = grpc_match(match)
+    if made.path_type is PathMatchType.REGEX:
+        yield "method", made.path
+    yield from _patterns_of("headers", match.headers)
+
+
+def _patterns_of(field: str, values: Sequence[HeaderMatch | QueryParamMatch]) -> Iterator[tuple[str, str]]:
+    for index, value in enumerate(values):
+        if value.type is MatchType.REGEX:
+            yield f"{field}[{index}].value", value.value

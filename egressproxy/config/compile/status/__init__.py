@@ -1,0 +1,1 @@
+"""Conditions and warnings of what was compiled."""

@@ -1,0 +1,41 @@
+"""Load errors that only the compiler sees: collected, so that all are shown at once, with their places."""
+
+from __future__ import annotations
+
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.config.resources.meta import Resource
+
+__all__ = ["Problems", "problem_at"]
+
+
+def problem_at(
+    resource: Resource,
+    field_path: str,
+    message: str,
+    remedy: str = "",
+    *,
+    on_key: bool = False,
+    severity: Severity = Severity.ERROR,
+    code: str = "Invalid",
+) -> Problem:
+    """What is to be said of one field of an object that was read (or of its key), with the place if it is known."""
+    line, column = resource.origin.place_of(field_path, key=on_key)
+    return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy, severity, code)
+
+
+class Problems:
+    """Every load error found so far."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[Problem, None] = {}
+
+    def add(self, resource: Resource, field_path: str, message: str, remedy: str = "", *, on_key: bool = False) -> None:
+        """Note what is wrong with one field, or with its key."""
+        self._found[problem_at(resource, field_path, message, remedy, on_key=on_key)] = None
+
+    def raise_if_any(self) -> None:
+        """Raise ConfigError with everything found, in the order of files and lines."""
+        if self._found:
+            raise ConfigError(sorted(self._found, key=lambda p: (p.file, p.line, p.column, p.field_path)))

@@ -1,0 +1,141 @@
+"""Status as Kubernetes shapes it: conditions with reason, message, observedGeneration and the time of their change.
+
+Nothing here decides; the other modules say what is so, and this one writes it down in the standard form.
+Source: Kubernetes API conventions, metav1.Condition; Gateway API RouteStatus, PolicyStatus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from egressproxy.config.compile.interface import CONTROLLER, Key, Status
+
+__all__ = ["Ancestors", "Conditions", "RouteParents", "keep_times"]
+
+#: metav1.Condition.message holds at most 32768 characters.
+MAX_MESSAGE = 32768
+
+
+class Conditions:
+    """The conditions of one object at one place, in the order in which they were first set."""
+
+    __slots__ = ("_conditions", "_generation")
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._conditions: dict[str, dict[str, Any]] = {}
+
+    def set(self, kind: str, holds: bool, reason: str, message: str = "") -> None:
+        """State a condition, or state it anew. `reason` is one CamelCase word, `message` a sentence for people."""
+        self._conditions[kind] = {
+            "type": kind,
+            "status": "True" if holds else "False",
+            "observedGeneration": self._generation,
+            "reason": reason,
+            "message": message[:MAX_MESSAGE],
+        }
+
+    def fail(self, kind: str, reason: str, message: str) -> None:
+        """State that a condition does not hold; what it says already of other faults is kept, each once."""
+        before = self._conditions.get(kind)
+        if before is None or before["status"] == "True":
+            self.set(kind, False, reason, message)
+        elif message not in before["message"]:
+            before["message"] = f"{before['message']}; {message}"[:MAX_MESSAGE]
+
+    def add_note(self, kind: str, message: str) -> None:
+        """Append a sentence to the message of a condition that was set."""
+        condition = self._conditions[kind]
+        before = condition["message"]
+        end = "." if before and not before.endswith((".", ":")) else ""
+        joined = f"{before}{end} {message}".strip()
+        condition["message"] = joined[:MAX_MESSAGE]
+
+    def says(self, kind: str) -> bool:
+        """Whether the condition was set."""
+        return kind in self._conditions
+
+    def holds(self, kind: str) -> bool:
+        """Whether the condition was set and is true."""
+        return self._conditions.get(kind, {}).get("status") == "True"
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """`status.conditions`, without times (see `keep_times`)."""
+        return [dict(condition) for condition in self._conditions.values()]
+
+    def __repr__(self) -> str:
+        stated = ", ".join(f"{kind}={c['status']}/{c['reason']}" for kind, c in self._conditions.items())
+        return f"Conditions({stated})"
+
+
+class RouteParents:
+    """`status.parents[]` of a route: conditions per parentRef."""
+
+    __slots__ = ("_generation", "_parents")
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._parents: list[tuple[dict[str, Any], Conditions]] = []
+
+    def add(self, parent_ref: Mapping[str, Any]) -> Conditions:
+        """Open the conditions of one parentRef, given as it was written."""
+        conditions = Conditions(self._generation)
+        self._parents.append((dict(parent_ref), conditions))
+        return conditions
+
+    def to_status(self) -> Status:
+        return {
+            "parents": [
+                {"parentRef": ref, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
+                for ref, conditions in self._parents
+            ]
+        }
+
+
+class Ancestors:
+    """`status.ancestors[]` of a policy: conditions per target."""
+
+    __slots__ = ("_ancestors", "_generation")
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._ancestors: list[tuple[dict[str, Any], Conditions]] = []
+
+    def add(self, ancestor_ref: Mapping[str, Any]) -> Conditions:
+        """Open the conditions of one ancestor."""
+        conditions = Conditions(self._generation)
+        self._ancestors.append((dict(ancestor_ref), conditions))
+        return conditions
+
+    def to_status(self) -> Status:
+        return {
+            "ancestors": [
+                {"ancestorRef": ref, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
+                for ref, conditions in self._ancestors
+            ]
+        }
+
+
+def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], now: str) -> None:
+    """Give every condition its lastTransitionTime: the old one where the status word did not change, else `now`.
+
+    `now` is RFC 3339 text. Source: Kubernetes API conventions, lastTransitionTime.
+    """
+    for key, status in statuses.items():
+        _keep(status, previous.get(key, {}), now)
+
+
+def _keep(new: Mapping[str, Any], old: Mapping[str, Any], now: str) -> None:
+    before = {c["type"]: c for c in old.get("conditions", ())}
+    for condition in new.get("conditions", ()):
+        same = before.get(condition["type"])
+        unchanged = same is not None and same["status"] == condition["status"]
+        condition["lastTransitionTime"] = same["lastTransitionTime"] if same is not None and unchanged else now
+    for section, identity in (("listeners", "name"), ("parents", "parentRef"), ("ancestors", "ancestorRef")):
+        for part in new.get(section, ()):
+            _keep(part, next(_same_part(old.get(section, ()), identity, part[identity]), {}), now)
+
+
+def _same_part(parts: Any, identity: str, wanted: Any) -> Iterator[Mapping[str, Any]]:
+    return (part for part in parts if part[identity] == wanted)

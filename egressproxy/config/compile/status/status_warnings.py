@@ -1,0 +1,167 @@
+"""Shortcomings: what of a configuration is not served as written, or should be looked at, for `check` and the log.
+
+All of it is taken from status conditions and from what the compiler says of objects without a status; how grave each is
+is decided here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from egressproxy.config.compile.interface import Compiled
+from egressproxy.config.compile.status import supported_features
+from egressproxy.config.compile.status.problems import problem_at
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.reading.problems import Problem, Severity
+from egressproxy.config.resources.meta import Resource
+
+__all__ = ["all_findings", "findings_of", "shortcomings"]
+
+#: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
+_GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
+#: Says nothing that anybody has to mend: requests on the wrong connection are answered with 421.
+_INFORMATION: Final = "OverlappingTLSConfig"
+#: Conditions about what is served as written; all others are about what is not.
+_SERVED: Final = {
+    "Insecure": Severity.WARNING,
+    "InsecureFrontendValidationMode": Severity.WARNING,
+    "egressproxy.io/InvalidCertificate": Severity.WARNING,
+    "Overridden": Severity.NOTE,  # a setting for all, and another for some, is how policies are meant to be written
+}
+#: The same for reasons: protocolOptions are compared, and change nothing of what is sent.
+_SERVED_REASONS: Final = {"UnsupportedProtocolOptions": Severity.WARNING}
+#: What a Gateway says of its listeners, each of which says it itself.
+_OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
+#: A field that a message names as the place of what it says, as those do about rules that are dropped.
+_NAMED: Final = re.compile(r"(spec\.[A-Za-z0-9.\[\]]*[A-Za-z0-9\]]): ")
+
+#: Between what a message says of several such fields.
+_PLACED: Final = re.compile(r"; (?=spec\.)")
+
+
+class _WarnedPart(NamedTuple):
+    """A section of a status: words for it, the field that it answers to, its conditions."""
+
+    words: str
+    field_path: str
+    conditions: list[Mapping[str, Any]]
+
+
+def all_findings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
+    """Everything that `check` and the log say of a configuration that can be put into service, each thing once.
+
+    What the compiler warns of without saying how grave it is counts as not served.
+    """
+    said = [
+        replace(each, severity=Severity.UNSERVED, code="NotServed" if each.code == "Invalid" else each.code)
+        if each.severity is Severity.ERROR
+        else each
+        for each in compiled.warnings
+    ]
+    return list(dict.fromkeys([*said, *shortcomings(resources, compiled)]))
+
+
+def findings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
+    """What of `all_findings` is about one object."""
+    status = compiled.statuses.get(resource.key, {})
+    warned = (each for each in compiled.warnings if each.object == str(resource))
+    return list(dict.fromkeys([*warned, *_of_object(resource, status)]))
+
+
+def shortcomings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
+    """Everything that status says is not as it should be, in the order of the files.
+
+    What several conditions say in the same words is said once.
+    """
+    for resource in resources.objects:
+        status = compiled.statuses.get(resource.key)
+        if status is not None:
+            yield from _of_object(resource, status)
+
+
+def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Problem]:
+    whole = [condition for condition in status.get("conditions", ()) if not _is_well(condition)]
+    parts = [part for part in _parts(resource, status) if part.conditions]
+    own = {condition.get("message", "") for condition in whole}
+    if any(not own & {condition.get("message", "") for condition in part.conditions} for part in parts):
+        whole = [condition for condition in whole if condition["reason"] not in _OF_PARTS]
+    said = {condition["message"] for condition in whole if condition.get("message")}
+    for part in (_WarnedPart("", "", whole), *parts):
+        told = set() if part.words == "" else set(said)
+        for condition in part.conditions:
+            message = condition.get("message", "")
+            if message and message in told:
+                continue
+            told.add(message)
+            text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
+            if _is_as_wished(condition):
+                text, message = "not all of it is served", _without_praise(message)
+            words = f"{part.words}: " if part.words else ""
+            for piece in _PLACED.split(message):
+                named = _NAMED.search(piece)
+                rest = piece.removeprefix(f"{named[1]}: ") if named else piece
+                yield problem_at(
+                    resource,
+                    named[1] if named else part.field_path,
+                    f"{words}{text}{': ' if rest else ''}{rest}",
+                    severity=_SERVED_REASONS.get(condition["reason"])
+                    or _SERVED.get(condition["type"], Severity.UNSERVED),
+                    code=_code(condition, part.conditions),
+                )
+    for condition in status.get("conditions", ()):
+        if _is_well(condition) and supported_features.says_idle(condition.get("message", "")):
+            said_idle = _without_praise(condition["message"])
+            yield problem_at(resource, "", said_idle, severity=Severity.NOTE, code="NothingToApply")
+
+
+def _is_well(condition: Mapping[str, Any]) -> bool:
+    if condition["type"] == _INFORMATION:
+        return True
+    return _is_as_wished(condition) and not supported_features.says_less(condition.get("message", ""))
+
+
+def _without_praise(message: str) -> str:
+    """What a good condition complains of, without the sentence that says how good it is."""
+    praise, _, rest = message.partition(". ")
+    return rest if rest and not supported_features.says_less(praise) else message
+
+
+def _is_as_wished(condition: Mapping[str, Any]) -> bool:
+    return bool((condition["status"] == "True") == (condition["type"] in _GOOD))
+
+
+def _code(condition: Mapping[str, Any], siblings: list[Mapping[str, Any]]) -> str:
+    """The reason, or the one of a sibling that says the same and names it better: `Invalid` says nothing."""
+    if _is_as_wished(condition):
+        return "PartlyServed"  # accepted, and the message says that something written is not done
+    same = (each for each in siblings if each.get("message") == condition.get("message"))
+    return str(next((each["reason"] for each in same if each["reason"] != "Invalid"), condition["reason"]))
+
+
+def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_WarnedPart]:
+    """Listeners, parents and ancestors, with the conditions that are not well."""
+    names = [listener.name for listener in getattr(getattr(resource, "spec", None), "listeners", ())]
+    for listener in status.get("listeners", ()):
+        path = f"spec.listeners[{names.index(listener['name'])}]" if listener["name"] in names else ""
+        yield _WarnedPart(f"listener {listener['name']}", path, _unwell(listener))
+    for section, key, word, field, attribute in (
+        ("parents", "parentRef", "parent", "parentRefs", "parent_refs"),
+        ("ancestors", "ancestorRef", "target", "targetRefs", "target_refs"),
+    ):
+        refs = [_identity(ref) for ref in getattr(getattr(resource, "spec", None), attribute, ())]
+        for part in status.get(section, ()):
+            ref = part[key]
+            wanted = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"))
+            path = f"spec.{field}[{refs.index(wanted)}]" if wanted in refs else ""
+            yield _WarnedPart(f"{word} {ref.get('name', '?')}", path, _unwell(part))
+
+
+def _identity(ref: object) -> tuple[object, ...]:
+    return tuple(getattr(ref, name, None) for name in ("kind", "name", "section_name", "port"))
+
+
+def _unwell(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [condition for condition in part.get("conditions", ()) if not _is_well(condition)]

@@ -1,0 +1,208 @@
+"""Secrets out of raw files, as Kubernetes mounts them, and out of variables of the environment.
+
+A mounted Secret is a folder: a file for each key, which is a symbolic link into a folder that is exchanged as a whole,
+by renaming the link `..data`. So names that start with `..` are none of ours, and links are followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from egressproxy.config.reading.problems import Problem
+from egressproxy.model.secret_source import SecretSource
+
+__all__ = ["MAX_OCTETS", "SecretData", "read_secrets", "secret_folders"]
+
+#: Of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).
+MAX_OCTETS: Final = 1024 * 1024
+#: In one folder: nobody means more.
+MAX_FILES: Final = 1024
+#: That are named as the origin of one.
+MAX_PLACES: Final = 5
+#: The keys of a Secret (v1 Secret, data), and the names of objects and namespaces.
+_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_LABEL: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_NAMES: Final = (("namespace", re.compile(_LABEL)), ("name", re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")))
+#: A mounted Secret that is exchanged while it is read is read again.
+MAX_LOOKS: Final = 5
+_REMEDY: Final = "check that it is there and readable for this user"
+
+
+@dataclass(slots=True)
+class SecretData:
+    """One Secret, its entries by key, and where they are from."""
+
+    namespace: str
+    name: str
+    place: str
+    data: dict[str, bytes] = field(default_factory=dict, repr=False)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> str:
+        """For people: all places, each once, or the folders of many."""
+        places = list(dict.fromkeys(self.origins.values()))
+        if len(places) > MAX_PLACES:
+            places = list(dict.fromkeys(os.path.dirname(place) or place for place in places))
+        more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+        return ", ".join(places[:MAX_PLACES]) + more or self.place
+
+
+def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> list[SecretData]:
+    """What is there; what is wrong with it is added to the problems, and holds no value."""
+    made: dict[tuple[str, str], SecretData] = {}
+    for source in sources:
+        for one in _secrets_of(source, problems):
+            if not _can_be_named(one, problems):
+                continue
+            secret = made.setdefault((one.namespace, one.name), SecretData(one.namespace, one.name, str(one)))
+            for key, value, origin in _entries(one, problems):
+                if key in secret.data:
+                    message = f"key {key} of Secret {one.namespace}/{one.name} is there already, from"
+                    problems.append(_problem(origin, f"{message} {secret.origins[key]}", "keep one of them"))
+                    continue
+                secret.data[key] = value
+                secret.origins[key] = origin
+    for secret in made.values():
+        octets = sum(map(len, secret.data.values()))
+        if octets > MAX_OCTETS:
+            message = f"Secret {secret.namespace}/{secret.name} has more than {MAX_OCTETS} octets"
+            problems.append(_problem(secret.origin, message, "a Secret holds credentials and certificates alone"))
+    return list(made.values())
+
+
+def secret_folders(sources: Iterable[SecretSource]) -> Iterator[Path]:
+    """Every folder whose entries matter, for who watches them; those that are there now."""
+    for source in sources:
+        path = source.path
+        if path is None:
+            continue
+        if not path.is_dir():
+            yield path.parent
+            continue
+        yield path
+        if not source.name:
+            for folder in _folders(path):
+                yield folder
+                yield from _folders(folder)
+
+
+def _secrets_of(source: SecretSource, problems: list[Problem]) -> Iterator[SecretSource]:
+    """The source itself, or one for each Secret below a folder of Secrets."""
+    if source.name or source.path is None:
+        yield source
+        return
+    for folder in _listed(source.path, problems):
+        if not folder.is_dir():
+            message = "this is no folder: a folder of Secrets has one for each Secret, or namespace"
+            problems.append(_problem(str(folder), message, "move it into one, or out of here"))
+        elif inner := list(_folders(folder)):
+            namespace = folder.name
+            yield from (replace(source, namespace=namespace, name=each.name, path=each) for each in inner)
+            for stray in _listed(folder, problems):
+                if not stray.is_dir():
+                    message = f"a file beside the folders of the Secrets of namespace {namespace}"
+                    problems.append(_problem(str(stray), message, "move it into the folder of a Secret"))
+        else:
+            yield replace(source, name=folder.name, path=folder)
+
+
+def _can_be_named(source: SecretSource, problems: list[Problem]) -> bool:
+    for (what, form), name in zip(_NAMES, (source.namespace, source.name), strict=True):
+        if not form.fullmatch(name):
+            remedy = "lower case letters, digits and -, as Kubernetes has them"
+            problems.append(_problem(str(source), f"{name!r} cannot be the {what} of a Secret", remedy))
+            return False
+    return True
+
+
+def _entries(source: SecretSource, problems: list[Problem]) -> Iterator[tuple[str, bytes, str]]:
+    """Key, value and place of each entry."""
+    if source.path is None:
+        yield source.key, source.value.reveal() if source.value is not None else b"", str(source)
+        return
+    if not source.path.is_dir():
+        value = _read(source.path, problems) if _is_key(source.key or source.path.name, source.path, problems) else None
+        if value is not None:
+            yield source.key or source.path.name, value, str(source.path)
+    elif source.key:
+        message = f"this is a folder, and one value is wanted for key {source.key}"
+        problems.append(_problem(str(source.path), message, "name a file, or leave the key out"))
+    else:
+        yield from _of_folder(source.path, problems)
+
+
+def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, str]]:
+    """An entry for each file. Of a mounted Secret all are of one moment: a certificate without its key is none."""
+    before = len(problems)
+    found: list[tuple[str, bytes, str]] = []
+    for _ in range(MAX_LOOKS):
+        mounted = folder / "..data"
+        real = Path(os.path.realpath(mounted)) if mounted.is_dir() else folder
+        del problems[before:]
+        found = []
+        left = MAX_OCTETS
+        for file in _listed(real, problems):
+            value = _read(file, problems) if _is_key(file.name, file, problems) else None
+            if value is not None:
+                found.append((file.name, value, str(folder / file.name)))
+                left -= len(value)
+            if left < 0:
+                break  # too much for a Secret: the rest would only take memory
+        if real == folder or real == Path(os.path.realpath(mounted)):
+            break  # else it was exchanged meanwhile
+    return found
+
+
+def _is_key(key: str, file: Path, problems: list[Problem]) -> bool:
+    if _KEY.fullmatch(key):
+        return True
+    remedy = "letters, digits, -, _ and ., as Kubernetes has them; or say the key: --secret NAME:KEY=PATH"
+    problems.append(_problem(str(file), f"{key!r} cannot be a key of a Secret", remedy))
+    return False
+
+
+def _listed(folder: Path, problems: list[Problem]) -> list[Path]:
+    """What is in a folder, but for what Kubernetes has there for itself."""
+    try:
+        found = sorted(each for each in folder.iterdir() if not each.name.startswith(".."))
+    except OSError as error:
+        problems.append(_problem(str(folder), f"cannot be read: {(error.strerror or '').lower()}", _REMEDY))
+        return []
+    if len(found) > MAX_FILES:
+        problems.append(_problem(str(folder), f"there is more than {MAX_FILES} in this folder", "name another one"))
+        return []
+    return found
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(each for each in folder.iterdir() if not each.name.startswith("..") and each.is_dir())
+    except OSError:
+        return
+
+
+def _read(file: Path, problems: list[Problem]) -> bytes | None:
+    """The octets of a regular file, without one newline at the end, which is the editor's."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold up a reload
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            problems.append(_problem(str(file), "this is no regular file", "move it elsewhere"))
+            return None
+        with open(descriptor, "rb") as opened:
+            data = opened.read(MAX_OCTETS + 2)
+    except OSError as error:
+        problems.append(_problem(str(file), f"cannot be read: {(error.strerror or '').lower()}", _REMEDY))
+        return None
+    return data.removesuffix(b"\r\n") if data.endswith(b"\r\n") else data.removesuffix(b"\n")
+
+
+def _problem(where: str, message: str, remedy: str) -> Problem:
+    return Problem(where, 0, 0, "", "", message, remedy)

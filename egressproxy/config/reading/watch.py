@@ -1,0 +1,185 @@
+"""Watches files and folders of manifests, and says when they have changed. Never reads what is in them.
+
+The Python files beside them count, too: a filter may be in one.
+
+Events of the operating system say when to look; what counts is the fingerprint of these files (which there are,
+with inode, size and time, symbolic links followed). So a temporary file of an editor is no change, the swap of the
+`..data` link of a mounted ConfigMap is one, and where events are lost or not to be had, a look every half second finds
+what they would have said; it is told by the look after that, so that what has an event all the same is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+from watchfiles import Change, awatch
+
+from egressproxy.config.reading.manifests import SUFFIXES, manifest_files
+from egressproxy.config.reading.secret_files import secret_folders
+from egressproxy.model.secret_source import ConfigSource, SecretSource
+
+__all__ = ["changes"]
+
+#: A change has settled when nothing more comes for this long …
+_QUIET_MS = 50
+#: … but a folder that is written to without end is reported after this.
+_PATIENCE_MS = 300
+_LOOK_MS = 500
+
+_FILTERS = ".py"
+
+#: The link to the files of a mounted ConfigMap or Secret, which is replaced where they change.
+_SWAPPED = "..data"
+
+#: (path, device, inode, size, modified in ns) of every file that counts; zeros where there is none.
+_Fingerprint = tuple[tuple[str, int, int, int, int], ...]
+
+
+def changes(sources: Sequence[ConfigSource], stop: asyncio.Event) -> AsyncIterator[None]:
+    """Yield once for every settled change of these files and folders, counted from this call, until `stop` is set.
+
+    A single file is watched through its folder, since replacing it by rename gives it a new inode. Files and folders
+    that are not there are waited for. Changes during the consumer's work are yielded after it. Of Secrets in raw files
+    every file counts.
+    """
+    paths = tuple(source for source in sources if isinstance(source, Path))
+    secrets = tuple(source for source in sources if isinstance(source, SecretSource))
+    return _changes(paths, secrets, stop, _all_fingerprints(paths, secrets))
+
+
+async def _changes(
+    paths: Sequence[Path], secrets: Sequence[SecretSource], stop: asyncio.Event, last: _Fingerprint
+) -> AsyncGenerator[None, None]:
+    is_held = False
+    while not stop.is_set():
+        raw = tuple(secret_folders(secrets))
+        folders = _folders(paths) | _inodes(raw)
+        async with aclosing(_looks(paths, raw, folders, stop)) as looks:
+            async for touched in looks:
+                now = await asyncio.to_thread(_all_fingerprints, paths, secrets)
+                # A look in the moment of a rename finds it before its event does, which is no second change.
+                is_held = now != last and not touched and not is_held
+                if (touched or now != last) and not is_held:
+                    last = now
+                    yield None
+                if _folders(paths) | _inodes(secret_folders(secrets)) != folders:
+                    break  # one was removed or made again: an old watch does not see the new one
+
+
+async def _looks(
+    paths: Sequence[Path], raw: Sequence[Path], folders: dict[str, int], stop: asyncio.Event
+) -> AsyncGenerator[bool, None]:
+    """Yield whenever it is time to look; true if one that counts was certainly written to."""
+    try:
+        watch = awatch(
+            *filter(_is_text, folders),  # the others have the regular look alone
+            watch_filter=_ConfigFiles(paths, raw),
+            debounce=_PATIENCE_MS,
+            step=_QUIET_MS,
+            stop_event=stop,
+            rust_timeout=_LOOK_MS,
+            yield_on_timeout=True,
+            recursive=False,
+        )
+        async with aclosing(watch):
+            async for found in watch:
+                yield any(_counts(path, paths) for _, path in found)
+    except (OSError, RuntimeError, ExceptionGroup):
+        # No such folder any more, no inotify to be had, or, in a group, a name that is no text: look now and then.
+        try:
+            await asyncio.wait_for(stop.wait(), _LOOK_MS / 1000)
+        except TimeoutError:
+            yield False
+
+
+def _is_text(path: str) -> bool:
+    """Whether the library that watches can be given it: it knows names of UTF-8 alone."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class _ConfigFiles:
+    """Lets through what happens in the folders of the paths, and to the folders themselves."""
+
+    def __init__(self, paths: Iterable[Path], raw: Iterable[Path]) -> None:
+        """`raw` are folders of Secrets in raw files."""
+        self._folders = {os.path.abspath(folder) for folder in (*map(_folder, paths), *raw)}
+
+    def __call__(self, change: Change, path: str) -> bool:
+        path = os.path.abspath(path)
+        return path in self._folders or os.path.dirname(path) in self._folders
+
+
+def _counts(path: str, paths: Sequence[Path]) -> bool:
+    name = os.path.basename(path)
+    if name == _SWAPPED or any(name == given.name for given in paths):
+        return True
+    if name.startswith("."):
+        return False
+    return name.endswith(_FILTERS) or (name.endswith(SUFFIXES) and any(given.is_dir() for given in paths))
+
+
+def _folder(path: Path) -> Path:
+    """The folder whose entries matter: the path itself, or that of a single file."""
+    is_file = path.is_file() or (path.suffix in SUFFIXES and not path.is_dir())
+    return path.parent if is_file else path
+
+
+def _folders(paths: Iterable[Path]) -> dict[str, int]:
+    """What to watch, with inodes: the folders, and theirs, where a removed one will come back."""
+    found: dict[str, int] = {}
+    for path in paths:
+        folder = _folder(path)
+        for watched in (folder, Path(os.path.abspath(folder)).parent):
+            try:
+                found[str(watched)] = watched.stat().st_ino
+            except OSError:
+                continue
+    return found
+
+
+def _inodes(folders: Iterable[Path]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for folder in folders:
+        with suppress(OSError):
+            found[str(folder)] = folder.stat().st_ino
+    return found
+
+
+def _all_fingerprints(paths: Iterable[Path], secrets: Iterable[SecretSource]) -> _Fingerprint:
+    """Of manifests and filters; and of everything that is in the folders of Secrets, or is one's single file."""
+    raw = {source.path for source in secrets if source.path is not None}
+    for folder in secret_folders(secrets):
+        if folder.is_dir() and not raw.isdisjoint((folder, *folder.parents)):
+            with suppress(OSError):
+                raw.update(file for file in folder.iterdir() if not file.name.startswith(".."))
+    return _fingerprint(paths) + tuple(_state(file) for file in sorted(raw))
+
+
+def _state(file: Path) -> tuple[str, int, int, int, int]:
+    """Of what it leads to; zeros where there is nothing."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return str(file), 0, 0, 0, 0
+    return str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
+    found: list[tuple[str, int, int, int, int]] = []
+    for path in paths:
+        try:
+            files = manifest_files(path) if path.is_dir() else [path]
+            files += sorted(beside for beside in _folder(path).glob("*" + _FILTERS) if beside.name[0] != ".")
+        except OSError:
+            files = [path]
+        for file in files:
+            found.append(_state(file))
+    return tuple(found)

@@ -1,0 +1,340 @@
+"""YAML text to plain values, with the place of every field. Knows nothing of kinds.
+
+Only PyYAML's parser and composer are used; scalars are read here, because YAML 1.1 is full of traps. Numbers are those
+of JSON (and 0x); timestamps stay text; `22:22` and `0777` stay text, so that a field that wants a number refuses them;
+`no` and `on` are truth values, as Kubernetes reads them, so that a field that wants text refuses them.
+Refused: tags that make objects, keys that stand twice, aliases that multiply, endless nesting, anything but UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+__all__ = ["MAX_FILE_BYTES", "Document", "Fault", "SourceLocation", "read_documents"]
+
+MAX_FILE_BYTES = 16 * 1024 * 1024
+#: A node takes about half a kilobyte while it is read.
+MAX_NODES = 1_000_000
+MAX_DEPTH = 100
+#: How many nodes aliases may add to those that are written.
+MAX_ALIASED_NODES = 100_000
+
+_PREFIX = "tag:yaml.org,2002:"
+_STR, _SEQ, _MAP = _PREFIX + "str", _PREFIX + "seq", _PREFIX + "map"
+_NULL, _BOOL, _INT, _FLOAT = _PREFIX + "null", _PREFIX + "bool", _PREFIX + "int", _PREFIX + "float"
+_TAGS = frozenset((_STR, _SEQ, _MAP, _NULL, _BOOL, _INT, _FLOAT, _PREFIX + "timestamp"))
+
+_WORDS: dict[str, tuple[str, bool | None]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), (_NULL, None)),
+    **{spelling: (_BOOL, True) for word in ("true", "yes", "on") for spelling in (word, word.title(), word.upper())},
+    **{spelling: (_BOOL, False) for word in ("false", "no", "off") for spelling in (word, word.title(), word.upper())},
+}
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,18})|0x[0-9a-fA-F]{1,16}")
+_DECIMAL = re.compile(
+    r"[-+]?(?:\.[0-9]{1,19}|(?:0|[1-9][0-9]{0,18})(?:\.[0-9]{0,19}|(?=[eE])))(?:[eE][-+]?[0-9]{1,2})?"
+)
+_NUMERIC_START = frozenset("-+.0123456789")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """Counted from 1; 0 is the file as a whole."""
+
+    line: int = 0
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is wrong with the text itself."""
+
+    place: SourceLocation
+    message: str
+    remedy: str = ""
+
+
+class Document:
+    """One YAML document, or one item of a list: a plain value, where its parts are written, and what is wrong in it.
+
+    `has_nulls`: somewhere in the file, up to its end, a null is written.
+    """
+
+    __slots__ = ("faults", "has_nulls", "node", "value")
+
+    def __init__(self, node: Node, value: Any, faults: Sequence[Fault] = (), has_nulls: bool = False) -> None:
+        self.node = node
+        self.value = value
+        self.faults = faults
+        self.has_nulls = has_nulls
+
+    @property
+    def place(self) -> SourceLocation:
+        return _place(self.node)
+
+    def item(self, key: str, index: int) -> Document:
+        """The document that stands at `value[key][index]`."""
+        return Document(self._find((key, index))[1], self.value[key][index], (), self.has_nulls)
+
+    def place_of(self, path: Sequence[str | int], *, key: bool = False) -> SourceLocation:
+        """Where the field at this path is written: its value, or its key; if missing, the nearest place above."""
+        key_node, node, _ = self._find(path)
+        return _place(key_node if key and key_node is not None else node)
+
+    def depth_of(self, path: Sequence[str | int]) -> int:
+        """How many steps of the path are really there."""
+        return self._find(path)[2]
+
+    def written(self, path: Sequence[str | int]) -> str | None:
+        """The text of the scalar at this path as it stands in the file, None if it is no scalar or missing."""
+        _, node, depth = self._find(path)
+        return node.value if depth == len(path) and isinstance(node, ScalarNode) else None
+
+    def places(
+        self, path: tuple[str | int, ...]
+    ) -> Iterator[tuple[tuple[str | int, ...], SourceLocation, SourceLocation]]:
+        """The field at this path and all below it: path, place of the value, place of the key (or of the value)."""
+        key_node, node, depth = self._find(path)
+        if depth == len(path):
+            yield from _places(path, key_node, node)
+
+    def _find(self, path: Sequence[str | int]) -> tuple[Node | None, Node, int]:
+        key_node: Node | None = None
+        node = self.node
+        for depth, step in enumerate(path):
+            if isinstance(node, MappingNode):
+                found = [(k, v) for k, v in node.value if k.value == str(step)]
+                if not found:
+                    return key_node, node, depth
+                key_node, node = found[-1]
+            elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
+                key_node, node = None, node.value[step]
+            else:
+                return key_node, node, depth
+        return key_node, node, len(path)
+
+
+def read_documents(data: bytes) -> Iterator[Document | Fault]:
+    """Read the documents of a file one by one, as far as possible; a Fault is what is wrong outside of them.
+
+    A document is best dropped before the next is asked for: nodes are many, and slow the garbage collector down.
+    """
+    text = _decode(data)
+    if isinstance(text, Fault):
+        yield text
+        return
+    try:
+        loader = _Loader(text)
+        while loader.check_node():
+            document = _document(loader, b"&" in data)
+            if document is not None:
+                yield document
+            del document
+    except _Limit as limit:
+        yield limit.fault
+    except yaml.MarkedYAMLError as error:
+        yield _syntax_fault(error, text)
+    except yaml.reader.ReaderError as error:
+        place = SourceLocation(text.count("\n", 0, error.position) + 1, 1)
+        yield Fault(place, "a control character is not possible in YAML", "remove it, or escape it in quotes")
+    except yaml.YAMLError:
+        yield Fault(SourceLocation(), "not YAML", "check the file with a YAML linter")
+
+
+def _document(loader: _Loader, may_have_aliases: bool) -> Document | None:
+    """The next document; None where it is empty, as between two separators."""
+    node = loader.get_node()
+    if node is None:
+        return None
+    if may_have_aliases:
+        _check_aliases(node, loader.nodes)
+    faults: list[Fault] = []
+    value = _value(node, faults)
+    return Document(node, value, faults, loader.has_nulls) if value is not None or faults else None
+
+
+def _decode(data: bytes) -> str | Fault:
+    if len(data) > MAX_FILE_BYTES:
+        size = MAX_FILE_BYTES // (1024 * 1024)
+        return Fault(
+            SourceLocation(), f"the file is larger than {size} MiB", "split it, or remove what does not belong there"
+        )
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return Fault(SourceLocation(1, 1), "the file is not UTF-8 but UTF-16 or UTF-32", "save it as UTF-8")
+    if b"\x00" in data:
+        line = data.count(b"\n", 0, data.index(b"\x00")) + 1
+        return Fault(SourceLocation(line, 1), "the file is binary: it holds a NUL octet", "save it as UTF-8 text")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        return Fault(SourceLocation(line, column), "the file is not UTF-8", "save it as UTF-8")
+
+
+class _Limit(Exception):
+    def __init__(self, node: Node | None, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(_place(node) if node is not None else SourceLocation(1, 1), message, remedy)
+
+
+if TYPE_CHECKING:
+    _Parser = yaml.SafeLoader
+else:
+    _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it
+
+
+class _Loader(_Parser):
+    """Composes nodes, counting them; `resolve` gives scalars the tags of this module rather than those of YAML 1.1."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.nodes = 0
+        self.depth = 0
+        self.has_nulls = False
+
+    def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
+        if kind is ScalarNode:
+            tag = _tag(value) if implicit[0] else _STR
+            if tag is _NULL:
+                self.has_nulls = True
+            return tag
+        return _SEQ if kind is SequenceNode else _MAP
+
+    def descend_resolver(self, current_node: Node | None, current_index: Any) -> None:
+        self.nodes += 1
+        self.depth += 1
+        if self.nodes > MAX_NODES:
+            raise _Limit(current_node, f"more than {MAX_NODES} values in one file", "split the file")
+        if self.depth > MAX_DEPTH:
+            raise _Limit(current_node, f"nested deeper than {MAX_DEPTH} levels", "remove what does not belong there")
+
+    def ascend_resolver(self) -> None:
+        self.depth -= 1
+
+
+def _tag(text: str) -> str:
+    """The tag of a plain scalar."""
+    word = _WORDS.get(text)
+    if word is not None:
+        return word[0]
+    if text[0] in _NUMERIC_START:
+        if _INTEGER.fullmatch(text):
+            return _INT
+        if _DECIMAL.fullmatch(text):
+            return _FLOAT
+    return _STR
+
+
+def _value(node: Node, faults: list[Fault]) -> Any:
+    """The plain value of a node. Faults are collected; a faulty part is read as far as possible."""
+    tag = node.tag
+    if isinstance(node, ScalarNode):
+        if tag == _STR:
+            return node.value
+        return _scalar(node, faults)
+    if tag not in (_SEQ, _MAP):
+        faults.append(_tag_fault(node))
+        return None
+    if isinstance(node, SequenceNode):
+        return [_value(child, faults) for child in node.value]
+    made: dict[str, Any] = {}
+    for key_node, child in node.value:
+        if not isinstance(key_node, ScalarNode):
+            faults.append(Fault(_place(key_node), "a key has to be text", "quote values that start with { or ["))
+            continue
+        key = key_node.value
+        if key in made:
+            first = next(k for k, _ in node.value if k.value == key)
+            faults.append(
+                Fault(
+                    _place(key_node),
+                    f"the key {key} stands twice, first on line {_place(first).line}",
+                    "keep one of them",
+                )
+            )
+        elif key == "<<":
+            faults.append(Fault(_place(key_node), "merge keys are not supported", "write the fields out"))
+        made[key] = _value(child, faults)
+    return made
+
+
+def _scalar(node: ScalarNode, faults: list[Fault]) -> Any:
+    tag, text = node.tag, node.value
+    if tag not in _TAGS:
+        faults.append(_tag_fault(node))
+        return None
+    if tag in (_NULL, _BOOL) and text in _WORDS:
+        return _WORDS[text][1]
+    if tag == _INT and _INTEGER.fullmatch(text):
+        return int(text, 0 if "x" in text else 10)
+    if tag == _FLOAT and _DECIMAL.fullmatch(text):
+        return float(text)
+    return text
+
+
+def _tag_fault(node: Node) -> Fault:
+    # A local tag may be a mistyped secret (`password: !x`), so only the public ones are named.
+    name = f"the tag !!{node.tag.removeprefix(_PREFIX)}" if node.tag.startswith(_PREFIX) else "a tag of your own"
+    return Fault(_place(node), f"{name} is not possible here", "write plain values; quote text that starts with !")
+
+
+def _check_aliases(root: Node, written: int) -> None:
+    """Refuse aliases that contain themselves or multiply (the billion laughs), before anything is built from them."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Node) -> int:
+        if isinstance(node, ScalarNode):
+            return 1
+        known = sizes.get(id(node))
+        if known is not None:
+            if not known:
+                raise _Limit(node, "an alias contains itself", "write the values out")
+            return known
+        sizes[id(node)] = 0
+        total = 1
+        for child in node.value:
+            total += size(child[0]) + size(child[1]) if isinstance(child, tuple) else size(child)
+        if total > written + MAX_ALIASED_NODES:
+            raise _Limit(node, "aliases multiply the file beyond all bounds", "write the values out")
+        sizes[id(node)] = total
+        return total
+
+    size(root)
+
+
+def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
+    mark = error.problem_mark or error.context_mark
+    place = SourceLocation(mark.line + 1, mark.column + 1) if mark is not None else SourceLocation()
+    problem = error.problem or "not YAML"
+    if mark is not None and text[mark.index : mark.index + 1] == "\t":
+        return Fault(place, "a tab stands where YAML takes blanks only", "indent with blanks")
+    if error.context == "while scanning an alias":
+        # What was written is not repeated: it may be a password.
+        return Fault(place, "a plain value cannot start with *", 'quote it, as in "*.example.com"')
+    if "alias" in problem or "anchor" in problem:
+        # The parser names it, and `password: *x` would show the password.
+        return Fault(place, "an alias or anchor that does not fit", "quote text that starts with * or &")
+    return Fault(place, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
+
+
+def _places(
+    path: tuple[str | int, ...], key_node: Node | None, node: Node
+) -> Iterator[tuple[tuple[str | int, ...], SourceLocation, SourceLocation]]:
+    yield path, _place(node), _place(key_node if key_node is not None else node)
+    if isinstance(node, MappingNode):
+        for key, child in node.value:
+            yield from _places((*path, key.value), key, child)
+    elif isinstance(node, SequenceNode):
+        for index, child in enumerate(node.value):
+            yield from _places((*path, index), None, child)
+
+
+def _place(node: Node | None) -> SourceLocation:
+    mark = node.start_mark if node is not None else None
+    return SourceLocation(mark.line + 1, mark.column + 1) if mark is not None else SourceLocation()

@@ -1,0 +1,175 @@
+"""Steps: what header chains and body chains have in common: counters, deadlines, and what a failure becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import iscoroutine
+from typing import Any, TypeVar
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.telemetry.notices import Notices
+
+__all__ = ["DeadlinePassed", "FilterCancelled", "FilterStats", "Step", "settle", "start", "wait"]
+
+R = TypeVar("R")
+
+
+class FilterStats:
+    """Plain counters of one filter in one phase; read by the metrics collector.
+
+    `rejected` counts refusals (Rejected, LimitExceeded, Denied …), `failed` everything that went wrong, deadlines
+    included, which `timed_out` counts once more. A body filter's `runs` are its calls. `source` is the declaring
+    object; `notices` hear of every failure.
+    """
+
+    __slots__ = (
+        "answered",
+        "failed",
+        "name",
+        "notices",
+        "phase",
+        "rejected",
+        "runs",
+        "scope",
+        "source",
+        "timed_out",
+        "type",
+    )
+
+    def __init__(self, spec: ExtensionIR, phase: str, notices: Notices | None = None) -> None:
+        self.name = spec.name
+        self.type = spec.type
+        self.phase = phase
+        self.scope = spec.scope
+        self.source = spec.source
+        self.notices = notices
+        self.runs = 0
+        self.rejected = 0
+        self.answered = 0
+        self.failed = 0
+        self.timed_out = 0
+
+    def fail(self, how: str, *, is_open: bool) -> None:
+        """Count a failure; `how` is a word for it, `is_open`: the exchange goes on without the filter."""
+        self.failed += 1
+        if self.notices is not None:
+            self.notices.failed(self, how, is_open=is_open)
+
+    def __repr__(self) -> str:
+        return (
+            f"FilterStats({self.name}, {self.phase}: {self.runs} runs, {self.rejected} rejected, "
+            f"{self.answered} answered, {self.failed} failed)"
+        )
+
+
+class Step:
+    """One filter in one phase. `mark` is the note that asks for its `complete` ("" where it has none)."""
+
+    __slots__ = ("call", "fail_open", "mark", "name", "source", "spec", "stats", "timeout_s")
+
+    def __init__(self, call: Callable[..., object], spec: ExtensionIR, stats: FilterStats, mark: str) -> None:
+        self.call = call
+        self.spec = spec
+        self.name = spec.name
+        self.source = spec.source
+        self.fail_open = spec.fail_open
+        self.timeout_s = spec.timeout_s or None
+        self.stats = stats
+        self.mark = mark
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {self.stats.phase})"
+
+
+class DeadlinePassed(Exception):
+    """The filter's `timeout` is over."""
+
+
+class FilterCancelled(Exception):
+    """Something inside the filter was cancelled, and the filter let it through."""
+
+
+class FilterExited(Exception):
+    """The filter raised what would end the process (SystemExit, KeyboardInterrupt), or is no Exception otherwise."""
+
+
+def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
+    """Count what a step raised; give it on, or swallow it where it may fail open.
+
+    A refusal (any GatewayError) always goes on, with the declaring object as its rule where it names none. A filter
+    that calls `sys.exit` has failed like any other: one request must not end the process.
+    """
+    if isinstance(error, GatewayError):
+        step.stats.rejected += 1
+        if error.rule == "-":
+            error.rule = step.source
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: no cycle
+    timed_out = isinstance(error, DeadlinePassed)
+    step.stats.fail(type(error).__name__, is_open=may_fail_open)
+    if timed_out:
+        step.stats.timed_out += 1
+    if may_fail_open:
+        return
+    happened = "did not answer in time" if timed_out else "failed"
+    raise GatewayFault(
+        Reason.FILTER_FAILED,
+        f"filter {step.name} {happened}",
+        status=502,
+        rule=step.source,
+        detail=f"filter {step.name}: {type(error).__name__}{_place(step, error)}",
+    ) from None
+
+
+def _place(step: Step, error: BaseException) -> str:
+    """` at FILE:LINE` where the filter's own file was left for good, else where it was raised; never a word of it."""
+    own = getattr(getattr(step.call, "__code__", None), "co_filename", None)
+    found = place = None
+    trace = error.__traceback__
+    while trace is not None:
+        place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        if place[0] == own:
+            found = place
+        trace = trace.tb_next
+    found = found or place
+    return f" at {os.path.basename(found[0])}:{found[1]}" if found is not None else ""
+
+
+async def wait(awaitable: Awaitable[R], timeout_s: float | None) -> R:
+    """Await a filter's result under its deadline. Raises DeadlinePassed, and what the filter raises."""
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            return await awaitable
+    except TimeoutError:
+        if deadline.expired():
+            raise DeadlinePassed from None
+        raise
+    except asyncio.CancelledError:
+        if _is_cancelled_from_outside():
+            raise
+        raise FilterCancelled from None  # the filter cancelled itself: a failure, not a client that left
+    except (Exception, GeneratorExit):  # the latter closes a coroutine
+        raise
+    except BaseException as error:
+        raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
+    finally:
+        del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
+
+
+def _is_cancelled_from_outside() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:
+    """A task of the running loop; a coroutine that it never reached is closed rather than warned about."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    if iscoroutine(waiting):
+        task.add_done_callback(lambda _task: waiting.close())
+    return task

@@ -1,0 +1,1 @@
+"""How an exchange reaches a backend: connectors, retries, session persistence, mirrors, parents."""

@@ -1,0 +1,307 @@
+"""Connector: how one backend is reached, under one set of DNS, address and TLS rules. Says which target an exchange
+goes to, and gives and takes back connections; `opening` makes new ones.
+
+A pool lives as long as its ConnectionSpec is in the configuration, whatever else is reloaded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.chain import HeaderStep
+from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
+from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName, retire
+from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.backends.opener import ConnectionOpener
+from egressproxy.gateway.backends.parent_connect import proxy_authorization
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress
+from egressproxy.ir.policy import AddressAllowance, DnsIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.shares import client_of
+from egressproxy.net.flow_control import peer_address
+from egressproxy.net.timers import Deadline
+from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.upstream.pool import Claim, Pool
+
+__all__ = ["DEFAULT_TLS", "NO_PORTS", "UPSTREAM_LIMITS", "Connector", "UpstreamChannel", "served_ports"]
+
+#: Response heads: 64 KiB and 256 fields.
+UPSTREAM_LIMITS = HeadLimits(max_fields=256)
+DEFAULT_TLS = BackendTlsIR()
+NO_PORTS: Mapping[str, Collection[int]] = MappingProxyType({})
+
+
+class UpstreamChannel(ABC):
+    """Connections of a connector that carry several calls at a time, and are in no pool."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def retire(self) -> None:
+        """As `Connector.retire`."""
+
+    @abstractmethod
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle)."""
+
+
+class Connector:
+    """Gives connections to a backend. One per ConnectionSpec."""
+
+    def __init__(self, spec: ConnectionIR, network: Network, *, is_parent: bool = False) -> None:
+        self.spec = spec
+        self.name = spec.backend.label
+        self.network = network
+        self.parent: Connector | None = None
+        if spec.backend.parent is not None:
+            self.parent = Connector(parent_spec(spec), network, is_parent=True)
+        self.proxy_authorization = proxy_authorization(spec.backend)  # for plain http to the parent
+        self.opener = ConnectionOpener(spec, network, self.parent, is_parent=is_parent)
+        self._max_requests = spec.kept.max_requests
+        self.channel: UpstreamChannel | None = None
+        backend = spec.backend
+        policy = self.opener.address_policy()
+        self.endpoints = policy.open_endpoints(backend.endpoints)  # but for those that a deny closes
+        self._turn = 0
+        first_hop = self.parent.followed_name() if self.parent is not None else None
+        self.targets = Targets(self.name, self.opener.resolver, network.wheel, first_hop)
+        self._find = self.targets.known.get  # on the path of each request to a Dynamic backend
+        self._is_dynamic = backend.destination is Destination.DYNAMIC
+        self._fixed: Target | None = None
+        if backend.destination is Destination.FQDN:
+            self._fixed = self.targets.configured(backend.hostname, backend.port, backend.tls, is_name=True)
+
+    # --- where to ----------------------------------------------------------------------------------------------
+    def target(self, x: Exchange) -> Target:
+        """What this exchange's connection goes to."""
+        if self._fixed is not None:
+            return self._fixed
+        backend = self.spec.backend
+        if self._is_dynamic:
+            authority = x.authority
+            if authority is None:
+                raise GatewayFault(Reason.INTERNAL, "the request names no destination")
+            tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
+            found = self._find((authority.host, authority.port, tls is not None))
+            return found if found is not None else self.targets.named(client_of(x), authority, tls)
+        return self.endpoint_target(self._next_endpoint())
+
+    def endpoint_target(self, endpoint: EndpointAddress) -> Target:
+        """This endpoint of the backend."""
+        return self.targets.configured(str(endpoint.address), endpoint.port, self.spec.backend.tls)
+
+    def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
+        """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else
+        ours. Raises Denied for a target that no parent may be asked for.
+
+        An upgrade goes through a tunnel (RFC 6455 section 4.1): on a connection of the parent's own, who was let in
+        with a 101 could ask a parent that reads on for anything.
+        """
+        if self.parent is None or target.is_secure or x.request.upgrade:
+            return self, target
+        self.opener.judge_for_parent(target)
+        return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
+
+    def tunnel_target(self, x: Exchange) -> DialTarget:
+        """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them, and no pool behind it."""
+        backend = self.spec.backend
+        if backend.destination is Destination.FQDN:
+            return DialTarget(backend.hostname, backend.port)
+        if backend.destination is Destination.DYNAMIC:
+            if x.authority is None:
+                raise GatewayFault(Reason.INTERNAL, "the request names no destination")
+            return DialTarget(x.authority.host, x.authority.port)
+        endpoint = self._next_endpoint()
+        return DialTarget(str(endpoint.address), endpoint.port)
+
+    def host_field(self, x: Exchange, target: Target) -> bytes:
+        """The Host value for this backend, unless the route rewrote it (resources.md, Backend)."""
+        authority = x.authority
+        if self._fixed is not None or authority is None:
+            return target.host_field
+        if (
+            (x.scheme == b"https") is (target.tls is not None)
+            and authority.host == target.host
+            and (authority.port == target.port)
+        ):
+            return target.host_field
+        return authority.host_field(443 if x.scheme == b"https" else 80)
+
+    def _next_endpoint(self) -> EndpointAddress:
+        endpoints = self.endpoints
+        if not endpoints:
+            denied = self.opener.address_policy().denial_of(self.spec.backend.endpoints)
+            if denied is not None:
+                try:
+                    raise denied
+                finally:
+                    del denied  # its traceback holds this frame: no cycle
+            raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
+        self._turn = (self._turn + 1) % len(endpoints)
+        return endpoints[self._turn]
+
+    def followed_name(self) -> FollowedName:
+        """The name that the first hop is dialled by: that of the first of our parents, or our own."""
+        if self.parent is not None:
+            return self.parent.followed_name()
+        return self._fixed.name if self._fixed is not None else UNFOLLOWED
+
+    def has_other_endpoint(self, error: GatewayError) -> bool:
+        """Whether what failed here, before anything of it was sent, may go to the next endpoint."""
+        return error.retry is RetrySafety.SAFE and len(self.endpoints) > 1
+
+    # --- pooled HTTP connections -------------------------------------------------------------------------------
+    def take(self, x: Exchange, target: Target) -> UpstreamConnection | None:
+        """An idle connection, now busy; or None: `acquire`."""
+        is_fresh = self.network.wheel.now < target.name.fresh_until
+        return target.pool.take() if is_fresh or self.may_take(x, target) else None
+
+    def may_take(self, x: Exchange, target: Target) -> bool:
+        """Whether idle connections may be used though the answer of DNS that they stand on has ended; it is asked for
+        again. False: `acquire` waits for it.
+        """
+        return target.name.is_usable(self.opener.first_hop().address_policy(), client_of(x))
+
+    async def catch_up(self, x: Exchange, target: Target) -> None:
+        """Wait for what DNS says by now. A connection to an address that has left takes no further exchange."""
+        await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
+
+    async def acquire(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> UpstreamConnection:
+        """A new connection, or one that becomes free while we wait. Raises UpstreamFault, Denied, LimitExceeded."""
+        pool, name = target.pool, target.name
+        claim: Claim[UpstreamConnection] = Claim(client_of(x))
+        if name.is_overdue:
+            await self.catch_up(x, target)
+        if not name.is_overdue:
+            idle = pool.take() or pool.take_kept(claim)
+            if idle is not None:
+                return idle
+        while not pool.may_open(claim):
+            given = await self._wait(pool, claim)
+            if given is None:
+                break  # the right to open one, counted already
+            if not given.is_lost:
+                return given
+        connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
+        version = name.version
+        try:
+            await self.opener.open(x, target, connect, connection)
+        except BaseException:
+            connection.deadline.close()  # it holds the connection, which nobody else will end
+            pool.lost(claim)
+            raise
+        pool.opened(claim, connection)
+        if connection.is_lost:  # gone between the handshake and here
+            pool.lost(connection)
+            raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+        opened = self.network.opened
+        if not opened.take(claim.client):
+            opened.add(claim.client)
+            connection.retire()  # it is not kept: what one client leaves behind does not use the descriptors up
+        connection.on_lost = partial(self._lost, target, claim.client)
+        name.keep(connection, peer_address(connection.transport), pool, version)
+        if self.spec.kept.max_age_s:
+            connection.age = Deadline(self.network.wheel, partial(retire, connection, pool))
+            connection.age.after(self.spec.kept.max_age_s)
+        return connection
+
+    def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
+        """A connection that was opened for this client is gone."""
+        self.network.opened.give_back(client)
+        target.lost(connection)
+
+    def release(self, target: Target, connection: UpstreamConnection, *, reusable: bool) -> None:
+        """An exchange is over."""
+        connection.finish()
+        if self._max_requests and connection.served >= self._max_requests:
+            connection.close()
+        surplus = target.pool.release(connection, reusable=reusable)
+        if surplus is not None:
+            if reusable:
+                surplus.close()
+            else:
+                surplus.abort()
+        elif connection.is_idle:
+            connection.deadline.after(self.spec.idle_s)
+
+    async def _wait(
+        self, pool: Pool[UpstreamConnection], claim: Claim[UpstreamConnection]
+    ) -> UpstreamConnection | None:
+        """As `Pool.wait`, for the time that there is to connect (as HAProxy's `timeout queue`)."""
+        future = pool.wait(claim, self.network.loop)
+        deadline = Deadline(self.network.wheel, partial(pool.too_late, claim))
+        deadline.after(self.spec.connect_s)
+        try:
+            return await future
+        except BaseException:
+            given = pool.leave(claim)
+            if given is not None:
+                surplus = pool.release(given, reusable=not (given.is_lost or given.is_last))
+                if surplus is not None:
+                    surplus.close()
+            raise
+        finally:
+            deadline.close()
+            del future  # its error's traceback holds this frame: no cycle
+
+    # --- life --------------------------------------------------------------------------------------------------
+    def retire(self) -> None:
+        """The configuration no longer has it: idle connections go now, busy ones when their exchange ends."""
+        self.targets.retire()
+        if self.channel is not None:
+            self.channel.retire()
+        if self.parent is not None:
+            self.parent.retire()
+
+    def lookups(self) -> Iterator[DnsIR]:
+        """How its name is looked up, and those of its parents."""
+        yield self.spec.dns
+        if self.parent is not None:
+            yield from self.parent.lookups()
+
+    @property
+    def is_retired(self) -> bool:
+        return self.targets.is_retired
+
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle), for metrics."""
+        active, idle = self.targets.counts()
+        if self.channel is not None:
+            more_active, more_idle = self.channel.counts()
+            return active + more_active, idle + more_idle
+        return active, idle
+
+    @property
+    def waiting(self) -> int:
+        """Exchanges that wait for a connection, to the backend or its parent, for metrics."""
+        own = self.targets.waiting
+        return own if self.parent is None else own + self.parent.waiting
+
+    def __repr__(self) -> str:
+        return f"Connector({self.name}, {len(self.targets.known)} targets)"
+
+
+def served_ports(backend: BackendIR) -> Mapping[str, Collection[int]]:
+    """By hostname of an Fqdn backend, the ports under which a client of a forward proxy may name it."""
+    if backend.destination is not Destination.FQDN:
+        return NO_PORTS
+    return {backend.hostname: (backend.port, 80) if backend.tls else (backend.port,)}
+
+
+def parent_spec(spec: ConnectionIR) -> ConnectionIR:
+    """The parent is reached under the same rules as the backend behind it, but that its name may lead into the network:
+    an operator wrote it, and such proxies stand inside. Not to this machine, to metadata, nor to what is denied.
+    """
+    parent = spec.backend.parent
+    assert parent is not None
+    addresses = spec.addresses
+    if parent.destination is Destination.FQDN:
+        own = AddressAllowance(hostnames=(parent.hostname,))
+        addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
+    return replace(spec, backend=parent, addresses=addresses, dns=spec.backend.parent_dns or spec.dns)

@@ -1,0 +1,167 @@
+"""Targets: the destinations of one connector, each with its pool. They have bounds, because clients of a forward proxy
+name as many as they like. A DialTarget is what is dialled, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
+from egressproxy.ir.backend import BackendTlsIR
+from egressproxy.model.authority import Authority
+from egressproxy.net.timers import Wheel
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.upstream.pool import Pool
+from egressproxy.upstream.resolver import Resolver
+
+__all__ = ["DialTarget", "Target", "Targets"]
+
+#: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
+#: that one client has named first, those of them.
+MAX_TARGETS = 4096
+MAX_TARGETS_OF_CLIENT = 1024
+#: How many are freed at one time.
+FREED_TARGETS = 64
+Key = tuple[str, int, bool]  # host, port, whether over TLS
+
+
+class DialTarget:
+    """What is dialled, and how."""
+
+    __slots__ = ("host", "name", "port", "tls")
+
+    def __init__(self, host: str, port: int, tls: BackendTlsIR | None = None) -> None:
+        self.host = host
+        self.port = port
+        self.tls = tls
+        self.name: FollowedName = UNFOLLOWED
+
+
+class Target(DialTarget):
+    """One destination of a connector, and the connections to it. `client` has named it first, or "": the operator."""
+
+    __slots__ = ("client", "host_field", "pool")
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: BackendTlsIR | None,
+        pool: Pool[UpstreamConnection],
+        name: FollowedName,
+        client: str = "",
+    ) -> None:
+        super().__init__(host, port, tls)
+        self.pool = pool
+        self.name = name
+        self.client = client
+        self.host_field = Authority(host, port).host_field(443 if tls is not None else 80)
+
+    @property
+    def is_secure(self) -> bool:
+        return self.tls is not None
+
+    @property
+    def key(self) -> Key:
+        return self.host, self.port, self.is_secure
+
+    def lost(self, connection: UpstreamConnection) -> None:
+        """A connection of the pool is gone."""
+        self.name.forget(connection)
+        if connection.age is not None:
+            connection.age.close()
+        self.pool.lost(connection)
+
+    def __repr__(self) -> str:
+        return f"Target({self.host}:{self.port}{', TLS' if self.is_secure else ''}, {self.pool})"
+
+
+class Targets:
+    """The destinations of one connector, each with its pool. `known` is for reading.
+
+    `name` is that of the backend. `first_hop` is what is dialled for all of them where there is a parent: connections
+    are kept to its name.
+    """
+
+    __slots__ = ("_first_hop", "_name", "_of_client", "_resolver", "_wheel", "is_retired", "known")
+
+    def __init__(self, name: str, resolver: Resolver, wheel: Wheel, first_hop: FollowedName | None) -> None:
+        self.known: dict[Key, Target] = {}
+        self._of_client: dict[str, dict[Key, Target]] = {}  # of each client that has named some first
+        self.is_retired = False
+        self._name = name
+        self._resolver = resolver
+        self._wheel = wheel
+        self._first_hop = first_hop
+
+    def configured(self, host: str, port: int, tls: BackendTlsIR | None, *, is_name: bool = False) -> Target:
+        """What the configuration names."""
+        target = self.known.get((host, port, tls is not None))
+        return target if target is not None else self._add(host, port, tls, is_name)
+
+    def named(self, client: str, authority: Authority, tls: BackendTlsIR | None) -> Target:
+        """What this client names as the first. Raises LimitExceeded (503) where it uses too many such, or all do."""
+        own = self._of_client.get(client)
+        if own is not None and len(own) >= MAX_TARGETS_OF_CLIENT:
+            self._forget_unused(own, MAX_TARGETS_OF_CLIENT)
+            if len(own) >= MAX_TARGETS_OF_CLIENT:
+                message = "this client has connections to too many destinations"
+                raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+        if len(self.known) >= MAX_TARGETS:
+            self._forget_unused(self.known, MAX_TARGETS)
+            if len(self.known) >= MAX_TARGETS:
+                message = "there are connections to too many destinations"
+                raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+        target = self._add(authority.host, authority.port, tls, authority.address is None, client)
+        self._of_client.setdefault(client, {})[target.key] = target
+        return target
+
+    def retire(self) -> None:
+        """Idle connections go now, busy ones when their exchange ends."""
+        self.is_retired = True
+        for target in self.known.values():
+            for connection in target.pool.retire():
+                connection.close()
+
+    def counts(self) -> tuple[int, int]:
+        """Connections in pools (active, idle)."""
+        idle = sum(target.pool.idle_count for target in self.known.values())
+        return sum(target.pool.open for target in self.known.values()) - idle, idle
+
+    @property
+    def waiting(self) -> int:
+        """Exchanges that wait for a connection."""
+        return sum(len(target.pool.waiting) for target in self.known.values())
+
+    def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
+        name = self._followed(host, port, is_name)
+        target = self.known[host, port, tls is not None] = Target(host, port, tls, Pool(self._name), name, client)
+        target.pool.is_retired = self.is_retired
+        return target
+
+    def _followed(self, host: str, port: int, is_name: bool) -> FollowedName:
+        """What says whether connections to this destination may be used: behind a parent, the name of that."""
+        if self._first_hop is not None:
+            return self._first_hop
+        return FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
+
+    def _forget_unused(self, targets: Mapping[Key, Target], limit: int) -> None:
+        """Those without a connection; then idle ones, oldest first, until there is room below the limit."""
+        self._forget([key for key, target in targets.items() if target.pool.is_empty])
+        idle = [key for key, target in targets.items() if target.pool.is_all_idle]
+        self._forget(idle[: max(0, len(targets) - limit + FREED_TARGETS)])
+
+    def _forget(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            target = self.known.pop(key)
+            own = self._of_client.get(target.client)
+            if own is not None:
+                del own[key]
+                if not own:
+                    del self._of_client[target.client]
+            for connection in target.pool.retire():
+                connection.close()
+
+    def __repr__(self) -> str:
+        return f"Targets({self._name}, {len(self.known)})"

@@ -1,0 +1,187 @@
+"""FollowedName: a name that connections are kept to, and what DNS says of it while they are used.
+
+A connection outlives the answer that it was dialled by. When that answer has ended, the next request asks again, and
+does not wait for it; one that comes later than GRACE_S waits. A connection to an address that has left the answer, or
+that the address policy refuses by now, takes no further exchange and closes behind the one that it carries. What is
+not used is not asked for: there is no timer. While the servers fail, the resolver's rule for stale answers holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+from egressproxy.errors import Denied, UpstreamFault
+from egressproxy.model.authority import IPAddress
+from egressproxy.net.timers import NEVER, Wheel
+from egressproxy.upstream.address_policy import AddressPolicy
+from egressproxy.upstream.resolver import Resolver
+
+__all__ = ["GRACE_S", "UNFOLLOWED", "Followed", "FollowedName", "Keeper", "retire"]
+
+#: How long an answer that has ended is used while it is asked for again. With the wheel's tick this is within a second.
+GRACE_S = 0.8
+#: An answer with a shorter life (TTL 0, a stale one) is asked for again no sooner.
+LEAST_S = 0.5
+
+
+class Followed(Protocol):
+    """What a name has to know of a connection."""
+
+    def retire(self) -> None:
+        """Take no further exchange, and close behind the one that is carried."""
+
+    def close(self) -> None: ...
+
+
+class Keeper(Protocol):
+    """Where a connection rests between exchanges."""
+
+    def withdraw(self, connection: object) -> bool:
+        """Whether it rested there: it is given to nobody any more."""
+
+
+def retire(connection: Followed, keeper: Keeper | None) -> None:
+    """It is used no more: it closes now if it rests, else behind its exchange."""
+    rests = keeper is not None and keeper.withdraw(connection)
+    connection.retire()
+    if rests:
+        connection.close()
+
+
+class FollowedName:
+    """What one destination was resolved to, until when that holds (on the wheel's clock), and the connections to it.
+
+    `version` counts the answers that some address had left.
+    """
+
+    __slots__ = (
+        "_addresses",
+        "_connections",
+        "_host",
+        "_is_asked",
+        "_port",
+        "_resolver",
+        "_wheel",
+        "fresh_until",
+        "version",
+    )
+
+    def __init__(self, host: str, port: int, resolver: Resolver, wheel: Wheel) -> None:
+        self._host = host
+        self._port = port
+        self._resolver = resolver
+        self._wheel = wheel
+        self._addresses: frozenset[str] = frozenset()
+        self._connections: dict[Followed, tuple[str, Keeper | None]] = {}
+        self._is_asked = False
+        self.fresh_until = NEVER
+        self.version = 0
+
+    # --- connections -------------------------------------------------------------------------------------------
+    def keep(self, connection: Followed, address: str, keeper: Keeper | None, version: int) -> None:
+        """A connection is there; its dial began at this version. `forget` it when it is gone."""
+        if version != self.version and address not in self._addresses:
+            connection.retire()
+        else:
+            self._connections[connection] = address, keeper
+
+    def forget(self, connection: Followed) -> None:
+        self._connections.pop(connection, None)
+
+    # --- answers -----------------------------------------------------------------------------------------------
+    def is_usable(self, policy: AddressPolicy, client: str) -> bool:
+        """Whether connections may be used though the answer has ended. It is asked for again, if nobody has, as a wish
+        of this client.
+        """
+        if not self._connections:
+            return True
+        if not self._is_asked:
+            asked = self._resolver.resolve(self._host, client)
+            if asked.done():
+                self._answered(policy, asked)
+                return not self.is_overdue
+            self._is_asked = True
+            asked.add_done_callback(partial(self._answered, policy))
+        return not self.is_overdue
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the answer has ended so long ago that no connection may be used on it."""
+        return bool(self._connections) and self.fresh_until + GRACE_S <= self._wheel.now
+
+    async def catch_up(self, policy: AddressPolicy, client: str) -> None:
+        """Wait for an answer. Where there is none, no connection is left: who dials is told why."""
+        try:
+            addresses = self._allowed(policy, await self._resolver.resolve(self._host, client))
+        except UpstreamFault as error:
+            error.__traceback__ = None  # frames that hold it: no cycle
+            self._has_none()
+        else:
+            self.learn(addresses)
+
+    def learn(self, addresses: Iterable[IPAddress]) -> None:
+        """These may be dialled at present: connections to others go."""
+        self.fresh_until = self._wheel.now + max(self._resolver.fresh_s(self._host), LEAST_S)
+        known, self._addresses = self._addresses, frozenset(map(str, addresses))
+        if known <= self._addresses:
+            return
+        self.version += 1
+        for connection, (address, keeper) in list(self._connections.items()):
+            if address not in self._addresses:
+                del self._connections[connection]
+                retire(connection, keeper)
+
+    def _answered(self, policy: AddressPolicy, asked: asyncio.Future[tuple[IPAddress, ...]]) -> None:
+        self._is_asked = False
+        if asked.cancelled():
+            return
+        if asked.exception() is None:
+            self.learn(self._allowed(policy, asked.result()))
+        else:
+            self._has_none()
+
+    def _has_none(self) -> None:
+        """The name has no address. Where nobody was asked (too many names are looked up), that is not known."""
+        if self._resolver.fresh_s(self._host):
+            self.learn(())
+
+    def _allowed(self, policy: AddressPolicy, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
+        try:
+            return policy.check(self._host, addresses, self._port)
+        except Denied:
+            return ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._host}, {len(self._connections)} connections)"
+
+
+class _Unfollowed(FollowedName):
+    """For addresses that nobody has resolved."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.fresh_until = NEVER
+        self.version = 0
+
+    def keep(self, connection: Followed, address: str, keeper: Keeper | None, version: int) -> None:
+        pass
+
+    def forget(self, connection: Followed) -> None:
+        pass
+
+    @property
+    def is_overdue(self) -> bool:
+        return False
+
+    def learn(self, addresses: Iterable[IPAddress]) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "UNFOLLOWED"
+
+
+UNFOLLOWED = _Unfollowed()

@@ -1,0 +1,62 @@
+"""Network: what all connectors share."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Callable
+
+from egressproxy.ir.backend import ConnectionIR
+from egressproxy.model.secret import SecretBytes
+from egressproxy.model.shares import Shares, most_of
+from egressproxy.net.descriptors import descriptors
+from egressproxy.net.timers import TimerWheel
+from egressproxy.upstream.dialer import Dialer
+from egressproxy.upstream.own_sockets import NO_SOCKETS
+from egressproxy.upstream.resolver import Resolver
+
+__all__ = ["Network"]
+
+#: Copies for mirrors at once in one process, and octets of their bodies that wait.
+MAX_COPIES = 1024
+MAX_COPIED_OCTETS = 64 * 1024 * 1024
+
+
+class Network:
+    """The loop, the timers, the dialer, resolvers and address policies by their specs.
+
+    `session_key` signs the tokens of session persistence: the same in all workers of a run.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wheel: TimerWheel,
+        count_dns: Callable[[str], None],
+        pseudonym: bytes,
+        session_key: bytes = b"",
+    ) -> None:
+        self.loop = loop
+        self.wheel = wheel
+        self.pseudonym = pseudonym
+        self.session_key = SecretBytes(session_key or secrets.token_bytes(32))
+        self.dialer = Dialer()
+        self._count_dns = count_dns
+        self._resolvers: dict[object, Resolver] = {}
+        self.own = NO_SOCKETS
+        self.opened = Shares(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
+        self.copies = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
+        self.copied_octets = Shares(MAX_COPIED_OCTETS, most_of(MAX_COPIED_OCTETS))  # of those, what waits for a mirror
+
+    def resolver(self, spec: ConnectionIR) -> Resolver:
+        """The resolver for this DNS spec: one cache for all who have the same."""
+        found = self._resolvers.get(spec.dns)
+        if found is None:
+            found = self._resolvers[spec.dns] = Resolver(spec.dns, self._count_dns)
+        return found
+
+    def keep_resolvers(self, specs: set[object]) -> None:
+        """Forget the resolvers whose spec is no longer in use."""
+        for spec in [s for s in self._resolvers if s not in specs]:
+            self._resolvers.pop(spec)

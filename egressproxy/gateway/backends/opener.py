@@ -1,0 +1,236 @@
+"""Opener: opens connections to one backend.
+
+The way of a connection: name → addresses → address policy → connect filters → one of *these* addresses → (the parent's
+CONNECT) → TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+from typing import Protocol
+
+from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.chain import HeaderStep, run
+from egressproxy.gateway.backends.dial_targets import DialTarget, Target
+from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.backends.parent_connect import ParentHandshake, fault_at_parent
+from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
+from egressproxy.ir.backend import Protocol as BackendProtocol
+from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.shares import client_of
+from egressproxy.net.flow_control import peer_name
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.tls import TlsStream, tls_fault
+from egressproxy.net.tls_contexts import HTTP_1_1, client_tls
+from egressproxy.upstream.address_policy import AddressPolicy
+from egressproxy.upstream.dialer import abandon
+
+__all__ = ["OPERATOR", "ConnectionOpener", "Parent"]
+
+#: A stream's protocol is not ours to name.
+NO_ALPN: tuple[str, ...] = ()
+#: Backends whose addresses the configuration names.
+OPERATOR = (Destination.IP, Destination.SERVICE)
+LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
+
+
+class Parent(Protocol):
+    """The connector of a parent: which of its endpoints is next, and how it is reached."""
+
+    opener: ConnectionOpener
+
+    def target(self, x: Exchange) -> Target: ...
+
+
+class ConnectionOpener:
+    """Opens connections to a backend, under one set of DNS, address and TLS rules."""
+
+    __slots__ = ("_is_parent", "_network", "_parent", "_policy", "_policy_own", "_spec", "resolver")
+
+    def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, *, is_parent: bool = False) -> None:
+        """`is_parent`: the backend is a proxy on the way to another, and what fails there says so."""
+        self._is_parent = is_parent
+        self._spec = spec
+        self._network = network
+        self._parent = parent
+        self.resolver = network.resolver(spec)
+        self._policy = AddressPolicy(spec.addresses, network.own)
+        self._policy_own = network.own
+
+    async def open(
+        self,
+        x: Exchange,
+        target: Target,
+        connect: tuple[HeaderStep, ...] | None,
+        protocol: asyncio.Protocol,
+        alpn: tuple[str, ...] = HTTP_1_1,
+    ) -> asyncio.Transport:
+        """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
+        try:
+            parked = await self.park(x, target, connect)
+            if target.tls is None:
+                parked.hand_over(protocol)
+                return parked.transport
+            return await self._handshake(parked, target.tls, target.host, protocol, alpn)
+        except UpstreamFault as error:
+            if not self._is_parent:
+                raise
+            raise fault_at_parent(error, self._spec.backend.name) from None
+
+    async def park(self, x: Exchange, target: DialTarget, connect: tuple[HeaderStep, ...] | None) -> PendingProtocol:
+        """Dial (through a parent, where configured): the connection without any TLS, and what has come on it."""
+        if self._parent is not None:
+            parked = await self._open_through_parent(x, target, connect)
+        else:
+            endpoints = await self._endpoints(x, target, connect)
+            dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._spec.connect_s)
+            try:
+                _, parked, _ = await dial
+            except BaseException:
+                abandon(dial)  # the client may leave in the moment in which the connection is made
+                raise
+            finally:
+                del dial  # its error's traceback holds this frame: no cycle
+            x.upstream = peer_name(parked.transport)
+        if parked.is_lost:
+            raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=RetrySafety.SAFE)
+        return parked
+
+    async def _endpoints(
+        self,
+        x: Exchange,
+        target: DialTarget,
+        connect: tuple[HeaderStep, ...] | None,
+    ) -> list[tuple[IPAddress, int]]:
+        """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
+        policy = self.address_policy()
+        is_named = False  # the client has named an address, about which `destinations` has decided
+        if self._spec.backend.destination in OPERATOR:
+            address = ip_address(target.host)
+            policy.check_operator(address, target.port)
+            addresses: tuple[IPAddress, ...] = (address,)
+        else:
+            literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+            if literal is not None:
+                is_named = True
+                resolved: Sequence[IPAddress] | None = (literal,)
+            else:
+                resolved = self.resolver.cached(target.host)
+                if resolved is None:
+                    resolved = await self.resolver.resolve(target.host, client_of(x))
+            assert resolved is not None
+            addresses = policy.check(target.host, resolved, target.port)
+            target.name.learn(addresses)
+        if policy.reports and not is_named and policy.would_deny(addresses, target.port):
+            x.note_denial(Reason.ADDRESS_DENIED)
+        x.addresses = addresses
+        if connect is not None:
+            outcome = run(connect, x)
+            if outcome is not None and not isinstance(outcome, LocalResponse):
+                outcome = await outcome
+            if outcome is not None:
+                raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
+        return [(address, target.port) for address in addresses]
+
+    async def _open_through_parent(
+        self, x: Exchange, target: DialTarget, connect: tuple[HeaderStep, ...] | None
+    ) -> PendingProtocol:
+        """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6)."""
+        assert self._parent is not None
+        self.judge_for_parent(target)
+        parent_target = self._parent.target(x)
+        handshake = ParentHandshake(Authority(target.host, target.port), self._network.pseudonym, self._spec.backend)
+        transport = await self._parent.opener.open(x, parent_target, connect, handshake)
+        timer = self._network.loop.call_later(self._spec.connect_s or 60.0, handshake.timed_out)
+        try:
+            return await handshake.established
+        except BaseException:
+            transport.abort()
+            raise
+        finally:
+            timer.cancel()
+
+    async def _handshake(
+        self, parked: PendingProtocol, tls: BackendTlsIR, host: str, protocol: asyncio.Protocol, alpn: tuple[str, ...]
+    ) -> asyncio.Transport:
+        done: asyncio.Future[None] = self._network.loop.create_future()
+        waiting = [done]
+
+        def on_handshake(stream: TlsStream, error: Exception | None) -> None:
+            if not waiting or waiting[0].done():
+                return
+            if error is None:
+                waiting[0].set_result(None)
+            else:
+                waiting[0].set_exception(tls_fault(error, RetrySafety.SAFE))
+
+        try:
+            client = client_tls(tls, host, NO_ALPN if self._spec.backend.protocol is BackendProtocol.TCP else alpn)
+        except (ssl.SSLError, ValueError) as error:
+            parked.transport.abort()
+            message = f"the TLS settings of backend {self._spec.backend.name} cannot be used"
+            raise GatewayFault(Reason.BACKEND_INVALID, message, detail=str(error)) from None
+        stream = TlsStream(
+            client.context, server_side=False, server_hostname=client.server_hostname, inner=protocol,
+            on_handshake=on_handshake, verify=client.verify,
+        )  # fmt: skip
+        timer = self._network.loop.call_later(self._spec.tls_handshake_s or 60.0, stream.abort_handshake)
+        try:
+            parked.hand_over(stream)
+            await done
+        except BaseException:
+            parked.transport.abort()
+            raise
+        finally:
+            timer.cancel()
+            waiting.clear()
+            del done  # its error's traceback holds this frame: no cycle
+        return stream
+
+    # --- what may be dialled ------------------------------------------------------------------------------------
+    def address_policy(self) -> AddressPolicy:
+        """The address rules, with the sockets that are ours at this moment."""
+        if self._policy_own is not self._network.own:
+            self._policy = AddressPolicy(self._spec.addresses, self._network.own)
+            self._policy_own = self._network.own
+        return self._policy
+
+    def first_hop(self) -> ConnectionOpener:
+        """Whose addresses are dialled: the first of our parents', or our own."""
+        return self if self._parent is None else self._parent.opener.first_hop()
+
+    def judge_for_parent(self, target: DialTarget) -> None:
+        """A parent resolves names. What is an address, or this machine by its name, is judged here, whoever named it.
+
+        Raises Denied. Source: RFC 6761 section 6.3 (localhost).
+        """
+        policy, host = self.address_policy(), target.host
+        if self._spec.backend.destination in OPERATOR:
+            policy.check_operator(ip_address(host), target.port)
+        elif host == "localhost" or host.endswith(".localhost"):
+            policy.check(host, LOOPBACK, target.port)
+            for address in LOOPBACK:  # which of them the parent takes is its choice
+                policy.check_operator(address, target.port)
+        elif ":" in host or host.rpartition(".")[2].isdigit():  # no name is read so (`model.authority`)
+            policy.check(host, (ip_address(host),), target.port)
+        elif (
+            self._network.own.has_admin_port(target.port)
+            and self._parent is not None
+            and self._parent.opener.may_be_here()
+        ):
+            policy.check_local_parent(host, target.port)
+
+    def may_be_here(self) -> bool:
+        """Whether this backend is on this machine, as far as is known; where nothing is known, it may be."""
+        backend = self._spec.backend
+        if self._parent is not None:
+            return True
+        if backend.destination in OPERATOR:
+            addresses: Iterable[IPAddress] | None = [endpoint.address for endpoint in backend.endpoints]
+        else:
+            addresses = self.resolver.known(backend.hostname)
+        return addresses is None or self._network.own.are_on_this_machine(addresses)

@@ -1,0 +1,159 @@
+"""What is said to an upstream gateway: `ParentHandshake` asks it for a tunnel and waits for its 2xx (RFC 9110 section
+9.3.6), `absolute_form` is the target of a plain request, `proxy_authorization` what either shows to be let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.ir.backend import BackendIR
+from egressproxy.model.authority import Authority
+from egressproxy.model.message import ResponseHead
+from egressproxy.model.secret import SecretBytes
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
+
+__all__ = [
+    "ParentHandshake",
+    "absolute_form",
+    "fault_at_parent",
+    "proxy_authorization",
+    "refused_credentials",
+    "with_field",
+]
+
+
+def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
+    """The field line, with its CRLF in front, that the parent of this backend is shown (RFC 9110 section 11.7.2)."""
+    credentials = backend.parent_credentials
+    if credentials is None:
+        return None
+    return SecretBytes(b"\r\nProxy-Authorization: " + credentials.authorization.reveal())
+
+
+def with_field(message: bytes, line: SecretBytes) -> bytes:
+    """A whole request head with this field line at its end."""
+    return message[:-4] + line.reveal() + b"\r\n\r\n"
+
+
+def parent_name(backend: BackendIR) -> str:
+    """The namespace/name of the Backend that this one is reached through; "-": none."""
+    return backend.parent.name if backend.parent is not None else "-"
+
+
+def fault_at_parent(error: UpstreamFault, parent: str) -> UpstreamFault:
+    """The same, with the name of the parent proxy that could not be reached: else the destination would be blamed.
+
+    A parent behind it that has failed is named already.
+    """
+    if "parent proxy " in error.message:
+        return error
+    return UpstreamFault(
+        error.reason, f"{error.message} (parent proxy {parent})", status=error.status, rule=error.rule,
+        remedy=error.remedy, detail=f"parent proxy {parent}: {error.detail or error.message}", retry=error.retry,
+        retry_after_s=error.retry_after_s, close=error.close,
+    )  # fmt: skip
+
+
+def refused_credentials(backend: BackendIR) -> UpstreamFault:
+    """The parent of this backend has answered 407: what an operator has to configure.
+
+    Its Proxy-Authenticate is meant for us; the codec has taken it out, so that no client sees it.
+    """
+    parent = parent_name(backend)
+    credentials = backend.parent_credentials
+    if credentials is None:
+        message = f"the parent proxy {parent} asks for credentials, and none are configured for it"
+        remedy = "name a Secret with username and password in parent.credentialsRef, where this parent is named"
+        detail = "it was shown no credentials"
+    else:
+        message = f"the parent proxy {parent} does not accept the credentials of parent.credentialsRef"
+        remedy = f"correct username and password in {credentials.source}, or have that proxy take Basic"
+        detail = f"it was shown those of {credentials.source} (Basic, the only scheme there is here)"
+    return UpstreamFault(Reason.PARENT_AUTH, message, remedy=remedy, detail=detail)
+
+
+def absolute_form(authority: bytes, path: bytes) -> bytes:
+    """The request target of plain http to a parent, which connects to whatever stands there.
+
+    `authority` is that of the backend (`Target.host_field`), never what a client, a route or a filter says in Host; the
+    request's Host has to be the same, for a proxy ignores it (RFC 9112 section 3.2.2). A path cannot add to it, and is
+    left out of a question about the whole server (section 3.2.4).
+    """
+    if path == b"*":
+        return b"http://" + authority
+    return b"http://%b%b" % (authority, path) if path.startswith(b"/") else b"http://%b/%b" % (authority, path)
+
+
+class ParentHandshake(asyncio.Protocol):
+    """Sends CONNECT when the transport is there. `established` gives the transport, parked behind the 2xx head: what
+    comes, or ends, before anybody has looked is kept.
+
+    Content-Length and Transfer-Encoding of that head mean nothing. A 407, or 401, is for our configuration, and never
+    reaches a client.
+    """
+
+    def __init__(self, authority: Authority, pseudonym: bytes, backend: BackendIR) -> None:
+        """`backend` is what is reached through the parent, and says what that is shown."""
+        self._authority = authority
+        self._backend = backend
+        self._pseudonym = pseudonym
+        self._reader = ResponseReader(HeadLimits())
+        self._reader.expect(b"CONNECT")
+        self.established: asyncio.Future[PendingProtocol] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        target = str(self._authority).encode()
+        shown = proxy_authorization(self._backend)
+        line = shown.reveal() if shown is not None else b""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(
+            b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nVia: 1.1 %b%b\r\n\r\n" % (target, target, self._pseudonym, line)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self.established.done():
+            return
+        try:
+            self._reader.feed(data)
+            event = self._reader.next()
+            while isinstance(event, ResponseHead) and event.is_interim:
+                event = self._reader.next()
+            if isinstance(event, ResponseHead):
+                self._answered(event)
+        except GatewayError as error:
+            self._fail(error)
+
+    def eof_received(self) -> bool:
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
+
+    def timed_out(self) -> None:
+        self._fail(UpstreamFault(Reason.CONNECT_TIMEOUT, f"{self._named()} did not answer in time", status=504))
+
+    def _answered(self, head: ResponseHead) -> None:
+        if 200 <= head.status < 300:
+            parked = PendingProtocol()
+            parked.connection_made(self._transport)
+            self._transport.set_protocol(parked)
+            rest = self._reader.take_rest()
+            if rest:
+                parked.data_received(rest)
+            self.established.set_result(parked)
+        elif head.status in (401, 407):  # tinyproxy says 401 of a password that is wrong
+            self._fail(refused_credentials(self._backend))
+        else:
+            self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} answered {head.status}"))
+
+    def _named(self) -> str:
+        return f"the parent proxy {parent_name(self._backend)}"
+
+    def _fail(self, error: GatewayError) -> None:
+        if not self.established.done():
+            self.established.set_exception(error)
+            self.established.exception()  # whoever waits sees it; nobody may be there any more

@@ -1,0 +1,117 @@
+"""ReplayedBody: a request body that can be sent again, for as long as it is short.
+
+It stands between whoever reads the body (the client's connection, or a body filter) and the backend of the present
+attempt. The first octets are kept; where there are more than `limit`, nothing is kept any more and the attempt under
+way is the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from egressproxy.model.message import BodyLength
+from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.net.pieces import Pieces
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+
+__all__ = ["REPLAY_LIMIT", "ReplayableBody"]
+
+#: Octets of a streamed body that are kept for another attempt.
+REPLAY_LIMIT = 64 * 1024
+
+Start = Callable[[BodySink], Reads | None]
+
+
+class ReplayableBody:
+    """A sink that keeps and hands on; for the backend it is the source.
+
+    `length` is what the head says of the body. `start` is called once, when the first backend is there: it sets the
+    real source going, into the sink that it is given, and gives it back. `limit` is how many octets are kept.
+    """
+
+    __slots__ = (
+        "_kept", "_limit", "_octets", "_source", "_start", "_target", "_trailers", "has_begun", "is_kept", "length"
+    )  # fmt: skip
+
+    def __init__(self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT) -> None:
+        self.length = length
+        self.has_begun = False  # the client has sent some of it
+        self.is_kept = True  # all that has come is here: it can be sent again
+        self._start: Start | None = start
+        self._source: Reads | None = None  # not started yet, or whole
+        self._limit = limit
+        self._target: UpstreamConnection | None = None
+        self._kept = Pieces()
+        self._octets = 0
+        self._trailers: bytes | None = None  # None: more may come
+
+    @classmethod
+    def whole(cls, body: bytes) -> ReplayableBody:
+        """A body that was collected before."""
+
+        def start(sink: BodySink) -> None:
+            if body:
+                sink.send_body(body)
+            sink.end_body(b"")
+
+        return cls(len(body), start, len(body))
+
+    # --- for the attempts ----------------------------------------------------------------------------------------
+    def send_to(self, upstream: UpstreamConnection, sink: BodySink) -> None:
+        """What has come goes there, and what comes from now on. `sink` hands on to us what the source gives it: we
+        ourselves, or somebody who takes copies.
+        """
+        self._target = upstream
+        for piece in self._kept:
+            upstream.send_body(piece)
+        if self._trailers is not None:
+            upstream.end_body(self._trailers)
+            return
+        self._forget_if_long()
+        upstream.feed_from(self)
+        start, self._start = self._start, None
+        if start is not None:
+            self._source = start(sink)
+        if upstream.is_write_blocked:
+            self.pause_reading()
+        else:
+            self.resume_reading()
+
+    def detach(self) -> None:
+        """The attempt has failed: what comes until the next one is kept, and the client is made to wait."""
+        self._target = None
+        if self._trailers is None:
+            self.pause_reading()
+
+    # --- Reads: the backend's connection asks ----------------------------------------------------------------------
+    def pause_reading(self) -> None:
+        if self._source is not None:
+            self._source.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._source is not None:
+            self._source.resume_reading()
+
+    # --- BodySink: the source gives --------------------------------------------------------------------------------
+    def send_body(self, data: bytes) -> None:
+        self.has_begun = True
+        if self.is_kept:
+            self._kept.append(data)
+            self._octets += len(data)
+        if self._target is not None:
+            self._target.send_body(data)
+            self._forget_if_long()
+
+    def end_body(self, trailers: bytes) -> None:
+        self.has_begun = True
+        self._trailers = trailers
+        if self._target is not None:
+            self._target.end_body(trailers)
+
+    def _forget_if_long(self) -> None:
+        if self._octets > self._limit:
+            self.is_kept = False
+            self._kept = Pieces()
+
+    def __repr__(self) -> str:
+        return f"ReplayedBody({self._octets} octets, {'kept' if self.is_kept else 'not kept'})"

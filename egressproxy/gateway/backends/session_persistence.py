@@ -1,0 +1,168 @@
+"""Session persistence: a client comes back to the backend, and to the endpoint, that served it before.
+
+What the client holds is a token: when the session began, when it was last renewed, and a keyed digest of the endpoint,
+under a keyed digest of all. It shows no address, cannot be made up, and is good for one rule alone. All workers of a
+run have one key, and nothing is kept here: a token is looked up among the endpoints that the configuration has.
+Sources: GEP-1619; RFC 6265 (cookies).
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import struct
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from itertools import islice
+
+from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.snapshot import RouteBackend
+from egressproxy.ir.backend import EndpointAddress
+from egressproxy.ir.route import SessionIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["PersistentSessions", "Session"]
+
+#: Began, renewed (milliseconds since 1970), endpoint, digest.
+_TOKEN = struct.Struct(">QQ12s16s")
+_SIGNED = 28
+_TOKEN_TEXT = 59  # in base64 without padding
+#: Cookies of our name that are looked at: a browser may hold one for each path.
+MAX_COOKIES = 4
+#: A session that may not be idle for long is renewed at every so many parts of that time.
+RENEWALS = 10
+#: What may stand in the Path of a cookie (RFC 6265 section 4.1.1).
+_PATH = re.compile(rb"/[!-:<-~]*")
+
+
+class Session:
+    """A valid token: the choice and the endpoint (None where a backend has none of its own)."""
+
+    __slots__ = ("began_ms", "choice", "endpoint", "place", "renewed_ms")
+
+    def __init__(
+        self, began_ms: int, renewed_ms: int, place: bytes, choice: RouteBackend, endpoint: EndpointAddress | None
+    ) -> None:
+        self.began_ms = began_ms
+        self.renewed_ms = renewed_ms
+        self.place = place
+        self.choice = choice
+        self.endpoint = endpoint
+
+    def target(self, x: Exchange) -> Target:
+        connector = self.choice.connector
+        assert connector is not None
+        return connector.target(x) if self.endpoint is None else connector.endpoint_target(self.endpoint)
+
+    def __repr__(self) -> str:
+        return f"Session({self.choice})"
+
+
+class PersistentSessions:
+    """The session persistence of one rule, over all its choices, those of weight 0 included."""
+
+    __slots__ = ("_cookie", "_key", "_name", "_names", "_places", "_spec")
+
+    def __init__(self, spec: SessionIR, key: SecretBytes, choices: Sequence[RouteBackend]) -> None:
+        self._spec = spec
+        self._key = key
+        self._name = spec.name.encode()
+        self._cookie = re.compile(
+            rb"(?:^|[;,])[ \t]*%s=\"?([A-Za-z0-9_-]{%d})\"?[ \t]*(?=[;,]|$)" % (re.escape(self._name), _TOKEN_TEXT)
+        )
+        #: Endpoints by their digest, and the other way round.
+        self._places: dict[bytes, tuple[RouteBackend, EndpointAddress | None]] = {}
+        self._names: dict[tuple[RouteBackend, str, int], bytes] = {}
+        for choice in choices:
+            if choice.connector is None:
+                continue
+            backend = choice.connector.spec.backend
+            name = f"{backend.kind} {backend.name} {backend.port}"  # backends of several groups may have one name
+            endpoints: Sequence[EndpointAddress | None] = choice.connector.endpoints or (None,)
+            for endpoint in endpoints:
+                host, port = (str(endpoint.address), endpoint.port) if endpoint is not None else ("", 0)
+                place = self._digest(b"endpoint", f"{name} {host} {port}".encode())[:12]
+                self._places.setdefault(place, (choice, endpoint))
+                self._names[choice, host, port] = place
+
+    @property
+    def shown_as(self) -> str:
+        return f"the {'field' if self._spec.is_header else 'cookie'} {self._spec.name}"
+
+    # --- the request -----------------------------------------------------------------------------------------------
+    def find(self, x: Exchange) -> Session | None:
+        """The session that the client shows; None if it shows none that is good here and now."""
+        for token in self._shown(x):
+            session = self._read(token)
+            if session is not None:
+                return session
+        return None
+
+    def _shown(self, x: Exchange) -> list[bytes]:
+        fields = x.request.fields
+        if self._spec.is_header:
+            token = fields.get(self._name.lower())
+            return [token] if token is not None and len(token) == _TOKEN_TEXT else []
+        found: list[bytes] = []
+        for line in fields.get_all(b"cookie"):
+            found += [match[1] for match in islice(self._cookie.finditer(line), MAX_COOKIES - len(found))]
+        return found
+
+    def _read(self, text: bytes) -> Session | None:
+        try:
+            token = urlsafe_b64decode(text + b"=")
+            began_ms, renewed_ms, place, digest = _TOKEN.unpack(token)
+        except (ValueError, struct.error):
+            return None
+        if not hmac.compare_digest(digest, self._digest(b"token", token[:_SIGNED])):
+            return None
+        now_ms, spec = _now_ms(), self._spec
+        if spec.absolute_s and now_ms >= began_ms + spec.absolute_s * 1000:
+            return None
+        if spec.idle_s and now_ms >= renewed_ms + spec.idle_s * 1000:
+            return None
+        found = self._places.get(place)
+        return Session(began_ms, renewed_ms, place, *found) if found is not None else None
+
+    # --- the response ----------------------------------------------------------------------------------------------
+    def keep(self, x: Exchange, session: Session | None, choice: RouteBackend, target: Target) -> None:
+        """Tell the client, in `x.response`, what it has to show from now on; nothing where it does so already."""
+        assert choice.connector is not None
+        has_endpoints = bool(choice.connector.endpoints)
+        place = self._names[(choice, target.host, target.port) if has_endpoints else (choice, "", 0)]
+        now_ms, spec = _now_ms(), self._spec
+        if session is None or session.place != place:
+            began_ms = now_ms
+        elif spec.idle_s and now_ms >= session.renewed_ms + spec.idle_s * 1000 / RENEWALS:
+            began_ms = session.began_ms
+        else:
+            return
+        said = _TOKEN.pack(began_ms, now_ms, place, b"")[:_SIGNED]
+        token = urlsafe_b64encode(said + self._digest(b"token", said)).rstrip(b"=")
+        if spec.is_header:
+            x.response.fields.set(self._name.lower(), token)
+            return
+        cookie = b"%b=%b; Path=%b; HttpOnly; SameSite=Lax" % (self._name, token, self._path(x))
+        if x.scheme == b"https":
+            cookie += b"; Secure"
+        if spec.is_permanent and spec.absolute_s:
+            cookie += b"; Max-Age=%d" % max(1, (began_ms + spec.absolute_s * 1000 - now_ms) // 1000)
+        x.response.fields.add(b"Set-Cookie", cookie)
+
+    def _path(self, x: Exchange) -> bytes:
+        """The path that the rule matched, as far as a cookie can say it (GEP-1619, cookie attributes)."""
+        path = x.path_prefix or self._spec.path.encode() or x.path
+        return (path.rstrip(b"/") or b"/") if _PATH.fullmatch(path) else b"/"
+
+    def _digest(self, purpose: bytes, message: bytes) -> bytes:
+        text = b"%b\0%b\0%b" % (purpose, self._spec.scope.encode(), message)
+        return hmac.digest(self._key.reveal(), text, "sha256")[:16]
+
+    def __repr__(self) -> str:
+        return f"Sessions({self._spec.name}, {len(self._places)} endpoints)"
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,129 @@
+"""BodyFilter: a body chain between the connection that reads a body and the one that sends it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.filters.body import BodyChain
+from egressproxy.model.exchange import Exchange
+from egressproxy.net.driver import Driver
+from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.net.pieces import Pieces
+
+__all__ = ["BodyFilter", "Collector"]
+
+
+class BodyFilter:
+    """A sink that filters and hands on; for the sink it is the source.
+
+    The real source is paused while a filter waits, and while the sink is full. What still comes meanwhile is kept in
+    order.
+    """
+
+    __slots__ = ("_chain", "_driver", "_is_sink_full", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
+
+    def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, driver: Driver) -> None:
+        self._x = x
+        self._chain = chain
+        self._sink = sink
+        self._source = source
+        self._driver = driver
+        self._task: asyncio.Task[bytes] | None = None
+        self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
+        self._is_sink_full = False
+        self.is_over = False
+
+    def pause_reading(self) -> None:
+        self._is_sink_full = True
+        self._source.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_sink_full = False
+        if self._task is None:
+            self._source.resume_reading()
+
+    def send_body(self, data: bytes) -> None:
+        self._take(data, None)
+
+    def end_body(self, trailers: bytes) -> None:
+        self._take(b"", trailers)
+
+    def cancel(self) -> None:
+        """The exchange has ended before the body."""
+        self.is_over = True
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _take(self, data: bytes, trailers: bytes | None) -> None:
+        if self.is_over:
+            return
+        if self._task is not None:
+            self._waiting.append((data, trailers))
+            return
+        try:
+            outcome = self._chain.feed(self._x, data, trailers is not None)
+        except GatewayError as error:
+            self._fail(error)
+            return
+        if isinstance(outcome, bytes):
+            self._hand_on(outcome, trailers)
+            return
+        self._task = outcome
+        self._source.pause_reading()
+        outcome.add_done_callback(lambda task: self._done(task, trailers))
+
+    def _done(self, task: asyncio.Task[bytes], trailers: bytes | None) -> None:
+        if self._task is not task:
+            if not task.cancelled():
+                task.exception()  # seen, and too late to matter
+            return
+        self._task = None
+        if task.cancelled():
+            self._fail(GatewayFault(Reason.FILTER_FAILED, "a body filter was cancelled", status=502))
+            return
+        error = task.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        self._hand_on(task.result(), trailers)
+        while self._waiting and self._task is None and not self.is_over:
+            self._take(*self._waiting.pop(0))
+        if self._task is None and not self._is_sink_full:
+            self._source.resume_reading()
+
+    def _hand_on(self, data: bytes, trailers: bytes | None) -> None:
+        if data:
+            self._sink.send_body(data)
+        if trailers is not None:
+            self.is_over = True
+            self._sink.end_body(b"")  # trailers went past no filter: they end here
+            self._driver.resume()
+
+    def _fail(self, error: BaseException) -> None:
+        self.cancel()
+        self._driver.throw(error)
+
+
+class Collector:
+    """A sink that keeps a whole (filtered) body; the filters that asked for it bound its size."""
+
+    __slots__ = ("_driver", "_parts", "is_whole")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._parts = Pieces()
+        self.is_whole = False
+
+    @property
+    def body(self) -> bytes:
+        return self._parts.joined()
+
+    def send_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def end_body(self, trailers: bytes) -> None:
+        self.is_whole = True
+        self._driver.resume()

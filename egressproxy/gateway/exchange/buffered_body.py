@@ -1,0 +1,73 @@
+"""HeldRequest: a request that waits while somebody else is asked about it.
+
+A filter of the request-headers phase may have its body then, before a backend is chosen; it goes on as it was
+collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.model.message import RequestHead
+from egressproxy.net.pieces import Pieces
+from egressproxy.protocols.http1.downstream import DownstreamConnection
+from egressproxy.protocols.http1.writer import CONTINUE
+
+__all__ = ["HELD", "BufferedRequest", "invite_body"]
+
+#: The note of the exchange under which the conductor leaves it, for rules that ask somebody.
+HELD = "held request"
+
+
+class BufferedRequest:
+    """`body` is None until it is taken."""
+
+    __slots__ = ("_client", "_head", "_parts", "_whole", "body")
+
+    def __init__(self, client: DownstreamConnection, head: RequestHead) -> None:
+        self._client = client
+        self._head = head
+        self._parts = Pieces()
+        self._whole: asyncio.Future[None] | None = None
+        self.body: bytes | None = None
+
+    def local_address(self) -> tuple[str, int]:
+        """Where the client has connected to; ("", 0) if that is no address."""
+        name = self._client.transport.get_extra_info("sockname")
+        return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) > 1 else ("", 0)
+
+    async def take_body(self, limit: int) -> bytes:
+        """The whole body, as long as it has at most `limit` octets: LimitExceeded (413) is what ends the exchange else.
+
+        For a task: a client that leaves, or sends too much, cancels it.
+        """
+        head, client = self._head, self._client
+        if head.body > limit:
+            message = f"the request body is longer than the {limit} octets that are shown to the authorization server"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
+        if head.body != 0:
+            self._whole = asyncio.get_running_loop().create_future()
+            client.body_limit = limit
+            invite_body(client, head)
+            client.send_request_body_to(self)
+            await self._whole
+        self.body = self._parts.joined()
+        self._parts.clear()
+        return self.body
+
+    # --- a sink --------------------------------------------------------------------------------------------------
+    def send_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def end_body(self, trailers: bytes) -> None:
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_result(None)
+
+
+def invite_body(client: DownstreamConnection, head: RequestHead) -> None:
+    """Ask for the body ourselves, where the client waits to be asked (RFC 9110 section 10.1.1)."""
+    if head.expect_continue:
+        head.expect_continue = False
+        head.fields.remove(b"expect")
+        client.send(CONTINUE)

@@ -1,0 +1,258 @@
+"""Tunnels: CONNECT, upgraded connections, and TLS or TCP listeners, from the decision to the last octet.
+
+In a tunnel to port 80 the first octets decide what it is, since clients tunnel both there: TLS goes by a TLSRoute or
+the policy, HTTP is read, and each request goes by the HTTPRoutes or the policy.
+
+Source: RFC 9110 section 9.3.6.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.filters.chain import Outcome, run
+from egressproxy.gateway.exchange.admission import (
+    HTTP_PORT,
+    connect_not_served,
+    default_route,
+    enforce,
+    judge,
+    note_denied,
+    read_authority,
+    refuse_loops,
+)
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.relay import hand_over, relay
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.snapshot import ActiveListener, Route, RouteBackend
+from egressproxy.ir.policy import SniCheck
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.message import RequestHead
+from egressproxy.model.shares import client_of
+from egressproxy.net.driver import pause
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
+from egressproxy.protocols.tls.alerts import ACCESS_DENIED
+from egressproxy.protocols.tls.client_hello import may_start_tls
+from egressproxy.protocols.tunnel.guard import SniGuard
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.exchange.client_connection import ClientConnection
+    from egressproxy.gateway.exchange.conductor import Conductor
+
+__all__ = [
+    "admit_http", "dial", "refuse_answer", "route_tunnel", "serve_connect", "switch_protocols", "take_tunnel_slot",
+    "ways_to_http_port",
+]  # fmt: skip
+
+
+async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:
+    """A CONNECT: decide, dial, answer 200, relay. In a tunnel to port 80 the answer comes first, then the decision.
+
+    True if the exchange has been handed over to the tunnel, which completes it; what holds it now has to let go.
+    """
+    listener = client.listener
+    x.is_tunnel = True
+    x.kind = "tunnel"
+    if not listener.is_forward or client.tunnel_authority is not None:
+        raise connect_not_served()
+    authority = x.authority = read_authority(head.target, None)
+    if head.via:
+        refuse_loops(head, conductor.pseudonym)
+    if authority.port == HTTP_PORT:
+        return await serve_http_port(conductor, x, client, authority)
+    return await open_tunnel(conductor, x, client, authority, route_tunnel(x, listener, authority))
+
+
+async def serve_http_port(conductor: Conductor, x: Exchange, client: ClientConnection, authority: Authority) -> bool:
+    """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200 and listened to.
+
+    The first octet tells: no method of HTTP begins with one that a TLS server would take.
+    """
+    ways_to_http_port(x, client.listener, authority)
+    client.send(TUNNEL_ESTABLISHED)
+    x.status = 200
+    listener = await first_octets(client)
+    first = client.reader.first_octet
+    if not first or not may_start_tls(first):
+        with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
+            admit_http(x, listener, authority)
+        client.tunnel_authority = authority
+        client.enter_tunnel(client.state.port.head_limits)
+        return False
+    try:
+        route = route_tunnel(x, listener, authority)
+    except Denied as denied:
+        conductor.blame(x, client.life, denied)
+        client.send(ACCESS_DENIED)
+        client.life.close = True
+        return False
+    return await open_tunnel(conductor, x, client, authority, route)
+
+
+async def first_octets(client: ClientConnection) -> ActiveListener:
+    """Wait until the client has said something, or its end. Gives its listener of that moment.
+
+    Raises BadRequest (CLIENT_TIMEOUT) where nothing comes in the time for a request head.
+    """
+    client.deadline.after(client.request_headers_s or client.idle_s)
+    while not client.reader.buffered and not client.has_ended:
+        client.awaits_octets = True
+        await pause()
+    client.awaits_octets = False
+    client.deadline.clear()
+    if client.state.is_closed:
+        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
+    return client.listener
+
+
+def ways_to_http_port(x: Exchange, listener: ActiveListener, authority: Authority) -> tuple[Route | None, bool]:
+    """The route of TLS in a tunnel to port 80 (None: it would be refused), and whether HTTP may go there.
+
+    Raises Denied where neither may; it is the denial of HTTP.
+    """
+    tls = None
+    try:
+        with suppress(Denied):
+            tls = route_tunnel(x, listener, authority)
+        admit_http(x, listener, authority)
+    except Denied:
+        if tls is None:
+            raise
+        return tls, False
+    finally:
+        x.would_deny = None  # it is noted of the way that is taken
+    return tls, True
+
+
+async def open_tunnel(
+    conductor: Conductor, x: Exchange, client: ClientConnection, authority: Authority, route: Route
+) -> bool:
+    """Filter, choose, dial, answer 200 unless that was said already, relay. True: as `serve_connect`."""
+    listener, life = client.listener, client.life
+    life.route = route
+    x.route = route.name
+    x.series = route.series
+    client.start_clock(route.clock_s, route.idle_s)
+    steps = route.chain.request_headers
+    if steps is not None:
+        outcome = run(steps, x)
+        if outcome is not None:
+            if x.status:
+                await refuse_answer(outcome)
+            elif await conductor.is_answered(outcome, steps, x, client):
+                return False
+    choice = life.choice = route.choose()
+    note_denied(x, choice)
+    x.backend = choice.backend
+    x.series = choice.series
+    take_tunnel_slot(x, client.state, life, listener)
+    guard = None
+    is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is SniCheck.MATCH
+    if is_tls or checks_name or x.status:
+        guard = SniGuard(
+            authority, must_be_tls=is_tls or x.status != 0, only_reports=route.only_reports,
+            checks_name=is_tls or checks_name,
+        )  # fmt: skip
+    upstream = await dial(x, choice)
+    through_parent = choice.connector is not None and choice.connector.parent is not None
+    if not x.status:
+        client.send(TUNNEL_ESTABLISHED)
+        x.status = 200
+    rest = client.detach()
+    if hand_over(conductor, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
+        return True
+    relaying = relay(
+        conductor, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=through_parent
+    )
+    del rest
+    await relaying
+    return False
+
+
+async def refuse_answer(outcome: Outcome) -> None:
+    """Wait for filters where no response can be sent any more. Raises Denied if one of them answers."""
+    answer = outcome if isinstance(outcome, LocalResponse) else await outcome
+    if answer is not None:
+        raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
+
+
+def route_tunnel(x: Exchange, listener: ActiveListener, authority: Authority) -> Route:
+    """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
+    route = listener.streams.match(authority.host)
+    if route is not None and route.serves(authority.host, authority.port):
+        judge(x, route, authority)
+        return route
+    return default_route(x, listener, authority)
+
+
+def admit_http(x: Exchange, listener: ActiveListener, authority: Authority) -> None:
+    """Whether HTTP in a tunnel to port 80 could be allowed at all: each request is decided by itself. Raises Denied."""
+    if listener.hosts.match(authority.host):
+        enforce(x, listener.mode, listener.destinations.denial(authority))
+    else:
+        default_route(x, listener, authority)
+
+
+async def dial(x: Exchange, choice: RouteBackend, *, terminated: bool = False) -> PendingProtocol:
+    """A transport to this backend, with whatever it has said already. `terminated`: the client's TLS ends with us."""
+    connector = choice.connector
+    assert connector is not None
+    x.attempts += 1
+    try:
+        if terminated:
+            parked = PendingProtocol()
+            await connector.opener.open(x, connector.target(x), choice.chain.connect, parked)
+        else:
+            parked = await connector.opener.park(x, connector.tunnel_target(x), choice.chain.connect)
+    except GatewayError as error:
+        choice.series.attempt(error.reason.value)
+        raise
+    choice.series.attempt("ok")
+    return parked
+
+
+async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConnection) -> None:
+    """After a 101 the connection is the upgraded protocol's (RFC 9110 section 7.8)."""
+    life = client.life
+    assert life.route is not None
+    assert life.upstream is not None
+    if life.upstream.is_leaving:  # a filter has waited meanwhile
+        raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+    listener = client.listener
+    if not listener.is_forward and x.authority is not None:
+        listener = client.listener_for(x.authority.host)
+    take_tunnel_slot(x, client.state, life, listener)
+    client.send(switching_bytes(x.response, conductor.pseudonym))
+    x.status = 101
+    upstream = life.give_away()
+    upstream_rest = upstream.detach()
+    parked = PendingProtocol()
+    parked.transport = upstream.transport
+    try:
+        relaying = relay(conductor, x, client, parked, client.detach(), upstream_rest, None, life.route.tunnel_idle_s)
+        del upstream_rest
+        await relaying
+    finally:
+        upstream.gone()
+
+
+def take_tunnel_slot(x: Exchange, state: OpenConnections, life: HeldResources, listener: ActiveListener) -> None:
+    """`limits.tunnels` of this listener, and what of it one client may have. Raises LimitExceeded (503)."""
+    limits, client = listener.spec.policy.limits, client_of(x)
+    place = listener.gateway, listener.name
+    limit, taken = limits.tunnels, state.tunnels_of.get(place)
+    if limit and taken is not None:
+        if taken.total >= limit:
+            message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
+        if taken.of(client) >= limits.tunnels_per_client:
+            message = f"this client already has {limits.tunnels_per_client} of the {limit} tunnels of this listener"
+            remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
+    state.add_tunnel(place, client)
+    life.on_complete = partial(state.give_tunnel_back, place, client)

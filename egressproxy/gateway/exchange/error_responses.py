@@ -1,0 +1,127 @@
+"""Errors to answers: the one place where a GatewayError becomes a response, and what a denial tells the client.
+
+A denial answers four questions in every form it takes: what was refused, by which rule, why, and what to add. It
+shows no
+secret, no address that DNS gave, and nothing of the request but the host that policy was asked about.
+Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15, clients.md.
+"""
+
+from __future__ import annotations
+
+import json
+
+from egressproxy.errors import FaultSource, GatewayError, Reason
+from egressproxy.model.exchange import LocalResponse
+from egressproxy.protocols.http1.writer import safe_phrase
+
+__all__ = ["ALLOW", "answer_for", "is_denial", "is_told"]
+
+#: The methods of a resource (RFC 9110 section 10.2.1). CONNECT is none of them: it asks for a tunnel.
+ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+#: RFC 9209 section 2.3: our reasons in the registry's words.
+PROXY_ERRORS: dict[Reason, str] = {
+    Reason.ADDRESS_DENIED: "destination_ip_prohibited",
+    Reason.LOOP_DETECTED: "proxy_loop_detected",
+    Reason.NO_ROUTE: "destination_not_found",
+    Reason.MISDIRECTED: "destination_not_found",
+    Reason.BACKEND_INVALID: "proxy_configuration_error",
+    Reason.UNKNOWN_EXTENSION: "proxy_configuration_error",
+    Reason.FILTER_FAILED: "proxy_internal_error",
+    Reason.CREDENTIAL_MISSING: "proxy_configuration_error",
+    Reason.INTERNAL: "proxy_internal_error",
+    Reason.DNS_NXDOMAIN: "dns_error",
+    Reason.DNS_NO_ADDRESS: "dns_error",
+    Reason.DNS_SERVFAIL: "dns_error",
+    Reason.DNS_ERROR: "dns_error",
+    Reason.DNS_TIMEOUT: "dns_timeout",
+    Reason.NO_ENDPOINT: "destination_unavailable",
+    Reason.CONNECT_REFUSED: "connection_refused",
+    Reason.CONNECT_TIMEOUT: "connection_timeout",
+    Reason.CONNECT_FAILED: "destination_ip_unroutable",
+    Reason.PARENT_REFUSED: "connection_refused",
+    Reason.PARENT_AUTH: "proxy_configuration_error",
+    Reason.TLS_CERTIFICATE: "tls_certificate_error",
+    Reason.TLS_PROTOCOL: "tls_protocol_error",
+    Reason.TLS_TIMEOUT: "connection_timeout",
+    Reason.UPSTREAM_RESET: "connection_terminated",
+    Reason.UPSTREAM_CLOSED: "connection_terminated",
+    Reason.UPSTREAM_INCOMPLETE: "http_response_incomplete",
+    Reason.BAD_RESPONSE: "http_protocol_error",
+    Reason.RESPONSE_TIMEOUT: "http_response_timeout",
+    Reason.REQUEST_TIMEOUT: "http_response_timeout",
+    Reason.QUEUE_FULL: "connection_limit_reached",
+    Reason.QUEUE_TIMEOUT: "connection_limit_reached",
+    Reason.CONNECTION_LIMIT: "connection_limit_reached",
+    Reason.TUNNEL_LIMIT: "connection_limit_reached",
+}
+DENIALS = frozenset(
+    {
+        Reason.DESTINATION_NOT_ALLOWED,
+        Reason.DESTINATION_DENIED,
+        Reason.NO_POLICY,
+        Reason.ADDRESS_DENIED,
+        Reason.SNI_MISMATCH,
+        Reason.NOT_TLS,
+        Reason.CLIENT_CERTIFICATE,
+        Reason.PLAINTEXT_CREDENTIAL,
+        Reason.FILTER_REJECTED,
+        Reason.EXT_AUTH_DENIED,
+        Reason.LOOP_DETECTED,
+        Reason.METHOD_NOT_ALLOWED,
+        Reason.REQUEST_RATE,
+        Reason.CONCURRENCY,
+        Reason.TUNNEL_LIMIT,
+        Reason.BODY_TOO_LARGE,
+    }
+)
+
+
+#: What is the client's to mend, or the usual end of a connection; a filter that fails has told of it.
+UNTOLD = frozenset(
+    {Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.CLIENT_GONE, Reason.DRAINED, Reason.FILTER_FAILED}
+)  # fmt: skip
+
+
+def is_denial(error: GatewayError) -> bool:
+    """Whether policy or a limit refused (counted in egress_denied_total), rather than something that failed."""
+    return error.reason in DENIALS
+
+
+def is_told(error: GatewayError) -> bool:
+    """Whether what is no denial is told as an Event: what an operator can mend, and nobody else tells of."""
+    if error.reason is Reason.PARENT_AUTH:  # the parent's answer, and our configuration's mistake
+        return True
+    return error.source is FaultSource.GATEWAY and error.reason not in UNTOLD
+
+
+def answer_for(error: GatewayError, request_id: str) -> LocalResponse:
+    """The response for this error: the reason in the status phrase, in Proxy-Status, and in a JSON body."""
+    denied = is_denial(error)
+    message = error.message
+    phrase = safe_phrase(f"Denied: {message}" if denied and error.status == 403 else message)
+    kind = PROXY_ERRORS.get(error.reason)
+    if kind is None:
+        if error.source is FaultSource.DOWNSTREAM:
+            kind = "http_request_error"
+        else:
+            kind = "http_request_denied" if denied else "proxy_internal_error"
+    quoted = json.dumps(safe_phrase(message).decode())
+    proxy_status = f"egressproxy; error={kind}; details={quoted}".encode()
+    about: dict[str, object] = {"status": error.status, "reason": error.reason.value, "message": message}
+    if error.rule != "-":
+        about["rule"] = error.rule
+    if error.remedy:
+        about["remedy"] = error.remedy
+    about["request_id"] = request_id
+    body = json.dumps({"error": about}).encode() + b"\n"
+    fields: list[tuple[bytes, bytes]] = [
+        (b"Content-Type", b"application/json"),
+        (b"Proxy-Status", proxy_status),
+        (b"X-Egress-Request-Id", request_id.encode()),
+        (b"Cache-Control", b"no-store"),
+    ]
+    if error.retry_after_s > 0:
+        fields.append((b"Retry-After", b"%d" % error.retry_after_s))
+    if error.status == 405:
+        fields.append((b"Allow", ALLOW))
+    return LocalResponse(error.status, tuple(fields), body, phrase)

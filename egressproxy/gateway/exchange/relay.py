@@ -1,0 +1,158 @@
+"""Relay: the two sides of a tunnel, joined and accounted for, once everything was decided.
+
+Two plain sockets are taken from their transports, and the exchange goes with them; otherwise the exchange's coroutine
+waits for the end. Decides nothing: what may go where is said in `tunnels` and `streams`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from egressproxy.errors import Reason
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.model.exchange import Exchange
+from egressproxy.net.driver import Driver
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.sockets import SocketTransport
+from egressproxy.protocols.tunnel.guard import SniGuard
+from egressproxy.protocols.tunnel.relay import TransportTunnel
+from egressproxy.protocols.tunnel.sockets import SocketTunnel
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.exchange.conductor import Conductor
+
+__all__ = ["PlainClient", "TunnelClient", "hand_over", "relay"]
+
+log = logging.getLogger(__name__)
+
+
+class TunnelClient(Protocol):
+    """What a client's connection, of whatever kind, has when it becomes one end of a tunnel."""
+
+    driver: Driver
+    transport: asyncio.Transport
+    octets_in: int
+    octets_out: int
+    request_headers_s: float
+    has_ended: bool
+    is_lost: bool
+
+
+class PlainClient(TunnelClient, Protocol):
+    """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
+
+    life: HeldResources
+    state: OpenConnections
+
+    def abort(self) -> None: ...
+
+    def close_if_idle(self) -> bool: ...
+
+
+def hand_over(
+    conductor: Conductor, x: Exchange, client: PlainClient, upstream: PendingProtocol, rest: bytes,
+    guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
+) -> bool:  # fmt: skip
+    """Let a SocketTunnel have both sockets, where both are plain, and the exchange with them: the caller has nothing
+    more to do with either, and nothing of the client's connection is kept. False, and nothing is changed, otherwise.
+    """
+    one, other = client.transport, upstream.transport
+    if not isinstance(one, SocketTransport) or not isinstance(other, SocketTransport):
+        return False
+    if one.is_closing() or other.is_closing():
+        return False
+    x.bytes_in, x.bytes_out = client.octets_in - len(rest), client.octets_out
+    x.series.tunnels_active += 1
+    tunnel = ServedTunnel(
+        conductor, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
+    )
+    client.state.replace(client, tunnel)
+    forget_heads(x)
+    if x.notes is None:
+        x.request = None  # type: ignore[assignment]    # no filter asks for it any more
+    try:
+        tunnel.start(one, rest, upstream, client_has_ended=client.has_ended)
+    except Exception as error:
+        log.error("internal error in tunnel %s", x.request_id, exc_info=error)
+        tunnel.cut(Reason.INTERNAL)
+    return True
+
+
+def forget_heads(x: Exchange) -> None:
+    """A tunnel may last for days: what was said at its start, and may be long, does not stay with it."""
+    x.request.forget()
+    if x.response is not None:
+        x.response.forget()
+
+
+def holds_upstream(guard: SniGuard | None, *, through_parent: bool) -> bool:
+    """Whether the upstream is not heard before a ClientHello that a TLSRoute asks for; a parent answers for itself."""
+    return guard is not None and guard.must_be_tls and not guard.only_reports and not through_parent
+
+
+class ServedTunnel(SocketTunnel):
+    """A tunnel between two plain sockets, with what is needed to account for it in the end."""
+
+    __slots__ = ("conductor", "exchange", "life", "state", "tls_guard")
+
+    def __init__(
+        self, conductor: Conductor, x: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
+        holds_upstream: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(conductor.wheel, idle_s, guard, client.request_headers_s, holds_upstream=holds_upstream)
+        self.conductor = conductor
+        self.exchange = x
+        self.life = client.life
+        self.state = client.state
+        self.tls_guard = guard if guard is not None and guard.only_reports else None  # asked in the end
+
+    def close_if_idle(self) -> bool:
+        """A tunnel is being served for as long as it is open."""
+        return False
+
+    def over(self) -> None:
+        x, error, guard = self.exchange, self.error, self.tls_guard
+        self.state.leave(self)
+        x.series.tunnels_active -= 1
+        x.bytes_in += self.octets_in
+        x.bytes_out += self.octets_out
+        x.reason = self.reason
+        if error is not None:
+            self.conductor.blame(x, self.life, error)
+        if guard is not None and guard.would_deny is not None:
+            x.note_denial(guard.would_deny)
+        self.conductor.account(x, self.life)
+
+
+async def relay(
+    conductor: Conductor, x: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
+    upstream_rest: bytes, guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
+) -> None:  # fmt: skip
+    """Octets both ways until both ends are gone. Raises Denied where the guard refuses."""
+    series = x.series
+    tunnel = TransportTunnel(
+        client.driver, conductor.wheel, idle_s, guard, client.request_headers_s,
+        holds_upstream=holds_upstream(guard, through_parent=through_parent),
+    )  # fmt: skip
+    head_in, head_out = client.octets_in - len(client_rest), client.octets_out
+    series.tunnels_active += 1
+    forget_heads(x)
+    try:
+        try:
+            tunnel.start(client.transport, client_rest, upstream, upstream_rest, client_has_ended=client.has_ended)
+        except BaseException:
+            upstream.transport.abort()
+            raise
+        del client_rest, upstream_rest  # a tunnel may last for days
+        await tunnel.ended()
+        x.reason = tunnel.reason
+    finally:
+        if guard is not None and guard.would_deny is not None:
+            x.note_denial(guard.would_deny)
+        series.tunnels_active -= 1
+        client.is_lost = True
+        x.bytes_in = head_in + tunnel.octets_in
+        x.bytes_out = head_out + tunnel.octets_out

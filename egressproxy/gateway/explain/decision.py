@@ -1,0 +1,129 @@
+"""Decision: what the data plane would decide about a request, on names alone, by the functions that decide about those
+that come. Opens no connection, asks no name server, runs no filter, counts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.gateway.exchange.admission import (
+    HTTP_PORT,
+    connect_not_served,
+    judge,
+    name_destination,
+    read_authority,
+    refuse_loops,
+    route_request,
+)
+from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.connect import admit_http, route_tunnel, ways_to_http_port
+from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
+from egressproxy.gateway.listeners.stream_connection import StreamConnection, name_stream
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.snapshot import ActiveListener, Port, Route, Snapshot
+from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.net.timers import TimerWheel
+from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.protocols.tls.client_hello import ClientHello
+
+__all__ = ["Decision", "decide"]
+
+_STOPPED = TimerWheel()
+_NOBODY = cast(RequestHandler, None)  # is called by connections that receive something
+
+
+@dataclass(slots=True)
+class Decision:
+    """`route` None with no `error`: a tunnel to port 80, whose requests are decided one by one.
+
+    `tls_route`: what TLS in such a tunnel goes by; None: it is refused.
+    """
+
+    x: Exchange
+    port: Port
+    listener: ActiveListener
+    route: Route | None = None
+    error: GatewayError | None = None
+    tls_route: Route | None = None
+
+    @property
+    def originates_tls(self) -> bool:
+        """Whether TLS towards a backend would be ours: what a client sends through a tunnel is its own to the end."""
+        is_plain = self.port.first.spec.protocol is ListenerProtocol.TCP
+        return not self.x.is_tunnel or self.listener.terminate is not None or is_plain
+
+
+def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
+    """Raises QuestionError where no listener, or more than one, is meant, or the question is none."""
+    question.check()
+    port = question.port(snapshot)
+    x = Exchange("-", port.first.gateway, port.first.name, 0.0)
+    x.identity = CallerIdentity(question.namespace, question.service_account)
+    made = Decision(x, port, port.first)
+    try:
+        if port.is_stream or (port.is_mixed and port.leads_to_stream(question.host)):
+            _decide_stream(made, question)
+        elif question.is_connect:
+            _decide_tunnel(made, question)
+        else:
+            _decide_request(made, question)
+    except GatewayError as error:
+        made.error = error.with_traceback(None)
+    return made
+
+
+def _decide_request(made: Decision, question: HypotheticalRequest) -> None:
+    """As `Conductor.serve` begins."""
+    x, port = made.x, made.port
+    client = ClientConnection(_NOBODY, _STOPPED, OpenConnections(port))
+    head = x.request = question.head(port)
+    x.method = head.method
+    if port.first.spec.protocol is ListenerProtocol.HTTPS and question.authority:
+        client.server_name = read_authority(question.authority.encode(), port.number).host
+    made.listener = name_destination(x, client, head, made.listener)
+    if head.via or head.method == b"TRACE":
+        refuse_loops(head, b"")
+    made.route = route_request(x, made.listener)
+
+
+def _decide_tunnel(made: Decision, question: HypotheticalRequest) -> None:
+    """As `serve_connect` begins."""
+    x = made.x
+    head = x.request = question.head(made.port)
+    x.method = head.method
+    x.is_tunnel = True
+    if not made.listener.is_forward:
+        raise connect_not_served()
+    x.authority = read_authority(head.target, None)
+    if x.authority.port == HTTP_PORT:
+        made.tls_route, reads_http = ways_to_http_port(x, made.listener, x.authority)
+        if reads_http:
+            admit_http(x, made.listener, x.authority)  # mode Report notes what it would refuse
+        else:
+            made.route = route_tunnel(x, made.listener, x.authority)
+    else:
+        made.route = route_tunnel(x, made.listener, x.authority)
+    if made.route is not None:
+        x.route, x.series = made.route.name, made.route.series
+
+
+def _decide_stream(made: Decision, question: HypotheticalRequest) -> None:
+    """As `tunnel_stream` begins, with a ClientHello that names the host."""
+    x, port = made.x, made.port
+    x.method, x.is_tunnel = b"CONNECT", True
+    host = read_authority(question.authority.encode(), 443).host
+    hello = None
+    if port.first.spec.protocol is not ListenerProtocol.TCP:
+        hello = ClientHello(host, (), (), has_ech=False)
+    client = SimpleNamespace(state=OpenConnections(port), hello=hello)
+    made.listener = name_stream(x, cast(StreamConnection, client))
+    made.route = made.listener.streams.match(x.authority.host if x.authority is not None else "")
+    if made.route is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host} on this listener", status=404)
+    x.route = made.route.name
+    if x.authority is not None:
+        judge(x, made.route, x.authority)

@@ -1,0 +1,264 @@
+"""Flips: which of the recent decisions another configuration would make the other way.
+
+Each is decided again on names, and on addresses as far as they are known without asking a name server. What cannot be
+told (rules that look at headers, names whose addresses nobody knows) is said to be so, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from egressproxy.errors import Denied, GatewayError, Reason
+from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.opener import OPERATOR
+from egressproxy.gateway.exchange.error_responses import DENIALS
+from egressproxy.gateway.exchange.recent_decisions import RecentDecision
+from egressproxy.gateway.explain.decision import Decision, decide
+from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
+from egressproxy.gateway.explain.render import BACKEND_PHASES, REQUEST_PHASES, steps_of
+from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.ir.policy import SniCheck
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.steps import Cooperative
+
+__all__ = ["DENIED", "DecisionChange", "Outcome", "flips", "outcome", "recorded"]
+
+#: How a request ends that policy or a limit refuses.
+DENIED = frozenset(reason.value for reason in DENIALS)
+#: How a request ends that is refused for its names and addresses: what is decided here again.
+REFUSED = frozenset(
+    reason.value
+    for reason in (
+        Reason.DESTINATION_NOT_ALLOWED, Reason.DESTINATION_DENIED, Reason.NO_POLICY, Reason.ADDRESS_DENIED,
+        Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.METHOD_NOT_ALLOWED,
+    )
+)  # fmt: skip
+
+#: How a request ends that names do not decide about: a filter refused it, or a tunnel for what was in it.
+JUDGED = frozenset(
+    reason.value
+    for reason in (Reason.FILTER_REJECTED, Reason.PLAINTEXT_CREDENTIAL, Reason.SNI_MISMATCH, Reason.NOT_TLS)
+)
+NO_LISTENER = "no_listener"
+FILTER_PHASES = (*REQUEST_PHASES, *BACKEND_PHASES)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`reason` is "-" for what is allowed. `is_sure` false: it depends on headers, a query, or the rest of a long path.
+    `knows_addresses` false: nobody is asked where the name leads. `takes_tls`: in a tunnel to port 80 that may carry
+    HTTP, TLS would be let through, too.
+    """
+
+    is_allowed: bool
+    reason: str
+    is_sure: bool = True
+    knows_addresses: bool = True
+    takes_tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionChange:
+    decision: RecentDecision
+    before: Outcome
+    after: Outcome
+
+    @property
+    def opens(self) -> bool:
+        """From a denial of policy to a request that would leave."""
+        return self.after.is_allowed and self.before.reason in DENIED
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether what is known suffices: addresses count where they were what was denied."""
+        knows_addresses = self.after.knows_addresses or self.before.reason != Reason.ADDRESS_DENIED.value
+        return self.before.is_sure and self.after.is_sure and knows_addresses
+
+    def values(self) -> dict[str, Any]:
+        decision = self.decision
+        return {
+            "method": decision.method, "authority": decision.authority, "path": decision.path,
+            "gateway": decision.gateway, "listener": decision.listener, "namespace": decision.namespace,
+            "serviceAccount": decision.service_account,
+            "before": "allow" if self.before.is_allowed else "deny", "beforeReason": self.before.reason,
+            "after": "allow" if self.after.is_allowed else "deny", "afterReason": self.after.reason,
+            "isSure": self.is_sure,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        decision = self.decision
+        path = "" if decision.method in ("-", "CONNECT") else decision.path
+        words = [f"{decision.method} {decision.authority}{path} on {decision.gateway}/{decision.listener}:"]
+        for outcome in (self.before, self.after):
+            words.append("allow" if outcome.is_allowed else f"deny ({outcome.reason})")
+        return f"{words[0]} {words[1]} -> {words[2]}{'' if self.is_sure else ' (maybe)'}"
+
+
+def flips(
+    before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]
+) -> Cooperative[list[DecisionChange]]:
+    """Those that end otherwise, each request once. Without `before` what was recorded counts.
+
+    What a filter refused, or a tunnel for what is in it, may be allowed where one of those that judge it is gone; what
+    a limit refused is left out.
+    """
+    seen = set()
+    found = []
+    for decision in recent:
+        key = decision[:-2]  # whatever came of it, and when
+        if key in seen or question_of(decision) is None:
+            continue
+        seen.add(key)
+        flip = _flip(before, after, decision)
+        if flip is not None:
+            found.append(flip)
+        yield None
+    return found
+
+
+def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) -> DecisionChange | None:
+    was, then = recorded(decision), outcome(after, decision)
+    if before is not None:
+        again = outcome(before, decision)
+        if decision.reason != Reason.ADDRESS_DENIED.value or again.knows_addresses:
+            was = again
+    if then.reason == NO_LISTENER and not was.is_allowed:
+        then = _elsewhere(after, decision)
+    if then.is_allowed != was.is_allowed:
+        return DecisionChange(decision, was, then) if _may_have_changed(before, after, was, then, decision) else None
+    if before is not None and decision.reason in REFUSED and then.takes_tls and was.is_allowed and not was.takes_tls:
+        return DecisionChange(
+            decision, Outcome(False, decision.reason), then
+        )  # TLS, in a tunnel that could have carried HTTP
+    if before is not None and was.is_allowed and decision.reason in JUDGED:
+        gone = _judges(before, decision) - _judges(after, decision)
+        if gone:
+            return DecisionChange(decision, Outcome(False, decision.reason), Outcome(True, "-", is_sure=False))
+    return None
+
+
+def recorded(decision: RecentDecision) -> Outcome:
+    """How it ended, as far as names and addresses decided it."""
+    if decision.reason in REFUSED:
+        return Outcome(False, decision.reason)
+    return Outcome(True, "-")
+
+
+def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
+    """The decision made again."""
+    question = question_of(decision)
+    assert question is not None
+    try:
+        decided = decide(snapshot, question)
+    except HypotheticalRequestError:
+        return Outcome(False, NO_LISTENER)
+    is_sure = not decision.is_cut and not _depends_on_fields(decided)
+    if decided.error is not None:
+        return Outcome(False, decided.error.reason.value, is_sure)
+    if decided.route is None:
+        takes_tls = decided.tls_route is not None
+        return Outcome(True, "-", is_sure and (takes_tls or decision.reason not in REFUSED), takes_tls=takes_tls)
+    if not decided.route.choices:
+        return Outcome(True, "-", is_sure)
+    if all(choice.denied is not None and choice.connector is None for choice in decided.route.choices):
+        return Outcome(False, Reason.DESTINATION_DENIED.value, is_sure)
+    judged = [_judge(decided.x, choice.connector) for choice in decided.route.choices if choice.connector is not None]
+    if judged and all(each is False for each in judged):
+        return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)
+    return Outcome(True, "-", is_sure, None not in judged)
+
+
+def _judge(x: Exchange, connector: Connector) -> bool | None:
+    """Whether any address may be dialled; None where none is known."""
+    if connector.spec.backend.destination in OPERATOR:
+        return bool(connector.endpoints) or not connector.spec.backend.endpoints
+    try:
+        target = connector.tunnel_target(x)
+        if connector.parent is not None:
+            connector.opener.judge_for_parent(target)
+            return True
+        literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+        known = (literal,) if literal is not None else connector.opener.resolver.known(target.host)
+        if known is None:
+            return None
+        connector.opener.address_policy().check(target.host, known, target.port)
+    except Denied:
+        return False
+    except GatewayError:
+        return None
+    return True
+
+
+def _depends_on_fields(decided: Decision) -> bool:
+    authority = decided.x.authority
+    return authority is not None and decided.listener.http.depends_on_fields(authority.host)
+
+
+def _may_have_changed(
+    before: Snapshot | None, after: Snapshot, was: Outcome, then: Outcome, decision: RecentDecision
+) -> bool:
+    """False where an address was refused that nobody knows now, and nothing that judges addresses is another."""
+    if was.reason != Reason.ADDRESS_DENIED.value or then.knows_addresses:
+        return True
+    if before is None:
+        return False
+    return _address_rules(before, decision) != _address_rules(after, decision)
+
+
+def _elsewhere(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
+    """Where its listener is gone: whether any other would allow it. A listener by another name may be the same port."""
+    for place, port in snapshot.ports.items():  # the name that is asked for chooses among the listeners of a port
+        alone = Snapshot(snapshot.generation, {place: port}, snapshot.connectors, snapshot.filters)
+        found = outcome(alone, decision._replace(gateway=port.first.gateway, listener=port.first.name))
+        if found.is_allowed:
+            return replace(found, is_sure=False)
+    return Outcome(False, NO_LISTENER)
+
+
+def _judges(snapshot: Snapshot, decision: RecentDecision) -> frozenset[tuple[object, ...]]:
+    """What else decides about it than names: filters, and what a tunnel has to hold."""
+    decided = _decided(snapshot, decision)
+    if decided is None or decided.route is None:
+        return frozenset()
+    route, authority = decided.route, decided.x.authority
+    chains = (route.chain, *(choice.chain for choice in route.choices))
+    specs = (step.spec for chain in chains for phase in FILTER_PHASES for step in steps_of(chain, phase))
+    found: set[tuple[object, ...]] = {(each.name, each.type, each.phase, each.config, each.fail_open) for each in specs}
+    if route.is_tls_only:
+        found |= {("TLS",), ("SNI",)}
+    elif authority is not None and decided.listener.destinations.sni_check(authority) is SniCheck.MATCH:
+        found.add(("SNI",))
+    return frozenset(found)
+
+
+def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
+    decided = _decided(snapshot, decision)
+    if decided is None or decided.route is None:
+        return None
+    specs = (choice.connector.spec for choice in decided.route.choices if choice.connector is not None)
+    return [(spec.addresses, spec.dns, spec.backend.destination, spec.backend.hostname) for spec in specs]
+
+
+def _decided(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
+    question = question_of(decision)
+    try:
+        return decide(snapshot, question) if question is not None else None
+    except HypotheticalRequestError:
+        return None
+
+
+def question_of(decision: RecentDecision) -> HypotheticalRequest | None:
+    """The request again, without its headers; None where it never named a destination."""
+    if decision.authority == "-":
+        return None
+    method, url = decision.method, f"{decision.scheme}://{decision.authority}{decision.path}"
+    if method in ("-", "CONNECT"):
+        method, url = "CONNECT", decision.authority
+    elif not decision.path.startswith("/"):
+        return None
+    return HypotheticalRequest(
+        method, url, (), decision.namespace, decision.service_account, decision.gateway, decision.listener,
+        asks_dns=False,
+    )  # fmt: skip

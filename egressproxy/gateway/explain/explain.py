@@ -1,0 +1,345 @@
+"""Explain: what would become of a request, and why, without sending anything to a backend.
+
+The decision is made by the functions that decide about traffic (`decision`), on the very snapshot that is asked about;
+names are resolved by the backend's own resolver, and every address is judged by its own policy. Filters are listed and
+not run. What comes out is plain values, for JSON and for the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+from itertools import islice
+from typing import Any
+
+from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
+from egressproxy.filters.instances import FilterInstances
+from egressproxy.filters.request_redirect import REQUEST_REDIRECT
+from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
+from egressproxy.gateway.backends.dial_targets import DialTarget
+from egressproxy.gateway.backends.opener import OPERATOR
+from egressproxy.gateway.explain.decision import Decision, decide
+from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
+from egressproxy.gateway.explain.notes import may_answer, notes
+from egressproxy.gateway.explain.render import (
+    BACKEND_PHASES,
+    REQUEST_PHASES,
+    TUNNEL_PHASES,
+    backend_values,
+    entry_values,
+    error_values,
+    filter_values,
+    kept_values,
+    limit_values,
+    listener_values,
+    match_values,
+    secret_values,
+    timeout_values,
+    tls_values,
+)
+from egressproxy.gateway.snapshot import Route, RouteBackend, Snapshot
+from egressproxy.ir.backend import Destination
+from egressproxy.ir.policy import Mode
+from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.exchange import Exchange
+from egressproxy.routing.permission import Permission
+from egressproxy.routing.precedence import Match, criterion
+from egressproxy.telemetry.metrics import decided_by
+
+__all__ = ["explain"]
+
+#: Backends of one rule that are looked at: each may ask a name server.
+MAX_BACKENDS = 16
+_DENIED_NOWHERE = ", and denied nowhere"
+_PERMITTED = f"allowed by the route{_DENIED_NOWHERE}"
+#: Rules of a host that are shown where none of them matches.
+MAX_NEAR = 5
+
+
+async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str, Any]:
+    """The explanation; `verdict` is "allowed", "denied" (policy refuses) or "failed" (nothing could be served).
+
+    Raises QuestionError. Takes as long as a name server does, which its policy limits.
+    """
+    decided = decide(snapshot, question)
+    x, route = decided.x, decided.route
+    made: dict[str, Any] = {
+        "verdict": "allowed",
+        "request": {
+            "method": question.method, "url": question.url, "namespace": question.namespace,
+            "serviceAccount": question.service_account,
+            "authority": str(x.authority) if x.authority is not None else "-",
+        },
+        "listener": listener_values(decided.listener, decided.port),
+        "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "backends": [],
+        "limits": limit_values(decided.listener),
+        "timeouts": timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
+        "notes": notes(decided, question),
+    }  # fmt: skip
+    made["route"], made["runnerUp"] = _routes(decided)
+    error = None
+    if decided.error is not None:
+        error = _remedied(decided, error_values(decided.error))
+    elif route is not None:
+        made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES)
+        choices = route.choices[:MAX_BACKENDS]
+        found = [_backend(decided, route, choice, snapshot.filters, asks_dns=question.asks_dns) for choice in choices]
+        made["backends"] = await asyncio.gather(*found)
+        error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
+        if route.auth is not None and not route.auth.is_usable:
+            error = error_values(route.auth.unusable())
+    if error is not None:
+        if error["reason"] == Reason.ADDRESS_DENIED.value and decided.error is None:
+            allowed = made["policy"]["decision"].removesuffix(_DENIED_NOWHERE)
+            made["policy"]["decision"] = f"{allowed}, but no address of it may be dialled"
+        made["error"] = error
+        made["verdict"] = "denied" if error["denied"] else "failed"
+    return made
+
+
+# --- the decision ----------------------------------------------------------------------------------------------------
+def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The rule that serves this, with why; and the one that would, were it not there."""
+    x, listener, route = decided.x, decided.listener, decided.route
+    if x.is_tunnel:
+        return _tunnel_route(decided), None
+    matches = _matches(decided)
+    if not matches:
+        return (None if route is None else {"name": "-", "why": "no route matches: policy decides"}), None
+    winner, authority = matches[0], x.authority
+    if listener.is_forward and authority is not None and not winner.payload.serves(authority.host, authority.port):
+        why = f"{winner.kind} {winner.route} is for another port of {authority.host}: policy decides"
+        return {"name": "-", "why": why}, None
+    shown = match_values(winner)
+    if len(matches) == 1:
+        return {**shown, "why": "no other rule matches"}, None
+    return {**shown, "why": criterion(winner, matches[1])}, match_values(matches[1])
+
+
+def _matches(decided: Decision) -> list[Match[Route]]:
+    """The rules that hold, the first two of them."""
+    x = decided.x
+    if x.authority is None or x.request is None:
+        return []
+    try:
+        found = decided.listener.http.matches(x.authority.host, x.request.method, x.request.path, x.request.fields)
+        return list(islice(found, 2))
+    except GatewayError:  # the request is refused for what its path or a value looks like
+        return []
+
+
+def _tunnel_route(decided: Decision) -> dict[str, Any] | None:
+    route = decided.route
+    if route is None:
+        return None
+    if route.is_default:
+        return {"name": "-", "why": "no TLSRoute has this host: policy decides"}
+    kind = "TLSRoute" if route.is_tls_only else "TCPRoute"
+    why = "its hostname is the most specific one" if route.is_tls_only else "the oldest route of this listener"
+    return {"kind": kind, "name": route.name, "rule": 0, "why": why}
+
+
+def _policy(decided: Decision) -> dict[str, Any]:
+    """What the policies say of the destination."""
+    listener, route, x = decided.listener, decided.route, decided.x
+    is_default = route is None or route.is_default
+    mode = listener.mode if is_default or route is None else route.mode
+    made: dict[str, Any] = {"mode": mode.value, "decision": "allowed", "entries": []}
+    if decided.error is not None and x.authority is None:
+        made["decision"] = "not asked: the request is refused before"
+    elif decided.error is not None:
+        made["decision"] = "denied" if error_values(decided.error)["denied"] else "not asked: nothing serves this"
+    elif x.would_deny:
+        made["decision"] = "allowed, because mode is Report: it would be denied"
+        refused = _refusal(decided, x.authority) if x.authority is not None else None
+        made["wouldDeny"] = error_values(refused) if refused is not None else {"reason": x.would_deny[0].value}
+    elif route is not None and not is_default:
+        made["decision"] = _of_backends(route)
+        if route.permission is not None and x.authority is not None and made["decision"] == _PERMITTED:
+            made["decision"] = _of_permission(route.permission, x.authority)
+            made["entries"] = [entry_values(rule) for rule in route.permission.grounds(x.authority)]
+    elif mode is Mode.OPEN:
+        made["decision"] = "allowed: mode is Open, and it is denied nowhere"
+    if is_default and x.authority is not None and decided.error is None and mode is not Mode.OPEN:
+        made["entries"] = [entry_values(rule) for rule in listener.destinations.grounds(x.authority)]
+    if route is not None and is_default and decided.error is None:
+        policy, entry = decided_by(route.series)
+        made["counted"] = {"policy": policy, "entry": entry}
+    made["policies"] = list(listener.spec.policy.sources)
+    return made
+
+
+def _refusal(decided: Decision, authority: Authority) -> Denied | None:
+    """What Report mode lets pass."""
+    listener, route = decided.listener, decided.route
+    if route is None or route.is_default:
+        return listener.destinations.refusal(authority)
+    denied = route.destinations.denial(authority)
+    if denied is None and route.permission is not None:
+        denied = route.permission.refusal(authority)
+    return denied
+
+
+def _of_permission(permission: Permission, authority: Authority) -> str:
+    """What a route to a Dynamic backend comes to, where it is not refused."""
+    if permission.names(authority):
+        return "allowed by the route, which names it, and denied nowhere"
+    if permission.mode is Mode.OPEN:
+        return "not named by the route; allowed: mode is Open, and it is denied nowhere"
+    return "not named by the route; allowed by destinations"
+
+
+def _of_backends(route: Route) -> str:
+    """What a route's own permission comes to, with the places of its backends."""
+    denied = [choice for choice in route.choices if choice.denied is not None]
+    if not denied:
+        return _PERMITTED
+    which = "its backend is" if len(denied) == len(route.choices) else "some of its backends are"
+    if all(choice.connector is not None for choice in denied):
+        return f"allowed, because mode is Report: {which} denied"
+    return f"allowed by the route, but {which} denied"
+
+
+def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
+    """With what to add, where no policy has said it."""
+    x, listener = decided.x, decided.listener
+    if error["reason"] != Reason.NO_ROUTE.value or x.authority is None:
+        return error
+    place = f"listener {listener.name} of Gateway {listener.gateway}"
+    near = list(islice(listener.http.rules_of(x.authority.host), MAX_NEAR))
+    if near:
+        error["near"] = [match_values(each) for each in near]
+        remedy = f"none of the rules for {x.authority.host} matches: add a match to one of them"
+    else:
+        kind = "a TLSRoute" if x.is_tunnel else "an HTTPRoute"
+        remedy = f"attach {kind} with hostname {x.authority.host} to {place}"
+    return {**error, "remedy": remedy}
+
+
+# --- backends --------------------------------------------------------------------------------------------------------
+async def _backend(
+    decided: Decision, route: Route, choice: RouteBackend, filters: FilterInstances, *, asks_dns: bool
+) -> dict[str, Any]:
+    """One backend: how it is reached, and `error` where it would not be."""
+    x = decided.x
+    made = backend_values(choice, route.total)
+    made["filters"] = filter_values(choice.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
+    made["timeouts"] = timeout_values(decided.listener, route, choice, is_tunnel=x.is_tunnel)
+    if choice.connector is not None and not x.is_tunnel and (kept := kept_values(choice.connector.spec.kept)):
+        made["connections"] = kept
+    made["credentials"] = secret_values(choice.chain, filters) if not x.is_tunnel else []
+    if choice.denied is not None:
+        place = choice.denied.authority
+        made["host"], made["port"] = place.host, place.port
+    if choice.connector is None:
+        return {**made, "error": error_values(choice.fault(route.name, route.rule))}
+    if choice.denied is not None:
+        made["wouldDeny"] = error_values(choice.denied.error())
+    try:
+        await _describe_way(made, decided, choice.connector, asks_dns=asks_dns)
+        if not x.is_tunnel:
+            x.backend, x.backend_is_secure = choice.backend, made["tls"] is not None
+            for step in choice.chain.backend_request or ():
+                filters.get(step.spec).forecast(x)
+    except GatewayError as error:
+        made["error"] = error_values(error)
+    return made
+
+
+async def _describe_way(made: dict[str, Any], decided: Decision, connector: Connector, *, asks_dns: bool) -> None:
+    """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
+    x = decided.x
+    backend = connector.spec.backend
+    if backend.destination in OPERATOR:
+        made["tls"] = _tls(decided, connector, "")
+        made["addresses"] = []
+        policy = connector.opener.address_policy()
+        for endpoint in backend.endpoints:
+            if endpoint in connector.endpoints:
+                policy.check_operator(endpoint.address, endpoint.port)
+                made["addresses"].append(_address(endpoint.address, endpoint.port, "written by the operator"))
+            else:
+                _, why = policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)
+                left_out = {**_address(endpoint.address, endpoint.port, why), "verdict": "refuse"}
+                made["addresses"].append(left_out)
+        if not connector.endpoints:
+            connector.tunnel_target(x)  # says what is missing
+        await _describe_parent(made, decided, connector, asks_dns=asks_dns)
+        return
+    target = connector.tunnel_target(x)
+    made["host"], made["port"] = target.host, target.port
+    made["tls"] = _tls(decided, connector, target.host)
+    if connector.parent is not None:
+        connector.opener.judge_for_parent(target)
+        made["dns"] = f"resolved by the parent {connector.parent.name}"
+        await _describe_parent(made, decided, connector, asks_dns=asks_dns)
+        return
+    await _describe_addresses(made, x, connector, target, asks_dns=asks_dns)
+
+
+async def _describe_parent(made: dict[str, Any], decided: Decision, connector: Connector, *, asks_dns: bool) -> None:
+    """The upstream gateway on the way, if there is one, and what it is shown: a Secret by its name."""
+    if connector.parent is None:
+        return
+    shown = connector.spec.backend.parent_credentials
+    parent: dict[str, Any] = {
+        "name": connector.parent.name, "credentials": shown.source if shown is not None else None,
+    }  # fmt: skip
+    made["parent"] = parent
+    await _describe_way(parent, decided, connector.parent, asks_dns=asks_dns)
+    tls = connector.parent.spec.backend.tls
+    if tls is not None:  # that of a tunnel's client is not ours, that to the parent is
+        parent["tls"] = tls_values(tls, parent.get("host", ""), connector.parent.spec.backend.destination)
+
+
+async def _describe_addresses(
+    made: dict[str, Any], x: Exchange, connector: Connector, target: DialTarget, *, asks_dns: bool
+) -> None:
+    """As `Opener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
+    literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+    if literal is not None:
+        made["dns"] = "not asked: the client named an address"
+        found: tuple[IPAddress, ...] = (literal,)
+    elif not asks_dns:
+        made["dns"] = "not asked"
+        return
+    else:
+        resolver = connector.opener.resolver
+        why = resolver.why_not_asked(target.host)
+        made["dns"] = f"not asked: {why}" if why else "asked"
+        found = await resolver.resolve(target.host)
+    policy = connector.opener.address_policy()
+    made["addresses"] = []
+    for address in found:
+        may_be_dialled, why = policy.verdict(target.host, address, target.port)
+        made["addresses"].append(
+            {**_address(address, target.port, why), "verdict": "dial" if may_be_dialled else "refuse"}
+        )
+    policy.check(target.host, found, target.port)
+
+
+def _address(address: IPAddress, port: int, why: str) -> dict[str, Any]:
+    return {"address": str(ip_address(address)), "port": port, "verdict": "dial", "why": why}
+
+
+def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:
+    """TLS of ours; None where there is none."""
+    backend = connector.spec.backend
+    tls = backend.tls
+    if backend.destination is Destination.DYNAMIC and not decided.x.is_tunnel:
+        tls = (tls or DEFAULT_TLS) if decided.x.scheme == b"https" else None
+    if tls is None or not decided.originates_tls:
+        return None
+    return tls_values(tls, host, backend.destination)
+
+
+def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:
+    """What ends every request of this rule; None if any of its backends can serve."""
+    if not route.choices:
+        return error_values(GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.rule))
+    errors: list[dict[str, Any] | None] = [each.get("error") for each in made["backends"]]
+    if None not in errors:
+        return errors[0]
+    if any(errors):
+        made["notes"].append("some of the backends cannot serve: their share of the requests ends with an error")
+    return None

@@ -1,0 +1,202 @@
+"""Question: a request that nobody sends: what it is, which port it would come to, and its head as that port reads it.
+
+For explanations and replays. The head goes through the codec as octets, so that what it refuses is refused here, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
+from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.model.authority import AuthorityError, parse_authority
+from egressproxy.model.fields import TOKEN, VALUE
+from egressproxy.model.message import RequestHead
+from egressproxy.protocols.http1.codec import RequestReader
+
+__all__ = ["HypotheticalRequest", "HypotheticalRequestError"]
+
+_URL = re.compile(r"(https?)://([^/?#]+)(/?[^#]*)", re.IGNORECASE)
+_KNOWN = ("method", "url", "as", "gateway", "listener", "header", "dns")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class HypotheticalRequestError(ValueError):
+    """The question cannot be asked like this; the message says why, and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class HypotheticalRequest:
+    """`url` is an `http://` or `https://` URL, a path (for a reverse proxy, with a Host field), or `host:port` for
+    CONNECT and for listeners of protocol TLS. `gateway` (namespace/name) and `listener` (name) choose among several.
+    """
+
+    method: str
+    url: str
+    fields: tuple[tuple[str, str], ...] = ()
+    namespace: str = "-"
+    service_account: str = "-"
+    gateway: str = ""
+    listener: str = ""
+    asks_dns: bool = True
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> HypotheticalRequest:
+        """From the parameters of the admin API's /explain; `header` may occur often. Raises QuestionError."""
+        values: dict[str, str] = {}
+        fields = []
+        for key, value in pairs:
+            if key == "header":
+                name, colon, text = value.partition(":")
+                if not colon:
+                    raise HypotheticalRequestError(f"header {name!r} is not NAME: VALUE")
+                fields.append((name.strip(), text.strip()))
+            elif key not in _KNOWN:
+                raise HypotheticalRequestError(f"unknown parameter {key!r}; known are {', '.join(_KNOWN)}")
+            elif key in values:
+                raise HypotheticalRequestError(f"{key} is given twice")
+            else:
+                values[key] = value
+        if not values.get("url"):
+            raise HypotheticalRequestError("url is missing: name what is asked for")
+        namespace, slash, account = values.get("as", "-/-").partition("/")
+        if not (slash and namespace and account):
+            raise HypotheticalRequestError(f"{values['as']!r} is not NAMESPACE/SERVICEACCOUNT")
+        return cls(
+            values.get("method", "GET"), values["url"], tuple(fields), namespace, account,
+            values.get("gateway", ""), values.get("listener", ""), values.get("dns", "1") not in ("0", "false", "off"),
+        )  # fmt: skip
+
+    @property
+    def is_connect(self) -> bool:
+        return self.method == "CONNECT"
+
+    @property
+    def authority(self) -> str:
+        """Host and maybe port, as they are written; "" for a path."""
+        found = _URL.match(self.url)
+        return self.url if self.is_connect else found[2] if found else ""
+
+    @property
+    def scheme(self) -> str:
+        """`http` or `https`; "" for a path and for CONNECT."""
+        found = None if self.is_connect else _URL.match(self.url)
+        return found[1].lower() if found else ""
+
+    def check(self) -> None:
+        """Raises QuestionError for what no client could send."""
+        if not TOKEN.fullmatch(self.method.encode("ascii", "replace")):
+            raise HypotheticalRequestError(f"{self.method!r} is not a method")
+        if not self.url.isascii():
+            raise HypotheticalRequestError("the URL has to be ASCII: names in punycode, the rest percent-encoded")
+        if self.is_connect:
+            try:
+                parse_authority(self.url.encode())
+            except AuthorityError as error:
+                raise HypotheticalRequestError(f"CONNECT asks for HOST:PORT, not for {self.url!r}: {error}") from None
+        elif not _URL.match(self.url) and not self.url.startswith("/"):
+            raise HypotheticalRequestError(
+                f"{self.url!r} is neither an http:// or https:// URL nor a path that begins with a slash"
+            )
+        for name, value in self.fields:
+            if not TOKEN.fullmatch(name.encode()) or not VALUE.fullmatch(value.encode("utf-8")):
+                raise HypotheticalRequestError(
+                    f"no header can be sent like this: {name!r}"
+                )  # its value may be a credential
+
+    # --- where it would come to ------------------------------------------------------------------------------------
+    def port(self, snapshot: Snapshot) -> Port:
+        """The port of the listener that is meant. Raises QuestionError where none is, or several are."""
+        ranked: dict[int, dict[tuple[str, ...], Port]] = {}
+        for port in snapshot.ports.values():
+            rank = self._rank(port)
+            if rank is not None:  # a listener on several addresses is one
+                ranked.setdefault(rank, {}).setdefault(_names(port), port)
+        if not ranked:
+            known = ", ".join(dict.fromkeys(name for port in snapshot.ports.values() for name in _names(port)))
+            raise HypotheticalRequestError(
+                f"no listener takes {self.method} {self.url}; the listeners are {known or 'none'}"
+            )
+        best = ranked[min(ranked)]
+        if len(best) > 1:
+            names = ", ".join(name for each in best.values() for name in self._takers(each))
+            raise HypotheticalRequestError(f"several listeners take this: {names}; choose with --listener or --gateway")
+        return next(iter(best.values()))
+
+    def _rank(self, port: Port) -> int | None:
+        """How likely this port is meant: less is more; None if it is not."""
+        wanted = [each for each in port.listeners if self._is_chosen(each)]
+        if not wanted:
+            return None
+        first = port.first
+        if first.is_forward:
+            return 1 if self.is_connect or self.scheme else None
+        if port.is_stream:
+            return (2 if self._is_hosted(port) else 3) if self.is_connect else None
+        if port.is_mixed and self.is_connect and port.leads_to_stream(self.host):
+            return 2
+        secure = first.spec.protocol is ListenerProtocol.HTTPS
+        if self.is_connect:
+            return 4 if self.listener or self.gateway else None
+        if self.scheme and secure != (self.scheme == "https"):
+            return None
+        host, number = self.host, self._number()
+        if not self.scheme or (host and number == port.number):
+            return -1 if host == port.address else 0
+        return 0 if self._is_hosted(port) else 2
+
+    def _is_chosen(self, listener: ActiveListener) -> bool:
+        return self.gateway in ("", listener.gateway) and self.listener in (
+            "", listener.name, f"{listener.gateway}/{listener.name}",
+        )  # fmt: skip
+
+    def _takers(self, port: Port) -> list[str]:
+        """The listeners of a port that may be meant: that which has the host, if it is known, or all."""
+        found = port.by_host.match(self.host) if self.host else None
+        return list(_names(port)) if found is None else [f"{found.gateway}/{found.name}"]
+
+    def _is_hosted(self, port: Port) -> bool:
+        """Whether a listener of this port names this host."""
+        found = port.by_host.match(self.host)
+        return found is not None and bool(found.spec.hostname)
+
+    @property
+    def host(self) -> str:
+        """Its host as it is matched; "" for a path."""
+        try:
+            return parse_authority(self.authority.encode(), 0).host
+        except AuthorityError:
+            return ""
+
+    def _number(self) -> int:
+        try:
+            return parse_authority(self.authority.encode(), _DEFAULT_PORTS.get(self.scheme, 0)).port
+        except AuthorityError:
+            return 0
+
+    # --- what is read there ----------------------------------------------------------------------------------------
+    def head(self, port: Port) -> RequestHead:
+        """As a client would send it to this port, and the codec reads it. Raises BadRequest, LimitExceeded."""
+        reader = RequestReader(port.head_limits)
+        reader.feed("\r\n".join(self._lines(port)).encode("utf-8") + b"\r\n\r\n")
+        event = reader.next()
+        assert isinstance(event, RequestHead)
+        return event
+
+    def _lines(self, port: Port) -> Iterator[str]:
+        target = self.url.partition("#")[0]
+        found = None if self.is_connect else _URL.match(target)
+        if found is not None:
+            rest = found[3] if found[3].startswith("/") else f"/{found[3]}"
+            target = f"{found[1]}://{found[2]}{rest}" if port.first.is_forward else rest
+        yield f"{self.method} {target} HTTP/1.1"
+        if not any(name.lower() == "host" for name, _ in self.fields) and self.authority:
+            yield f"Host: {self.authority}"
+        for name, value in self.fields:
+            yield f"{name}: {value}"
+
+
+def _names(port: Port) -> tuple[str, ...]:
+    return tuple(f"{each.gateway}/{each.name}" for each in port.listeners)

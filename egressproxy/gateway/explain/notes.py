@@ -1,0 +1,69 @@
+"""Notes: what an explanation says besides the decision, so that nobody takes it for more than it is."""
+
+from __future__ import annotations
+
+from egressproxy.errors import Reason
+from egressproxy.filters.base import FilterType
+from egressproxy.filters.cors import CORS, is_preflight
+from egressproxy.filters.request_redirect import REQUEST_REDIRECT
+from egressproxy.gateway.explain.decision import Decision
+from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
+from egressproxy.gateway.explain.render import steps_of
+from egressproxy.gateway.snapshot import Route
+from egressproxy.ir.policy import SniCheck
+from egressproxy.model.authority import Authority
+
+__all__ = ["may_answer", "notes"]
+
+
+def notes(decided: Decision, question: HypotheticalRequest) -> list[str]:
+    """Sentences, each by itself."""
+    x, listener, made = decided.x, decided.listener, list[str]()
+    if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
+        made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
+    if decided.error is None and decided.route is not None and decided.route.attempts is not None:
+        made += decided.route.attempts.notes(decided.route.choices)
+    if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
+        made.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
+    if decided.error is None and decided.route is not None and not x.is_tunnel:
+        if is_preflight(x) and may_answer(decided.route, CORS):
+            made.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
+        elif may_answer(decided.route, REQUEST_REDIRECT):
+            made.append("RequestRedirect answers every request of this rule, and no backend is asked")
+    if question.namespace != "-":
+        made.append("identities are not told apart yet: what is said holds for every client")
+    if x.is_tunnel and decided.error is None and decided.route is None:
+        made.append(f"HTTP is read inside a tunnel to port 80: explain http://{x.authority}/ for its requests")
+        tls = decided.tls_route
+        goes = "is refused there" if tls is None else f"there goes by {'policy' if tls.name == '-' else tls.name}"
+        made.append(f"what begins with a ClientHello {goes}")
+    elif x.is_tunnel and decided.error is None and listener.is_forward and x.authority is not None:
+        if decided.route is not None and decided.route.is_tls_only:
+            made.append(f"what the tunnel carries has to be TLS for {x.authority.host}")
+        elif listener.destinations.sni_check(x.authority) is SniCheck.MATCH:
+            made.append(f"TLS inside the tunnel is the client's own, and has to name {x.authority.host}")
+    elif x.is_tunnel and listener.is_forward and x.authority is not None and x.authority.port != 80:
+        made += _of_requests_alone(decided, x.authority)
+    elif listener.is_forward and question.scheme == "https":
+        made.append(
+            f"this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT {x.authority}"
+        )
+    return made
+
+
+def _of_requests_alone(decided: Decision, authority: Authority) -> list[str]:
+    """Of a tunnel that is not allowed, where an HTTPRoute names the host: it serves requests, and no tunnel."""
+    if decided.error is None or decided.error.reason not in (Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY):
+        return []
+    named = next((each for each in decided.listener.http.rules_of(authority.host) if each.hostname), None)
+    if named is None:
+        return []
+    return [
+        f"{named.kind} {named.route} serves requests for {authority.host}, and no tunnel: a tunnel needs a TLSRoute or "
+        "destinations.allow"
+    ]
+
+
+def may_answer(route: Route, kind: FilterType) -> bool:
+    """Whether a filter of this kind may answer the requests of the route."""
+    return any(step.spec.type == kind.name for step in steps_of(route.chain, "request_headers"))

@@ -1,0 +1,203 @@
+"""Description: parts of a snapshot as plain values for people and JSON. Secrets by name alone; never a value of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from egressproxy.errors import GatewayError
+from egressproxy.filters.chain import Chain
+from egressproxy.filters.cooperative_rules import Step
+from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.backends.mirror import Mirror
+from egressproxy.gateway.exchange.error_responses import is_denial
+from egressproxy.gateway.snapshot import ActiveListener, Port, Route, RouteBackend
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
+from egressproxy.ir.policy import ConnectionsIR, DestinationRule
+from egressproxy.routing.precedence import Match
+
+__all__ = [
+    "backend_values",
+    "entry_values",
+    "error_values",
+    "filter_values",
+    "kept_values",
+    "limit_values",
+    "listener_values",
+    "match_values",
+    "secret_values",
+    "steps_of",
+    "timeout_values",
+    "tls_values",
+]
+
+REQUEST_PHASES = ("request_headers", "request_body")
+#: Those that a tunnel meets: before a backend is chosen, and before it is dialled.
+TUNNEL_PHASES = ("request_headers", "connect")
+BACKEND_PHASES = ("connect", "backend_request", "backend_response", "response_headers", "response_body")
+
+
+def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
+    spec = listener.spec
+    made: dict[str, Any] = {
+        "gateway": listener.gateway, "name": listener.name, "protocol": spec.protocol.value,
+        "addresses": list(spec.addresses), "port": port.number, "hostname": spec.hostname,
+    }  # fmt: skip
+    if spec.tls is not None:
+        made["tls"] = {"mode": spec.tls.mode.value, "certificates": [each.name for each in spec.tls.certificates]}
+        if spec.tls.clients is not None:
+            made["tls"]["clientCertificates"] = "asked for" if spec.tls.clients.takes_any else "required"
+    return made
+
+
+def match_values(match: Match[Route]) -> dict[str, Any]:
+    return {
+        "kind": match.kind, "name": match.route, "rule": match.rule, "ruleName": match.rule_name,
+        "hostname": match.hostname, "match": match.text,
+    }  # fmt: skip
+
+
+def entry_values(rule: DestinationRule) -> dict[str, Any]:
+    """One entry of `destinations`, in the words of an EgressPolicy."""
+    entry: dict[str, Any] = {"policy": rule.policy}
+    if rule.hostnames:
+        entry["hostnames"] = list(rule.hostnames)
+    if rule.ports:
+        entry["ports"] = list(rule.ports)
+    if rule.cidrs:
+        entry["cidrs"] = [str(network) for network in rule.cidrs]
+    if rule.sni.value != "Match":
+        entry["sni"] = rule.sni.value
+    return entry
+
+
+def error_values(error: GatewayError) -> dict[str, Any]:
+    """As a client is told, and `detail`, which is for those who run the gateway."""
+    found = {
+        "status": error.status, "reason": error.reason.value, "message": error.message, "denied": is_denial(error),
+        "rule": error.rule, "remedy": error.remedy, "detail": error.detail,
+    }  # fmt: skip
+    return {key: value for key, value in found.items() if value not in ("", "-")}
+
+
+def backend_values(choice: RouteBackend, total: int) -> dict[str, Any]:
+    spec = choice.connector.spec if choice.connector is not None else None
+    made: dict[str, Any] = {
+        "name": choice.backend, "weight": choice.weight, "share": round(choice.weight / total, 4) if total else 0.0,
+    }  # fmt: skip
+    if spec is not None:
+        made["name"] = spec.backend.name
+        made["destination"] = spec.backend.destination.value
+        if spec.backend.kind:
+            made["kind"] = spec.backend.kind
+        made["via"] = [parent.name for parent in _parents(spec.backend)]
+        if choice.parent_by:
+            made["parentBy"] = choice.parent_by
+    if choice.mirrors is not None:
+        made["mirrors"] = [_mirror_values(each) for each in choice.mirrors]
+    return made
+
+
+def _mirror_values(mirror: Mirror) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": mirror.backend, "share": round(mirror.share, 4)}
+    if mirror.denied is not None:
+        made["denied" if mirror.denied.holds(mirror.mode) else "wouldDeny"] = mirror.denied.error().message
+    return made
+
+
+def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[str, Any]:
+    """How the server is verified, and as whom we come."""
+    sni = tls.sni or (host if destination in (Destination.FQDN, Destination.DYNAMIC) else "")
+    made: dict[str, Any] = {
+        "sni": sni,
+        "verified": not tls.insecure_skip_verify,
+        "ca": (tls.ca_source or "given by policy") if tls.ca_pem else "system",
+        "names": list(tls.names) or ([sni] if sni else []),
+        "minVersion": tls.min_version,
+    }
+    if tls.client_certificate:
+        made["clientCertificate"] = tls.client_source or "given"
+    if tls.pins:
+        made["pins"] = len(tls.pins)
+    if tls.crl_pem:
+        made["crl"] = True
+    return made
+
+
+def filter_values(chain: Chain, phases: Iterable[str]) -> list[dict[str, Any]]:
+    """The filters of these phases in the order in which they run; then those without which requests go on."""
+    phases = tuple(phases)
+    skipped = [
+        {
+            "phase": spec.phase, "name": spec.name, "type": spec.type, "from": spec.source,
+            "level": ("Gateway", "Route", "Backend")[spec.level], "priority": spec.priority, "failOpen": True,
+            "skipped": "the type is not known, and failOpen is set",
+        }
+        for spec in chain.skipped
+    ]  # fmt: skip
+    return skipped + [
+        {
+            "phase": phase.replace("_", "-"), "name": step.spec.name, "type": step.spec.type, "from": step.spec.source,
+            "level": ("Gateway", "Route", "Backend")[step.spec.level], "priority": step.spec.priority,
+            "failOpen": step.spec.fail_open,
+        }
+        for phase in phases
+        for step in steps_of(chain, phase)
+    ]  # fmt: skip
+
+
+def secret_values(chain: Chain, filters: FilterInstances) -> list[dict[str, Any]]:
+    """The Secrets that filters of this chain use: `present` false where one is missing, and requests are refused."""
+    phases = (*REQUEST_PHASES, *BACKEND_PHASES)
+    specs = dict.fromkeys(step.spec for phase in phases for step in steps_of(chain, phase))
+    return [
+        {"filter": spec.name, "from": spec.source, "secret": name, "present": is_present}
+        for spec in specs
+        for name, is_present in filters.secrets(spec).items()
+    ]
+
+
+def limit_values(listener: ActiveListener) -> dict[str, int]:
+    """Limits of the listener's connections; 0 is none. Those of requests are filters."""
+    limits = listener.spec.policy.limits
+    return {
+        "maxHeadBytes": limits.max_head_bytes, "maxFields": limits.max_fields, "connections": limits.connections,
+        "connectionsPerClient": limits.connections_per_client, "tunnels": limits.tunnels,
+        "tunnelsPerClient": limits.tunnels_per_client,
+    }  # fmt: skip
+
+
+def timeout_values(
+    listener: ActiveListener, route: Route | None, choice: RouteBackend | None, *, is_tunnel: bool
+) -> dict[str, float]:
+    """Seconds; 0 is none."""
+    made = {"requestHeaders": listener.timeouts.request_headers_s}
+    if route is not None:
+        made["request"] = route.request_s
+    if choice is not None and choice.connector is not None:
+        spec = choice.connector.spec
+        made |= {"connect": spec.connect_s}
+        if not is_tunnel:
+            made |= {"tlsHandshake": spec.tls_handshake_s, "backendRequest": choice.backend_request_s}
+    if route is not None:
+        made |= {"tunnelIdle": route.tunnel_idle_s} if is_tunnel else {"idle": route.idle_s}
+    return made
+
+
+def kept_values(kept: ConnectionsIR) -> dict[str, float]:
+    """What ends a connection to the backend, beside time without a request: seconds, and exchanges."""
+    made = {"maxAge": kept.max_age_s, "maxRequests": float(kept.max_requests)}
+    return {name: value for name, value in made.items() if value}
+
+
+def steps_of(chain: Chain, phase: str) -> Iterator[Step]:
+    """What runs in this phase (`request_headers`, …), in its order."""
+    found = getattr(chain, phase)
+    if found is not None:
+        yield from (found if isinstance(found, tuple) else found.steps)
+
+
+def _parents(backend: BackendIR) -> Iterator[BackendIR]:
+    while backend.parent is not None:
+        backend = backend.parent
+        yield backend

@@ -1,0 +1,156 @@
+"""ExternalAuth: asks a server of the operator's whether a request may go on. Whatever goes wrong denies.
+
+It runs in the request-headers phase, behind the limits and before everything that changes the request, so that the
+server judges what the client has asked for. Source: Gateway API HTTPExternalAuthFilter (GEP-1494).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Protocol
+
+from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.settings import FilterConfig
+from egressproxy.gateway.exchange.admission import enforce
+from egressproxy.gateway.exchange.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.ext_authz.check_result import CheckResult, apply
+from egressproxy.ir.policy import Mode
+from egressproxy.ir.route import ExternalAuthIR
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.routing.destinations import Denial
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import Refusal
+
+__all__ = ["EXTERNAL_AUTH", "AuthzClient", "ExternalAuth"]
+
+#: How long a server may think where no policy says it (`backendRequest`).
+AUTH_TIMEOUT_S = 5.0
+#: The note with what the server wants to be added to the answer.
+_ADDED = "external auth"
+
+
+class AuthzClient(Protocol):
+    """Puts the question in one protocol."""
+
+    async def ask(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+        """In a task, which is cancelled after `timeout_s`.
+
+        Raises GatewayError if there is no verdict, ValueError if it makes no sense.
+        """
+
+
+class ExternalAuth(Filter):
+    """`asker` None: there is no server that could be asked, and every request is refused.
+
+    `closed_by`: the place of the server is denied by a policy; with an asker (Report mode) it is noted and no more.
+    """
+
+    def __init__(
+        self,
+        spec: ExternalAuthIR,
+        asker: AuthzClient | None,
+        route: str,
+        metrics: Metrics,
+        closed_by: Denial | None = None,
+    ) -> None:
+        self._asker = asker
+        self._closed_by = closed_by
+        self.max_body = spec.max_body
+        self._error = spec.backend.error
+        self._unknown_extension = spec.backend.unknown_extension
+        self._source = spec.place.source
+        self.server = spec.backend.backend.label if spec.backend.backend is not None else "-"
+        self._route = route
+        remedy = "its answer, which the client got, says why"
+        message = "the authorization server refused a request"
+        self._denied = Refusal(Reason.EXT_AUTH_DENIED, message, self._source, remedy)
+        self._metrics = metrics
+        self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
+
+    async def request_headers(self, x: Exchange) -> LocalResponse | None:
+        if self._asker is None:
+            raise self.unusable()
+        if self._closed_by is not None:
+            enforce(x, Mode.REPORT, self._closed_by.error())
+        assert x.notes is not None
+        held: BufferedRequest = x.notes[HELD]
+        body = b""
+        if self.max_body and x.request.body != 0:
+            most = self.max_body
+            body = await held.take_body(most if x.max_body_bytes < 0 else min(most, x.max_body_bytes))
+        started = monotonic()
+        result = "error"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                verdict = await self._asker.ask(x, held, body, self._timeout_s)
+            apply(verdict.request, x.request.fields)
+            result = "allowed" if verdict.answer is None else "denied"
+        except TimeoutError:
+            result = "timeout"
+            raise self._fault("did not answer in time", 504, f"no answer in {self._timeout_s:g} s") from None
+        except ValueError as error:
+            raise self._fault("gave an answer that makes no sense", 502, str(error)) from None
+        except BadRequest:
+            raise  # the client's fault
+        except GatewayError as error:
+            status = error.status if error.status >= 500 else 502
+            detail = f"{error.reason.value}: {error.message}{': ' if error.detail else ''}{error.detail}"
+            raise self._fault("could not be asked", status, detail) from None
+        except asyncio.CancelledError:
+            result = "cancelled"  # the client has left, or its time is over
+            raise
+        finally:
+            self._metrics.external_auth.count(self._route, self.server, result, monotonic() - started)
+        if verdict.response:
+            x.note(_ADDED, verdict.response)
+        if verdict.answer is None:
+            return None
+        x.reason = Reason.EXT_AUTH_DENIED
+        x.rule = self._source
+        x.denied = True
+        self._metrics.notices.refused(x.series, self._denied, self._source.partition(" ")[0])
+        return verdict.answer
+
+    def response_headers(self, x: Exchange) -> None:
+        changes = x.notes.get(_ADDED) if x.notes is not None else None
+        if changes:
+            apply(changes, x.response.fields)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a server that can be asked."""
+        return self._asker is not None
+
+    def unusable(self) -> GatewayError:
+        """What every request is answered with where there is none."""
+        if self._closed_by is not None:
+            return self._closed_by.error()
+        if self._unknown_extension:
+            message = f"the authorization server of this route needs the {self._unknown_extension}, "
+            message += "which this gateway does not have"
+            return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=self._source, detail=self._error)
+        message = "the authorization server of this route cannot be used"
+        return GatewayFault(Reason.BACKEND_INVALID, message, rule=self._source, detail=self._error)
+
+    def _fault(self, happened: str, status: int, detail: str) -> GatewayFault:
+        message = f"the authorization server of this route {happened}"
+        return GatewayFault(Reason.EXT_AUTH_ERROR, message, status=status, rule=self._source, detail=detail)
+
+    def __repr__(self) -> str:
+        return f"ExternalAuth({self._route} by {self.server})"
+
+
+def _never(context: FilterContext) -> Filter:
+    raise ValueError(f"{context.name}: an ExternalAuth is declared by a filter of an HTTPRoute alone")
+
+
+#: What a chain has to know of it; none is ever made from a config.
+EXTERNAL_AUTH = FilterType(
+    name="egressproxy.io/ExternalAuth",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=FilterConfig,
+    build=_never,
+    also=frozenset((Phase.RESPONSE_HEADERS,)),
+)

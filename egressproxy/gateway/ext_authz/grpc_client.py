@@ -1,0 +1,117 @@
+"""GrpcAsker: asks a server that speaks Envoy's ext_authz, envoy.service.auth.v3.Authorization/Check.
+
+Source: Gateway API HTTPExternalAuthFilter with protocol GRPC, GRPCAuthConfig.
+"""
+
+from __future__ import annotations
+
+from egressproxy.filters.chain import Chain, finish
+from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.exchange.buffered_body import BufferedRequest
+from egressproxy.gateway.ext_authz.check_result import (
+    CheckResult,
+    FieldAction,
+    FieldChange,
+    apply,
+    denial,
+    is_for_clients,
+    is_ours,
+)
+from egressproxy.gateway.ext_authz.grpc_channel import GrpcChannel
+from egressproxy.gateway.ext_authz.http_client import passed, passed_body, question
+from egressproxy.ir.route import ExternalAuthIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+from egressproxy.protocols.grpc.ext_authz import (
+    CHECK,
+    Action,
+    CheckAnswer,
+    HeaderOption,
+    HttpAttributes,
+    check_answer,
+    check_request,
+)
+
+__all__ = ["GrpcAuthzClient"]
+
+_CHANGES = {
+    Action.SET: FieldAction.SET,
+    Action.ADD_IF_ABSENT: FieldAction.ADD_IF_ABSENT,
+    Action.OVERWRITE: FieldAction.SET,
+    Action.OVERWRITE_IF_EXISTS: FieldAction.SET_IF_PRESENT,
+    Action.APPEND: FieldAction.APPEND,
+}
+
+
+class GrpcAuthzClient:
+    """Implements Asker. `chain` are the filters of the server as a backend; what they add is metadata of the call."""
+
+    def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
+        self._connector = connector
+        self._channel = GrpcChannel.of(connector)
+        self._chain = chain
+        self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
+
+    async def ask(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+        head = RequestHead(b"POST", CHECK, Fields())
+        inner = question(x, head, self._connector)
+        inner.backend_is_secure = self._connector.spec.backend.tls is not None
+        message = check_request(self._attributes(x, body), _address(x.client), held.local_address())
+        head.body = len(message)
+        try:
+            await passed(self._chain.request_headers, inner)
+            await passed(self._chain.backend_request, inner)
+            metadata = list(head.fields)
+            answer = await self._channel.call(inner, self._chain.connect, head.path, metadata, message, timeout_s)
+            answer = await passed_body(self._chain.response_body, inner, answer)
+        finally:
+            if self._chain.complete is not None:
+                finish(self._chain.complete, inner)
+        return _verdict(check_answer(answer))
+
+    def _attributes(self, x: Exchange, body: bytes) -> HttpAttributes:
+        request = x.request
+        host = request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+        headers = {b":authority": host, b":method": request.method, b":path": request.path, b":scheme": x.scheme}
+        for name, value in request.fields:
+            known = headers.get(name)
+            separator = b"; " if name == b"cookie" else b","
+            headers[name] = value if known is None else known + separator + value
+        if self._wanted:
+            headers = {name: value for name, value in headers.items() if name in self._wanted}
+            if b"host" in self._wanted:
+                headers[b"host"] = host
+        return HttpAttributes(
+            x.request_id, request.method, headers, request.path, host, x.scheme,
+            b"HTTP/1.0" if request.http_1_0 else b"HTTP/1.1", x.started_wall, body,
+        )  # fmt: skip
+
+
+def _address(client: str) -> tuple[str, int]:
+    """`address:port`, as the exchange has it."""
+    host, _, port = client.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else ("", 0)
+
+
+def _verdict(answer: CheckAnswer) -> CheckResult:
+    """Raises ValueError for a denial that no client could be told."""
+    changes = _changes(answer.headers)
+    if not answer.is_allowed:
+        fields = Fields()
+        apply(changes, fields)
+        return denial(answer.status, fields, answer.body)
+    removed = tuple(
+        FieldChange(name, FieldAction.REMOVE) for name in answer.remove if not (is_ours(name) or name.startswith(b":"))
+    )
+    told = tuple(change for change in _changes(answer.response_headers) if is_for_clients(change.name))
+    return CheckResult(request=removed + changes, response=told)
+
+
+def _changes(options: tuple[HeaderOption, ...]) -> tuple[FieldChange, ...]:
+    """Pseudo-headers, Host, and whatever else the gateway itself writes are not the server's to say."""
+    return tuple(
+        FieldChange(option.name, _CHANGES[option.action], option.value)
+        for option in options
+        if not (is_ours(option.name) or option.name.startswith(b":"))
+    )

@@ -1,0 +1,1 @@
+"""Bound ports, and the connections of clients that speak no HTTP."""

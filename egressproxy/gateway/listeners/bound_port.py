@@ -1,0 +1,256 @@
+"""BoundPort: a listening socket and what is accepted on it. The socket outlives every snapshot that has the same
+address and port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import select
+import socket
+import ssl
+import time
+from functools import partial
+from typing import cast
+
+from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.listeners.sni_dispatch import SniDispatch
+from egressproxy.gateway.listeners.stream_connection import StreamConnection
+from egressproxy.gateway.open_connections import BAD_CERTIFICATE, TOO_MANY, OpenConnections
+from egressproxy.gateway.snapshot import Port
+from egressproxy.model.exchange import LocalResponse
+from egressproxy.net.flow_control import peer_name
+from egressproxy.net.loop import poller
+from egressproxy.net.sockets import Socket, SocketTransport
+from egressproxy.net.tls import TlsStream
+from egressproxy.net.tls_contexts import is_about_certificate, server_name
+from egressproxy.protocols.http1.writer import answer_bytes
+from egressproxy.telemetry.metrics import Metrics
+
+__all__ = ["BoundPort"]
+
+log = logging.getLogger(__name__)
+
+#: Connections taken in one turn at most.
+MAX_AT_ONCE = 64
+#: After so many, it is another process's turn.
+TURN_CONNECTIONS = 8
+#: Without descriptors or memory: how long nothing is accepted, and how often it is said.
+PAUSE_S = 0.1
+SILENCE_S = 10.0
+
+
+class BoundPort:
+    """Accepts connections for whatever the current snapshot has at this address and port."""
+
+    def __init__(self, sock: socket.socket, port: Port, conductor: Conductor, metrics: Metrics) -> None:
+        self._sock = sock
+        self._conductor = conductor
+        self._metrics = metrics
+        self._is_accepting = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._silent_until = 0.0
+        self._accept_one = sock._accept  # type: ignore[attr-defined]    # without the Python class around the result
+        self._family = int(sock.family)
+        self._at_once = 1  # how many connections are taken in one turn
+        self._taken = 0  # since we joined the end of the queue of processes
+        self.state = OpenConnections(port, self._conductor.clients)
+        self._former: list[OpenConnections] = []  # of connections that came on other terms
+
+    def start(self) -> None:
+        """Accept connections. Other processes may share the socket: each connection wakes one of them, the first in
+        the kernel's queue that has nothing to do.
+        """
+        self._sock.setblocking(False)
+        self._poller = poller()
+        self._poller.watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self)
+        self._is_accepting = True
+        self._taken = 0
+
+    def serve(self, port: Port) -> None:
+        """From now on this is what is here. Where its terms are other ones, the connections that are open end with
+        their exchange: a client that has not shown its certificate does not get past a listener that asks for one now,
+        nor does a head that is longer than it may be by now. Tunnels go on, and count.
+        """
+        if port.terms == self.state.port.terms:
+            self.state.port = port
+            return
+        before = self.state
+        before.is_closed = True
+        self._former = [state for state in (*self._former, before) if state.connections]
+        self.state = OpenConnections(port, self._conductor.clients, before.tunnels_of)
+        before.close_idle()
+
+    def stop_accepting(self) -> None:
+        """Connections that are open end with their exchange: what they may ask for is no longer configured."""
+        self.state.is_closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._is_accepting:
+            self._is_accepting = False
+            self._poller.leave(self._sock.fileno())
+        self._sock.close()
+
+    def ready(self, _fd: int, _events: int) -> None:
+        """Connections wait: take as many as the last time, and more where there were more.
+
+        Asking for one that is not there costs as much as taking one, so a single one is taken without asking again.
+        """
+        for _ in range(self._at_once):
+            try:
+                fd, peer = self._accept_one()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                self._at_once = max(1, self._at_once // 2)
+                break
+            except OSError as error:
+                if self._is_accepting:  # else what was just accepted has closed it
+                    self._cannot_accept(error)
+                return
+            sock = Socket(self._family, socket.SOCK_STREAM, 0, fd)
+            sock.setblocking(False)
+            self._taken += 1
+            SocketTransport(self._poller, sock, self._accept(), peer).start()
+        else:
+            self._at_once = min(self._at_once * 2, MAX_AT_ONCE)
+        if self._taken >= TURN_CONNECTIONS and self._is_accepting:
+            self._poller.leave(self._sock.fileno())
+            self._go_on()
+
+    def failed(self, error: Exception) -> None:
+        """One connection could not be taken; the next may be."""
+
+    def _cannot_accept(self, error: OSError) -> None:
+        """No descriptor or no memory is left: the connections wait where they are, and so do we for a moment."""
+        reason = "no_descriptor" if error.errno in (errno.EMFILE, errno.ENFILE) else "no_memory"
+        self._metrics.connection_rejected(reason)
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + SILENCE_S
+            log.error("no connection can be accepted on %s: %s", self.state.port, error.strerror)
+        self._poller.leave(self._sock.fileno())
+        self._is_accepting = False
+        self._go_on_later()
+
+    def _go_on_later(self) -> None:
+        self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        try:
+            self.start()
+        except OSError:  # there is no memory to watch it with, either
+            self._go_on_later()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        port = self.state.port
+        if port.is_stream:
+            return StreamConnection(self._conductor, self._metrics, self.state)
+        if port.tls is None:
+            return CountedClient(self._conductor, self._metrics, self.state)
+        if port.is_mixed:
+            return self._fork(self.state)
+        return self._secured(self.state)
+
+    def _secured(self, state: OpenConnections) -> TlsFront:
+        assert state.port.tls is not None
+        return TlsFront(state.port.tls, ClientConnection(self._conductor, self._conductor.wheel, state), self._metrics)
+
+    def _fork(self, state: OpenConnections) -> SniDispatch:
+        stream = partial(StreamConnection, self._conductor, self._metrics, state)
+        return SniDispatch(partial(self._secured, state), stream, self._conductor.wheel, self._metrics, state)
+
+    @property
+    def open_connections(self) -> int:
+        return sum(len(state.connections) for state in (self.state, *self._former))
+
+    def close_idle(self) -> None:
+        """Ask connections without an exchange to go."""
+        for state in (self.state, *self._former):
+            state.close_idle()
+
+    def abort_all(self) -> None:
+        for state in (self.state, *self._former):
+            for connection in list(state.connections):
+                connection.abort()
+
+    def __repr__(self) -> str:
+        return f"BoundPort({self.state})"
+
+
+class CountedClient(ClientConnection):
+    """A client's connection without TLS, which counts against its listener's limits of connections."""
+
+    __slots__ = ("metrics",)
+
+    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
+        super().__init__(conductor, conductor.wheel, state)
+        self.metrics = metrics
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.state.is_closed:  # accepted in the moment in which its listener went
+            self.abort()
+            return
+        refused = self.state.admit(self, self.client)
+        if refused is not None:
+            self.state.count_refusal(self.metrics, refused)
+            says = b"too many connections\n" if refused is TOO_MANY else b"too many connections of this client\n"
+            answer = LocalResponse(503, ((b"Retry-After", b"1"),), says)
+            self.is_request_read = True
+            self.send(answer_bytes(answer, close=True))
+            self.close()
+
+
+class TlsFront(TlsStream):
+    """TLS with a client, in front of its connection. Counts from its first octet, and has a time for its handshake."""
+
+    def __init__(self, context: ssl.SSLContext, client: ClientConnection, metrics: Metrics) -> None:
+        super().__init__(
+            context, server_side=True, server_hostname=None, inner=client, on_handshake=self._handshake_ended
+        )
+        self._client = client
+        self._metrics = metrics
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_shaking_hands = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        state = self._client.state
+        if state.is_closed:
+            cast(asyncio.Transport, transport).abort()
+            return
+        refused = state.admit(self, peer_name(transport))
+        if refused is not None:
+            state.count_refusal(self._metrics, refused)
+            cast(asyncio.Transport, transport).abort()
+            return
+        seconds = state.port.first.timeouts.tls_handshake_s or 60.0
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort_handshake)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        state = self._client.state
+        super().connection_lost(exc)
+        state.leave(self)
+        del self._client  # it holds us as its transport: let go
+
+    def close_if_idle(self) -> bool:
+        if self._is_shaking_hands:
+            self.abort_handshake()
+            return True
+        return self._client.close_if_idle()
+
+    def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
+        self._is_shaking_hands = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if error is None:
+            self._client.server_name = server_name(self.get_extra_info("ssl_object"))
+        else:
+            self._client.deadline.close()  # it is never told of a connection, nor of its end
+            self._client.driver.on_idle = None
+            log.debug("a client's TLS handshake failed: %s", type(error).__name__)
+            if is_about_certificate(error):
+                self._client.state.count_refusal(self._metrics, BAD_CERTIFICATE)

@@ -1,0 +1,345 @@
+"""Streams: listeners of protocol TLS and TCP, where a connection is one tunnel and the ClientHello chooses its route.
+
+Source: Gateway API, TLSRoute and TCPRoute. A TLS connection whose name no route has is dropped, as the API says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
+from egressproxy.filters.chain import run
+from egressproxy.gateway.exchange.admission import judge, note_denied
+from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunnel_slot
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.relay import hand_over, relay
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.model.authority import Authority, AuthorityError, parse_authority
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.flow_control import HIGH_WATER, FlowControl
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.pieces import Pieces
+from egressproxy.net.timers import Deadline
+from egressproxy.net.tls import TlsStream
+from egressproxy.net.tls_contexts import is_about_certificate, server_name
+from egressproxy.protocols.tls.alerts import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.protocols.tunnel.guard import SniGuard
+from egressproxy.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.exchange.conductor import Conductor
+
+__all__ = ["StreamConnection"]
+
+_TLS_1_3 = 0x0304
+
+log = logging.getLogger(__name__)
+
+
+class StreamConnection(FlowControl):
+    """A client's connection to a TLS or TCP listener. Octets are held until the tunnel takes them."""
+
+    __slots__ = (
+        "client",
+        "conductor",
+        "deadline",
+        "driver",
+        "error",
+        "has_ended",
+        "held",
+        "hello",
+        "hello_size",
+        "is_lost",
+        "life",
+        "metrics",
+        "reader",
+        "request_headers_s",
+        "state",
+    )
+
+    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
+        super().__init__()
+        self.conductor = conductor
+        self.metrics = metrics
+        self.state = state
+        self.driver = Driver()
+        self.life = HeldResources()
+        self.deadline = Deadline(conductor.wheel, self._too_late)
+        first = state.port.first
+        self.request_headers_s = first.timeouts.request_headers_s
+        self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
+        self.hello: ClientHello | None = None
+        self.hello_size = 0  # so many of the octets are its own
+        self.error: GatewayError | None = None
+        self.held = Pieces()
+        self.client = "-"
+        self.has_ended = False
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.client = self.peer_name()
+        refused = self.state.admit(self, self.client)
+        if refused is not None:
+            self.state.count_refusal(self.metrics, refused)
+            self.transport.abort()
+            return
+        self.deadline.after(self.request_headers_s)
+        self.driver.start(serve_stream(self.conductor, self))
+
+    def data_received(self, data: bytes) -> None:
+        self.octets_in += len(data)
+        self.held.append(data)
+        if self.reader is not None and self.hello is None and self.error is None:
+            try:
+                self.hello = self.reader.feed(data)
+            except NotTls:
+                self.error = Denied(Reason.NOT_TLS, "the connection has to begin with a ClientHello")
+            except BadClientHello as error:
+                self.error = Denied(Reason.NOT_TLS, "malformed ClientHello", detail=str(error))
+            if self.hello is not None or self.error is not None:
+                self.hello_size = self.reader.size
+                self.reader.forget()
+                self.driver.resume()
+        elif self.octets_in > HIGH_WATER:
+            self.pause_reading()
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        return self.driver.is_busy and (self.reader is None or self.hello is not None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        if self.driver.is_busy:
+            self.driver.throw(GatewayFault(Reason.CLIENT_GONE, "the client closed its connection"))
+        self.gone()
+
+    def gone(self) -> None:
+        self.deadline.close()
+        self.state.leave(self)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def close_if_idle(self) -> bool:
+        """Until its ClientHello is there nothing is served; a TCP stream is served from the start."""
+        if self.reader is None or self.hello is not None:
+            return False
+        self.abort()
+        return True
+
+    def refuse(self, error: GatewayError) -> None:
+        """Close it; a client that waits for the answer to its ClientHello is told why, where it is policy or a name."""
+        if self.hello is not None and not self.is_lost and self.transport.get_protocol() is self:
+            alert = alert_for(error, self.hello)
+            if alert:
+                self.send(alert)
+                self.flush()
+        self.transport.abort()
+
+    def take_held(self) -> bytes:
+        held, self.held = self.held, Pieces()
+        self.resume_reading()
+        return held.joined()
+
+    def _too_late(self) -> None:
+        self.driver.throw(Denied(Reason.NOT_TLS, "no ClientHello came in time"))
+
+    def __repr__(self) -> str:
+        return f"StreamConnection({self.client}, {'lost' if self.is_lost else 'open'})"
+
+
+async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
+    """The life of one stream: name, route, dial, relay."""
+    port = client.state.port
+    x = conductor.new_exchange(client.client, port.first)
+    x.is_tunnel = True
+    x.kind = "tunnel"
+    x.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
+    is_handed_over = False
+    try:
+        is_handed_over = await tunnel_stream(conductor, x, client)
+    except GatewayError as error:
+        conductor.blame(x, client.life, error)
+        client.life.release(reusable=False)
+        client.refuse(error)
+        x.bytes_out = x.bytes_out or client.octets_out
+    except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
+        log.error("internal error in stream %s", x.request_id, exc_info=error)
+        fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+        conductor.blame(x, client.life, fault)
+        client.transport.abort()
+    finally:
+        if not is_handed_over:
+            x.bytes_in = x.bytes_in or client.octets_in
+            conductor.account(x, client.life)
+            client.life.reset()
+            client.gone()
+
+
+async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnection) -> bool:
+    """True if the exchange was handed over to the tunnel, which completes it."""
+    life = client.life
+    while client.reader is not None and client.hello is None:
+        if client.error is not None:
+            error, client.error = client.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: no cycle
+        await pause()
+    client.deadline.clear()
+    if client.state.is_closed:
+        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
+    listener = name_stream(x, client)
+    host = x.authority.host if x.authority is not None else ""
+    route = listener.streams.match(host)
+    if route is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
+    life.route = route
+    x.route, x.series = route.name, route.series
+    if x.authority is not None:
+        judge(x, route, x.authority)
+    if route.chain.request_headers is not None:
+        outcome = run(route.chain.request_headers, x)
+        if outcome is not None:
+            await refuse_answer(outcome)
+    choice = life.choice = route.choose()
+    note_denied(x, choice)
+    x.backend, x.series = choice.backend, choice.series
+    take_tunnel_slot(x, client.state, life, listener)
+    if listener.terminate is None:
+        # TLS that a client has begun is its own to the end; octets of a TCP listener are plain, as far as we know.
+        upstream = await dial(x, choice, terminated=client.reader is None and choice.originates_tls)
+        x.status = 200
+        held, guard = client.take_held(), None
+        if client.hello is not None and x.authority is not None:
+            guard = SniGuard(x.authority, must_be_tls=True, only_reports=route.only_reports)
+            guard.knows(client.hello, client.hello_size)
+        if hand_over(conductor, x, client, upstream, held, guard, route.tunnel_idle_s):
+            client.deadline.close()
+            return True
+        relaying = relay(conductor, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
+        del held
+        await relaying
+        return False
+    inner = await terminate(client, listener)
+    upstream = await dial(x, choice, terminated=True)
+    x.status = 200
+    await relay(conductor, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
+    client.is_lost = True
+    return False
+
+
+def name_stream(x: Exchange, client: StreamConnection) -> ActiveListener:
+    """The listener by SNI, and the authority that is logged, matched and dialled."""
+    port = client.state.port
+    listener = port.first
+    if client.hello is None:
+        return listener
+    if client.hello.sni is None:
+        raise GatewayFault(Reason.NO_ROUTE, "the ClientHello names no server", status=404)
+    try:
+        x.authority = parse_authority(client.hello.sni.encode(), port.number if port.number != 0 else 443)
+    except AuthorityError:
+        raise Denied(Reason.SNI_MISMATCH, "the ClientHello names no valid host") from None
+    found = port.by_host.match(x.authority.host)
+    if found is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {x.authority.host}", status=404)
+    x.gateway, x.listener, x.series = found.gateway, found.name, found.series
+    x.authority = Authority(x.authority.host, 443)
+    return found
+
+
+def alert_for(error: GatewayError, hello: ClientHello) -> bytes:
+    """The alert for a client that is refused with its first ClientHello; b"" where the reason is none of its own."""
+    if error.reason is Reason.NO_ROUTE and hello.sni is None and _TLS_1_3 in hello.versions:
+        return MISSING_EXTENSION
+    if error.reason in (Reason.NO_ROUTE, Reason.SNI_MISMATCH):
+        return UNRECOGNIZED_NAME
+    return ACCESS_DENIED if isinstance(error, Denied) else b""
+
+
+class _Inner(FlowControl):
+    """The plaintext side of a terminated stream, until the tunnel takes it."""
+
+    __slots__ = ("driver", "has_ended", "held", "is_lost", "request_headers_s")
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self.driver = driver
+        self.held = Pieces()
+        self.has_ended = False
+        self.is_lost = False
+        self.request_headers_s = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        self.held.append(data)
+        self.pause_reading()
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The client has left before the tunnel was there, while the upstream is dialled for one."""
+        self.is_lost = True
+        self.driver.throw(ClientGone())
+
+    def take_held(self) -> bytes:
+        held, self.held = self.held, Pieces()
+        self.resume_reading()
+        return held.joined()
+
+
+async def terminate(client: StreamConnection, listener: ActiveListener) -> _Inner:
+    """TLS with the client: the ClientHello that chose the route is the first that the handshake reads."""
+    assert listener.terminate is not None
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def on_handshake(stream: TlsStream, error: Exception | None) -> None:
+        if done.done():
+            return
+        if (
+            error is None
+            and client.hello is not None
+            and server_name(stream.get_extra_info("ssl_object")) != client.hello.sni
+        ):
+            # A session of TLS 1.2 for another name was resumed, which chose neither this route nor this listener.
+            done.set_exception(Denied(Reason.SNI_MISMATCH, "the TLS session is one for another name"))
+        elif error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(handshake_denial(error))
+
+    inner = _Inner(client.driver)
+    tls = TlsStream(listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake)
+    timer = loop.call_later(listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
+    parked = PendingProtocol()
+    parked.transport = client.transport
+    held = client.take_held()
+    parked.hand_over(tls)
+    tls.data_received(held)
+    try:
+        await done
+    finally:
+        timer.cancel()
+    if tls.is_closing():  # the client has left in the same moment: nobody joins `inner` any more
+        raise ClientGone
+    return inner
+
+
+def handshake_denial(error: Exception) -> Denied:
+    if is_about_certificate(error):
+        detail = getattr(error, "verify_message", "") or "none was shown"
+        return Denied(Reason.CLIENT_CERTIFICATE, "the client's certificate is missing or not valid", detail=detail)
+    return Denied(Reason.NOT_TLS, "the TLS handshake failed", detail=type(error).__name__)

@@ -1,0 +1,146 @@
+"""ListenerState: what is open at one address and port at this moment. Survives reloads, which assign it a new Port."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import Protocol
+
+from egressproxy.errors import Reason
+from egressproxy.gateway.snapshot import Port
+from egressproxy.model.shares import Shares, origin_of
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import Refusal
+
+__all__ = ["BAD_CERTIFICATE", "TOO_MANY", "Connection", "OpenConnections"]
+
+#: Why a connection is refused before there is an exchange.
+BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
+TOO_MANY = Refusal(
+    Reason.CONNECTION_LIMIT,
+    "a connection was refused: the listener has as many as limits.connections allows",
+    remedy="raise limits.connections, or see who opens so many",
+)
+OF_CLIENT = Refusal(
+    Reason.CONNECTION_LIMIT,
+    "a connection was refused: its client has as many as limits.connectionsPerClient allows (where it is "
+    "not written, three quarters of limits.connections)",
+    remedy="raise limits.connectionsPerClient; set it to 0 where one address is many clients",
+)
+OF_DESCRIPTORS = Refusal(
+    Reason.CONNECTION_LIMIT,
+    "a connection was refused: its client has three eighths of the connections that the file descriptors allow",
+    remedy="raise the limit of open files, or set limits.connectionsPerClient: 0 where one address is many clients",
+)
+#: A listener: its Gateway, and its name.
+ListenerKey = tuple[str, str]
+#: How many connections are looked at, when one has to make way.
+LOOKED_AT = 16
+
+
+class Connection(Protocol):
+    """A client's connection, of whatever protocol."""
+
+    def abort(self) -> None: ...
+
+    def close_if_idle(self) -> bool:
+        """Go, unless something is being served; false if that is so."""
+
+
+class OpenConnections:
+    """Counts connections against `limits.connections` and `limits.connectionsPerClient`, and tunnels.
+
+    `clients` counts those of each client to all listeners of this process; `tunnels_of` the tunnels of each listener.
+    """
+
+    __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels_of")
+
+    def __init__(
+        self, port: Port, clients: Shares | None = None, tunnels_of: dict[ListenerKey, Shares] | None = None
+    ) -> None:
+        self.port = port
+        self.clients = clients if clients is not None else Shares(sys.maxsize, sys.maxsize)
+        self.connections: dict[Connection, str] = {}  # each with its client's address
+        self.per_client: dict[str, int] = {}
+        self.tunnels_of = tunnels_of if tunnels_of is not None else {}  # of the state before, which go on
+        self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
+
+    def admit(self, connection: Connection, client: str) -> Refusal | None:
+        """Count this connection of a client (`address:port`). Where a limit is reached it is not, and which is said."""
+        limits = self.port.limits
+        address = origin_of(client)
+        of_client = self.per_client.get(address, 0)
+        is_full = 0 < limits.connections <= len(self.connections)
+        if limits.connections_per_client:
+            if of_client >= limits.connections_per_client:
+                return TOO_MANY if is_full else OF_CLIENT
+        elif self.clients.of(address) >= self.clients.share:
+            return OF_DESCRIPTORS
+        if is_full and not self._make_way(of_client):
+            return TOO_MANY
+        self.connections[connection] = address
+        self.per_client[address] = of_client + 1
+        self.clients.add(address)
+        return None
+
+    def _make_way(self, of_client: int) -> bool:
+        """Close an idle connection for a client that has so many: one of a client that has more, and will still have
+        as many. It looks at a few, and the next time at others.
+        """
+        for connection, address in list(islice(self.connections.items(), LOOKED_AT)):
+            if self.per_client[address] > of_client + 1 and connection.close_if_idle():
+                self.leave(connection)
+                return True
+            if self.connections.pop(connection, None) is not None:
+                self.connections[connection] = address
+        return False
+
+    def count_refusal(self, metrics: Metrics, why: Refusal) -> None:
+        """A connection is closed before it could ask for anything."""
+        metrics.connection_rejected(why.reason.value)
+        metrics.notices.refused(self.port.first.series, why)
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is gone. May be called again, and for one that was not admitted."""
+        address = self.connections.pop(connection, None)
+        if address is None:
+            return
+        self.clients.give_back(address)
+        left = self.per_client[address] - 1
+        if left:
+            self.per_client[address] = left
+        else:
+            del self.per_client[address]
+
+    def close_idle(self) -> None:
+        """Ask connections without an exchange to go."""
+        for connection in list(self.connections):
+            connection.close_if_idle()
+
+    def replace(self, connection: Connection, other: Connection) -> None:
+        """The connection goes on as this one."""
+        address = self.connections.pop(connection, None)
+        if address is not None:
+            self.connections[other] = address
+
+    @property
+    def tunnels(self) -> int:
+        """Those of all listeners."""
+        return sum(each.total for each in self.tunnels_of.values())
+
+    def add_tunnel(self, listener: ListenerKey, client: str) -> None:
+        """One more, whatever the limits say."""
+        held = self.tunnels_of.get(listener)
+        if held is None:
+            held = self.tunnels_of[listener] = Shares(sys.maxsize, sys.maxsize)
+        held.add(client)
+
+    def give_tunnel_back(self, listener: ListenerKey, client: str) -> None:
+        """What `add_tunnel` has counted."""
+        held = self.tunnels_of[listener]
+        held.give_back(client)
+        if not held.total:
+            del self.tunnels_of[listener]
+
+    def __repr__(self) -> str:
+        return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"

@@ -1,0 +1,128 @@
+"""Where requests go: every shape of Backend, read into one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from egressproxy.ir.policy import AddressesIR, ConnectionsIR, DnsIR, ExtensionIR
+from egressproxy.model.authority import IPAddress
+from egressproxy.model.secret import SecretBytes
+
+__all__ = [
+    "BackendIR",
+    "BackendTlsIR",
+    "ConnectionIR",
+    "Destination",
+    "EndpointAddress",
+    "ParentCredentials",
+    "Protocol",
+]
+
+
+class Destination(str, Enum):
+    FQDN = "Fqdn"
+    IP = "Ip"
+    SERVICE = "Service"
+    DYNAMIC = "Dynamic"  # the destination that the request named
+
+
+class Protocol(str, Enum):
+    HTTP = "HTTP"  # ALPN decides
+    HTTP11 = "HTTP11"
+    HTTP2 = "HTTP2"
+    H2C = "H2C"
+    GRPC = "GRPC"
+    MCP = "MCP"
+    TCP = "TCP"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAddress:
+    """An address that an operator wrote, dialled as written."""
+
+    address: IPAddress
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTlsIR:
+    """TLS origination. `sni` "" means: the host that is dialled. `ca_pem` "" means the system's roots.
+
+    `names`: the subject alternative names accepted (any of them); empty: the SNI name. `min_version` is "1.2" or "1.3".
+    `client_certificate` is certificate chain PEM; `client_key` its key. `ca_source` and `client_source` name
+    the objects that these came from, for people.
+    """
+
+    sni: str = ""
+    ca_pem: str = ""
+    names: tuple[str, ...] = ()
+    client_certificate: str = ""
+    client_key: SecretBytes | None = None
+    min_version: str = "1.2"
+    insecure_skip_verify: bool = False
+    crl_pem: str = ""
+    pins: tuple[str, ...] = ()
+    ca_source: str = field(default="", compare=False)
+    client_source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ParentCredentials:
+    """What a parent is shown: the value of Proxy-Authorization (RFC 9110 section 11.7.2). `source` names the Secret it
+    comes from, for people.
+    """
+
+    authorization: SecretBytes
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendIR:
+    """A Backend object (or Service, XBackend …) as written, references resolved.
+
+    `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
+    says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
+    that a route to it permits by itself, or 0 for every one.
+    `parent` is the upstream gateway through which it is reached (by CONNECT), `parent_credentials` what that is shown,
+    and `parent_dns` how its name is looked up; None: as that of the backend.
+    `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
+    included.
+    `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `is_namesake`: one of our own
+    group, or another one, has its name, too.
+    """
+
+    name: str
+    destination: Destination
+    hostname: str = ""
+    port: int = 0
+    endpoints: tuple[EndpointAddress, ...] = ()
+    protocol: Protocol = Protocol.HTTP
+    tls: BackendTlsIR | None = None
+    parent: BackendIR | None = None
+    parent_credentials: ParentCredentials | None = None
+    parent_dns: DnsIR | None = None
+    extensions: tuple[ExtensionIR, ...] = ()
+    kind: str = ""
+    is_namesake: bool = False
+
+    @property
+    def label(self) -> str:
+        """What metrics and the log call it: its name, with the kind where the name alone could mean another."""
+        return f"{self.name} ({self.kind})" if self.is_namesake else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionIR:
+    """What decides whether two uses of a backend may share connections: the key of a pool.
+
+    The same Backend under two routes with different DNS or address rules has two pools.
+    """
+
+    backend: BackendIR
+    dns: DnsIR
+    addresses: AddressesIR
+    connect_s: float
+    tls_handshake_s: float
+    idle_s: float
+    kept: ConnectionsIR

@@ -1,0 +1,44 @@
+"""Every filter that a configuration declares, wherever it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from egressproxy.ir.gateway import ConfigIR
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.route import MirrorIR, WeightedBackend
+
+__all__ = ["extensions"]
+
+
+def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
+    """The filters of listeners, rules and backends, those of mirrors and authorization servers too.
+
+    One that several places share comes once for each.
+    """
+    for listener in config.listeners:
+        yield from listener.extensions
+        if listener.default_backend is not None:
+            yield from listener.default_backend.extensions
+        for route in listener.http_routes:
+            for rule in route.rules:
+                yield from rule.extensions
+                yield from _of_backends(rule.backends)
+                yield from _of_mirrors(rule.mirrors)
+                if rule.auth is not None:
+                    yield from _of_backends((rule.auth.backend,))
+        for stream in (*listener.tls_routes, *listener.tcp_routes):
+            yield from stream.extensions
+            yield from _of_backends(stream.backends)
+
+
+def _of_backends(backends: Iterable[WeightedBackend]) -> Iterator[ExtensionIR]:
+    for backend in backends:
+        yield from backend.extensions
+        yield from _of_mirrors(backend.mirrors)
+
+
+def _of_mirrors(mirrors: Iterable[MirrorIR]) -> Iterator[ExtensionIR]:
+    for mirror in mirrors:
+        yield from mirror.extensions
+        yield from _of_backends((mirror.backend,))

@@ -1,0 +1,99 @@
+"""Gateways and listeners: what is bound, and what is served there. `ConfigSpec` is the whole of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
+from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
+from egressproxy.model.secret import SecretBytes
+
+__all__ = [
+    "CertificateIR",
+    "ClientCertificatesIR",
+    "ConfigIR",
+    "ListenerIR",
+    "ListenerProtocol",
+    "ListenerTlsIR",
+    "TlsMode",
+]
+
+
+class ListenerProtocol(str, Enum):
+    HTTP = "HTTP"
+    HTTPS = "HTTPS"
+    TLS = "TLS"
+    TCP = "TCP"
+    FORWARD_PROXY = "egressproxy.io/forward-proxy"
+
+
+class TlsMode(str, Enum):
+    TERMINATE = "Terminate"
+    PASSTHROUGH = "Passthrough"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateIR:
+    """A certificate chain and its key, PEM. `names` are its DNS SANs in lower case, for choice by SNI."""
+
+    name: str
+    chain_pem: str
+    key_pem: SecretBytes
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCertificatesIR:
+    """Clients are asked for a certificate; it has to be signed by one of these authorities (PEM), and must not be
+    revoked by one of these lists (PEM), of which each authority in its chain needs one then.
+
+    `takes_any`: everybody is let in, also without a certificate or with one of somebody else.
+    """
+
+    ca_pem: str
+    takes_any: bool = False
+    crl_pem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerTlsIR:
+    """`clients` is the same for all listeners of a port: what a connection has shown holds for each of them."""
+
+    mode: TlsMode = TlsMode.TERMINATE
+    certificates: tuple[CertificateIR, ...] = ()
+    clients: ClientCertificatesIR | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerIR:
+    """One listener of one Gateway that can be programmed. Several may share an address and port (told apart by
+    hostname).
+
+    `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
+    `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route
+    matches
+    but the policy allows.
+    """
+
+    gateway: str
+    name: str
+    addresses: tuple[str, ...]
+    port: int
+    protocol: ListenerProtocol
+    hostname: str = ""
+    tls: ListenerTlsIR | None = None
+    http_routes: tuple[HttpRouteIR, ...] = ()
+    tls_routes: tuple[StreamRouteIR, ...] = ()
+    tcp_routes: tuple[StreamRouteIR, ...] = ()
+    policy: PolicyIR = NO_POLICY
+    extensions: tuple[ExtensionIR, ...] = ()
+    default_backend: WeightedBackend | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigIR:
+    """`generation` counts the configurations that were put into service, from 1."""
+
+    listeners: tuple[ListenerIR, ...] = ()
+    generation: int = 0

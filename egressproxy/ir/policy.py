@@ -1,0 +1,296 @@
+"""What EgressPolicy objects say, merged for one place (listener, route or backend) by `config.compile.policies`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from ipaddress import IPv4Network, IPv6Network
+
+from egressproxy.model.authority import IPAddress
+from egressproxy.model.secret import SecretBytes
+
+__all__ = [
+    "NO_POLICY",
+    "AddressAllowance",
+    "AddressBound",
+    "AddressDenial",
+    "AddressesIR",
+    "ConnectionsIR",
+    "DestinationRule",
+    "DestinationsIR",
+    "DnsIR",
+    "ExtensionIR",
+    "Family",
+    "FilterSettings",
+    "LimitsIR",
+    "Mode",
+    "Network",
+    "PolicyIR",
+    "RetryBudgetIR",
+    "RetryIR",
+    "SniCheck",
+    "TimeoutsIR",
+    "entry_text",
+]
+
+Network = IPv4Network | IPv6Network
+
+
+class Mode(str, Enum):
+    ENFORCE = "Enforce"
+    REPORT = "Report"
+    OPEN = "Open"
+
+
+class Family(str, Enum):
+    ANY = "Any"
+    IPV4 = "IPv4"
+    IPV6 = "IPv6"
+
+
+class SniCheck(str, Enum):
+    MATCH = "Match"  # a ClientHello in a tunnel has to name the authority's host
+    ANY = "Any"
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationRule:
+    """One entry of `destinations.allow` or `.deny`.
+
+    `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
+    `cidrs` match a client that named an address. `policy` is the EgressPolicy that wrote the entry. `intercepts`: it
+    denies names that are to be intercepted, which nobody does yet. `is_firm`: it denies in mode Report, too, which was
+    said by something more specific than the place that the entry is for.
+    """
+
+    hostnames: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    cidrs: tuple[Network, ...] = ()
+    sni: SniCheck = SniCheck.MATCH
+    policy: str = "-"
+    intercepts: bool = False
+    is_firm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationsIR:
+    """A destination is denied if any `deny` entry matches, else allowed if EVERY group of `allow` has a matching entry.
+
+    One group per level (Gateway, listener, route) that has a policy with `destinations.allow`: policies of one level
+    unite, levels intersect. No group at all allows nothing. An empty group allows nothing.
+    In the policy of a rule or of its backends the groups of Gateway and listener are left out: the route is the
+    permission there. Their `deny` is kept, and a rule's `deny` holds that of its backends' policies too.
+    The first `firm_allow` groups bound what may be reached in modes Report and Open, too: something more specific than
+    these has said the mode.
+    `withheld` are entries of `allow` that hold for nobody, since they are for clients who are not told apart: for
+    messages alone.
+    """
+
+    allow: tuple[tuple[DestinationRule, ...], ...] = ()
+    deny: tuple[DestinationRule, ...] = ()
+    firm_allow: int = 0
+    withheld: tuple[DestinationRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddressAllowance:
+    """`addresses.allow[]`: these ranges may be dialled, for every name (`hostnames` empty) or for these names only.
+
+    With `cidrs` empty and hostnames given, those names may resolve to any address that is not reserved for the host
+    itself.
+    """
+
+    cidrs: tuple[Network, ...] = ()
+    hostnames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddressDenial:
+    """Ranges that are closed, on these ports (empty: on every one), whoever gives the address: a name, a client, an
+    operator. `field` is where `policy` has written it: destinations.deny or addresses.deny. `reports`: mode Report
+    lets it pass, and notes it.
+    """
+
+    cidrs: tuple[Network, ...]
+    ports: tuple[int, ...] = ()
+    policy: str = "-"
+    field: str = "addresses.deny"
+    reports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AddressBound:
+    """`addresses.only` of one policy: what names lead to outside of these ranges is closed. Empty: everything is."""
+
+    cidrs: tuple[Network, ...] = ()
+    policy: str = "-"
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class AddressesIR:
+    """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect).
+
+    Of these what no `deny` closes, at whatever level, and what stands within every `only`. It is a part of every
+    ConnectionSpec, and its lists may be long: its hash does not walk over them.
+    """
+
+    allow: tuple[tuple[AddressAllowance, ...], ...] = ()
+    policy: str = "-"
+    deny: tuple[AddressDenial, ...] = ()
+    only: tuple[AddressBound, ...] = ()
+
+    def __hash__(self) -> int:
+        # The last of each is that of the most specific policy, in which places differ.
+        allowed = [(each.hostnames[-1:], each.cidrs[-1:]) for group in self.allow[-1:] for each in group[-1:]]
+        denied = [(each.policy, len(each.cidrs), each.cidrs[-1:], each.reports) for each in self.deny[-1:]]
+        bounds = [(each.policy, len(each.cidrs), each.cidrs[-1:]) for each in self.only[-1:]]
+        return hash((self.policy, len(self.allow), len(self.deny), len(self.only), *allowed, *denied, *bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class DnsIR:
+    """`servers` empty: those of /etc/resolv.conf. Entries: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`."""
+
+    servers: tuple[str, ...] = ()
+    transport: str = "udp"  # udp | tcp | tls
+    timeout_s: float = 5.0
+    hosts: tuple[tuple[str, tuple[IPAddress, ...]], ...] = ()
+    min_ttl_s: float = 1.0
+    max_ttl_s: float = 300.0
+    stale_ttl_s: float = 60.0
+    family: Family = Family.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutsIR:
+    """0 disables. `idle_s` is for kept-alive connections without a request, both sides, and for stalled bodies."""
+
+    connect_s: float = 10.0
+    tls_handshake_s: float = 10.0
+    request_headers_s: float = 10.0
+    request_s: float = 0.0
+    backend_request_s: float = 0.0
+    idle_s: float = 60.0
+    tunnel_idle_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionsIR:
+    """Beyond this age, or number of exchanges, a connection to a backend is used no more. 0: no limit."""
+
+    max_age_s: float = 0.0
+    max_requests: int = 0
+
+
+class FilterSettings:
+    """Base of what the configs of our own filters are read into: frozen dataclasses of plain values, in `filters`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionIR:
+    """One filter in one phase, wherever it was written (extension, HTTPRoute filter, limits section).
+
+    `config` is canonical JSON text, already valid for the type. `secrets` are those its type declared as references,
+    keyed
+    `name/key`; a missing one has no entry. `scope` is part of the identity: equal specs share ONE filter instance, so
+    a rate limit
+    `per: Gateway` has the gateway as its scope. Order in a phase: priority, level (0 Gateway, 1 Route, 2 Backend),
+    age, name.
+    """
+
+    name: str
+    type: str
+    phase: str
+    priority: int = 100
+    level: int = 0
+    fail_open: bool = False
+    pre_auth: bool = False
+    timeout_s: float = 5.0
+    config: str = "{}"
+    secrets: tuple[tuple[str, SecretBytes], ...] = field(default=(), repr=False)
+    scope: str = "-"
+    source: str = "-"  # kind namespace/name of the object that declared it
+    folder: str = ""  # folder of the file that declared it: relative paths start there
+    #: `config`, validated: says nothing that `type` and `config` do not. None: it is validated where it is used.
+    settings: FilterSettings | None = field(default=None, compare=False, repr=False)
+    #: False: nobody knows the type. Where requests go on without it (`fail_open`) it is there to be explained; where
+    #: they do not, the place is closed (see `WeightedBackend.unknown_extension`).
+    is_known: bool = True
+    #: Its turn beside the others of `phase`: -1 before them, 1 behind them. A Backend's request-headers run where
+    #: backend-request runs, before it, and its response-headers where backend-response runs, behind it.
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsIR:
+    """Limits of a listener's connections. Those of requests are compiled into filters (see ExtensionSpec). 0: no
+    limit.
+    """
+
+    max_head_bytes: int = 65536
+    max_fields: int = 128
+    connections: int = 0
+    connections_per_client: int = 0
+    tunnels: int = 0
+    tunnels_per_client: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudgetIR:
+    """At most `percent` of the requests of `interval_s` may be retries, but always `min_per_second` of them."""
+
+    percent: float
+    interval_s: float
+    min_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetryIR:
+    """How often a request goes again. Source: Gateway API v1, HTTPRouteRetry (GEP-1731); EgressPolicy traffic.retries.
+
+    `attempts` are those after the first. `codes` are statuses of backends that are retried. The pause before a retry is
+    at least `backoff_s`, doubles each time and is bounded by `max_backoff_s`; 0 is no pause.
+    """
+
+    attempts: int
+    codes: tuple[int, ...] = ()
+    backoff_s: float = 0.0
+    max_backoff_s: float = 0.0
+    budget: RetryBudgetIR | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyIR:
+    """Everything that policies say about one place, merged: settings by who wins, restrictions added up."""
+
+    mode: Mode = Mode.ENFORCE
+    destinations: DestinationsIR = DestinationsIR()
+    addresses: AddressesIR = AddressesIR()
+    dns: DnsIR = DnsIR()
+    timeouts: TimeoutsIR = TimeoutsIR()
+    kept: ConnectionsIR = ConnectionsIR()
+    limits: LimitsIR = LimitsIR()
+    retries: RetryIR | None = None
+    extensions: tuple[ExtensionIR, ...] = ()
+    #: The policies that took part, for messages: "namespace/name".
+    sources: tuple[str, ...] = ()
+    #: The one of them that says the mode; "-" for none.
+    mode_source: str = field(default="-", compare=False)
+
+
+def entry_text(hostnames: Iterable[str] = (), cidrs: Iterable[Network] = (), ports: Iterable[int] = ()) -> str:
+    """An entry of a list of destinations, or the part of it that matches, as it is written in a manifest."""
+    written = (
+        ("hostnames", [f'"{hostname}"' for hostname in hostnames]),
+        ("cidrs", [f'"{network}"' for network in cidrs]),
+        ("ports", [str(port) for port in ports]),
+    )
+    said = [f"{key}: [{', '.join(texts)}]" for key, texts in written if texts]
+    return f"{{{', '.join(said)}}}"
+
+
+#: What holds where no policy says anything.
+NO_POLICY = PolicyIR()

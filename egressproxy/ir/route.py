@@ -1,0 +1,190 @@
+"""Routes, as Gateway API means them. Source: gateway.networking.k8s.io/v1 HTTPRoute, TLSRoute, TCPRoute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from egressproxy.ir.backend import BackendIR
+from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR, RetryIR
+
+__all__ = [
+    "AuthProtocol",
+    "ExternalAuthIR",
+    "HttpRouteIR",
+    "HttpRuleIR",
+    "MatchIR",
+    "MatchType",
+    "MirrorIR",
+    "PathMatchType",
+    "SessionIR",
+    "StreamRouteIR",
+    "ValueMatch",
+    "WeightedBackend",
+]
+
+
+class PathMatchType(str, Enum):
+    EXACT = "Exact"
+    PREFIX = "PathPrefix"
+    REGEX = "RegularExpression"
+
+
+class MatchType(str, Enum):
+    EXACT = "Exact"
+    REGEX = "RegularExpression"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueMatch:
+    """A header (name in lower case) or query parameter that has to match."""
+
+    name: str
+    value: str
+    type: MatchType = MatchType.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class MatchIR:
+    """HTTPRouteMatch: all of it has to hold.
+
+    `is_preflight`: what has to hold for a CORS preflight request that asks for `method` (Fetch standard).
+    """
+
+    path: str = "/"
+    path_type: PathMatchType = PathMatchType.PREFIX
+    method: str = ""
+    headers: tuple[ValueMatch, ...] = ()
+    query: tuple[ValueMatch, ...] = ()
+    is_preflight: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedBackend:
+    """One backendRef. `backend` None: the reference is invalid, its share answers 500 with `error` as the message.
+
+    `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, backend and its
+    policies that run
+    in the connect, backend-request and backend-response phases for this backend. `mirrors` are those of the ref.
+    `unknown_extension` names what closes it, in words for clients; "" where something else does.
+    `parent_by` is the EgressPolicy that has it reached through its parent; "": nobody but the backend itself.
+    """
+
+    backend: BackendIR | None
+    weight: int = 1
+    policy: PolicyIR = NO_POLICY
+    extensions: tuple[ExtensionIR, ...] = ()
+    error: str = ""
+    mirrors: tuple[MirrorIR, ...] = ()
+    unknown_extension: str = ""
+    parent_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorIR:
+    """HTTPRequestMirrorFilter: `numerator` of `denominator` requests are sent to this backend as well.
+
+    A `backend` without one gets nothing. `extensions` are those of the rule (and ref) that a copy has to pass, too.
+    """
+
+    backend: WeightedBackend
+    extensions: tuple[ExtensionIR, ...] = ()
+    numerator: int = 1
+    denominator: int = 1
+
+
+class AuthProtocol(str, Enum):
+    HTTP = "HTTP"  # 200 lets the request pass
+    GRPC = "GRPC"  # envoy.service.auth.v3.Authorization/Check
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalAuthIR:
+    """HTTPExternalAuthFilter: a server that is asked whether the requests of a rule may go on.
+
+    `place` says where it runs among the rule's filters, and what it is called. `backend` is asked; one without a
+    backend refuses everything. Names of fields are in lower case; an empty list means what Gateway API says for the
+    protocol. `path` is put before the request's own. Up to `max_body` octets of body are shown; 0: none.
+    """
+
+    place: ExtensionIR
+    protocol: AuthProtocol
+    backend: WeightedBackend
+    path: str = ""
+    allowed_headers: tuple[str, ...] = ()
+    allowed_response_headers: tuple[str, ...] = ()
+    max_body: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIR:
+    """Session persistence of one rule (Gateway API v1, SessionPersistence; GEP-1619).
+
+    `name` is that of the cookie, or with `is_header` of the header field. `scope` names the rule: a session of one rule
+    says nothing to another. `absolute_s` and `idle_s` end a session; 0 is never. `is_permanent`: the cookie itself says
+    when it ends. `path` is the cookie's where a regular expression matched; "" where none can.
+    """
+
+    name: str
+    scope: str
+    is_header: bool = False
+    absolute_s: float = 0.0
+    idle_s: float = 0.0
+    is_permanent: bool = False
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRuleIR:
+    """One rule. `extensions` hold everything that runs for it at Gateway and Route level, HTTPRoute filters included.
+
+    `request_s` and `backend_request_s`: rule timeouts; None where the rule says nothing (the policy's hold); 0
+    disables. `index` is its place in the route as written, from 0, dropped rules counted. `retry` None: no retries.
+    With a `session`, `backends` holds those of weight 0 too: a session stays with its backend.
+    """
+
+    matches: tuple[MatchIR, ...] = (MatchIR(),)
+    backends: tuple[WeightedBackend, ...] = ()
+    policy: PolicyIR = NO_POLICY
+    extensions: tuple[ExtensionIR, ...] = ()
+    request_s: float | None = None
+    backend_request_s: float | None = None
+    name: str = ""
+    index: int = field(default=0, compare=False)
+    auth: ExternalAuthIR | None = None
+    mirrors: tuple[MirrorIR, ...] = ()
+    retry: RetryIR | None = None
+    session: SessionIR | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRouteIR:
+    """`name` is "namespace/name"; `hostnames` are already intersected with the listener's (empty: every host).
+
+    `created` is the creationTimestamp as an ISO string, "~" (sorts last) where there is none. `named`, for a route with
+    a Dynamic backend or mirror, are the hostnames as it has written them: what it permits by itself.
+    """
+
+    name: str
+    hostnames: tuple[str, ...]
+    rules: tuple[HttpRuleIR, ...]
+    created: str = "~"
+    kind: str = "HTTPRoute"
+    named: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRouteIR:
+    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames`, `named` as above; empty for TCPRoute.
+
+    `extensions` as in HttpRuleSpec (request-headers phase sees a tunnel).
+    """
+
+    name: str
+    hostnames: tuple[str, ...]
+    backends: tuple[WeightedBackend, ...]
+    policy: PolicyIR = NO_POLICY
+    extensions: tuple[ExtensionIR, ...] = ()
+    created: str = "~"
+    kind: str = "TLSRoute"
+    named: tuple[str, ...] = ()

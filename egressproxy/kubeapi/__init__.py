@@ -1,0 +1,1 @@
+"""The Kubernetes-shaped API of the admin address. The gateway runs without it."""

@@ -1,0 +1,188 @@
+"""What a request to the API asks for: the resource behind a path, the options of a list or watch, the answer's form.
+
+Source: Kubernetes API concepts (resource URIs, metav1.ListOptions, alternate representations of resources).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from egressproxy.kubeapi.kinds import ServedKind, served
+from egressproxy.kubeapi.read.selectors import BadSelector, Predicate, field_selector, label_selector
+from egressproxy.kubeapi.status import ApiError
+
+__all__ = ["ApiResource", "Form", "Options", "Position", "form", "resource", "truth"]
+
+#: Between a request's parameters and what changes nothing in an answer of ours.
+_HARMLESS: Final = frozenset({"timeout", "pretty", "fieldValidation", "fieldManager"})
+_KNOWN: Final = frozenset({
+    "limit", "continue", "watch", "labelSelector", "fieldSelector", "resourceVersion", "resourceVersionMatch",
+    "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "includeObject",
+})  # fmt: skip
+_ALWAYS: Final = ("metadata.name", "metadata.namespace")
+MAX_TIMEOUT_S: Final = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class ApiResource:
+    """`name` "": the collection; `namespace` None: of all namespaces, or a cluster-scoped kind."""
+
+    kind: ServedKind
+    version: str
+    namespace: str | None
+    name: str
+    subresource: str = ""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.kind.group}/{self.version}" if self.kind.group else self.version
+
+
+def resource(path: str) -> ApiResource | None:
+    """The resource at a path below /api/ or /apis/, decoded and without trailing slash; None where there is none."""
+    match path.strip("/").split("/"):
+        case ["api", version, *rest]:
+            group = ""
+        case ["apis", group, version, *rest]:
+            pass
+        case _:
+            return None
+    namespace: str | None = None
+    if not rest or len(rest) > 5 or not all(rest):
+        return None
+    if len(rest) > 2 and rest[0] == "namespaces" and rest[2:] != ["status"]:
+        namespace, rest = rest[1], rest[2:]
+    kind = served(group, version, rest[0])
+    if kind is None or (namespace is not None and not kind.is_namespaced):
+        return None
+    if len(rest) > 1 and namespace is None and kind.is_namespaced:
+        return None
+    if len(rest) > 3 or (len(rest) == 3 and rest[2] != "status"):
+        return None
+    return ApiResource(kind, version, namespace, rest[1] if len(rest) > 1 else "", rest[2] if len(rest) > 2 else "")
+
+
+class Form(Enum):
+    """As what an object or a list is answered."""
+
+    PLAIN = ""
+    TABLE = "Table"
+    METADATA = "PartialObjectMetadata"
+
+
+def form(accept: str) -> Form:
+    """The first form in an Accept field that we have. Raises ApiError(406)."""
+    for entry in accept.split(",") if accept.strip() else ["*/*"]:
+        media, *rest = (part.strip() for part in entry.split(";"))
+        parameters = dict(part.split("=", 1) for part in rest if "=" in part)
+        wanted = parameters.get("as", "")
+        if media not in ("application/json", "application/*", "*/*"):
+            continue
+        if not wanted:
+            return Form.PLAIN
+        if parameters.get("g") == "meta.k8s.io" and parameters.get("v") == "v1":
+            found = next((each for each in Form if each.value and each.value == wanted.removesuffix("List")), None)
+            if found is not None:
+                return found
+    raise ApiError(406, "NotAcceptable", "only application/json is served, plain or as a v1 Table of meta.k8s.io")
+
+
+def truth(query: Mapping[str, str], name: str) -> bool:
+    """Raises ApiError(400)."""
+    value = query.get(name, "").lower()
+    if value not in ("", "0", "1", "f", "t", "false", "true"):
+        raise ApiError(400, "BadRequest", f"{name}={value} is no truth value; write true or false")
+    return value in ("1", "t", "true")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a list goes on: behind this object, in the list of that version."""
+
+    version: int
+    namespace: str
+    name: str
+
+    def to_token(self) -> str:
+        return base64.urlsafe_b64encode(json.dumps([self.version, self.namespace, self.name]).encode()).decode()
+
+    @classmethod
+    def from_token(cls, token: str) -> Position:
+        """Raises ApiError(400)."""
+        try:
+            version, namespace, name = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+            if isinstance(version, int) and isinstance(namespace, str) and isinstance(name, str):
+                return cls(version, namespace, name)
+        except (ValueError, TypeError, binascii.Error, RecursionError):
+            pass
+        raise ApiError(400, "BadRequest", "continue: this is no token of ours; list from the start")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """metav1.ListOptions. `version` None: not said; 0: any."""
+
+    select: tuple[Predicate, ...] = ()
+    limit: int = 0
+    after: Position | None = None
+    version: int | None = None
+    is_exact: bool = False
+    is_watch: bool = False
+    has_bookmarks: bool = False
+    send_initial: bool | None = None
+    timeout_s: int = 0
+    include_object: str = "Metadata"
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], kind: ServedKind) -> Options:
+        """Raises ApiError(400) for what cannot be read, and for what we do not know rather than ignore it."""
+        unknown = sorted(query.keys() - _KNOWN - _HARMLESS)
+        if unknown:
+            raise ApiError(400, "BadRequest", f"not supported: {', '.join(unknown)}")
+        try:
+            selectors = (
+                label_selector(query.get("labelSelector", "")),
+                field_selector(query.get("fieldSelector", ""), (*_ALWAYS, *kind.fields)),
+            )
+        except BadSelector as error:
+            raise ApiError(400, "BadRequest", str(error)) from None
+        match = _one_of(query, "resourceVersionMatch", ("", "Exact", "NotOlderThan"))
+        options = cls(
+            select=tuple(selector for selector in selectors if selector is not None),
+            limit=_number(query, "limit") or 0,
+            after=Position.from_token(query["continue"]) if query.get("continue") else None,
+            version=_number(query, "resourceVersion"),
+            is_exact=match == "Exact",
+            is_watch=truth(query, "watch"),
+            has_bookmarks=truth(query, "allowWatchBookmarks"),
+            send_initial=truth(query, "sendInitialEvents") if query.get("sendInitialEvents") else None,
+            timeout_s=min(_number(query, "timeoutSeconds") or 0, MAX_TIMEOUT_S),
+            include_object=_one_of(query, "includeObject", ("", "None", "Metadata", "Object")) or "Metadata",
+        )
+        if options.send_initial is not None and not (options.is_watch and match == "NotOlderThan"):
+            raise ApiError(
+                400, "BadRequest", "sendInitialEvents needs watch=true and resourceVersionMatch=NotOlderThan"
+            )
+        return options
+
+
+def _number(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ApiError(400, "BadRequest", f"{name}={text} is not a number")
+    return int(text)
+
+
+def _one_of(query: Mapping[str, str], name: str, values: Collection[str]) -> str:
+    value = query.get(name, "")
+    if value not in values:
+        raise ApiError(400, "BadRequest", f"{name}={value} is not possible; write {' or '.join(filter(None, values))}")
+    return value

@@ -1,0 +1,1 @@
+"""Reading: get, list, watch, discovery, tables."""

@@ -1,0 +1,188 @@
+"""Events as a source of the admin API: each one as `v1` and as `events.k8s.io/v1` has it.
+
+What they are about is looked up in the configuration in service when somebody asks, so that their references have the
+uid that the API gives the object, as `kubectl describe` wants it.
+Source: Kubernetes API reference, Event v1 core, Event v1 events.k8s.io.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import time
+from typing import Any, Final
+
+from egressproxy.admin.state import ObjectSource, PublishedObject
+from egressproxy.kubeapi.kinds import KINDS
+from egressproxy.kubeapi.read.objects import key_of
+from egressproxy.kubeapi.read.publishing import uid_of
+from egressproxy.telemetry.events import Events
+from egressproxy.telemetry.notices import InvolvedObject, Notice
+
+__all__ = ["CONTROLLER", "PublishedEvents"]
+
+#: reportingController: that of the GatewayClasses that are ours.
+CONTROLLER: Final = "egressproxy.io/gateway-controller"
+
+#: Where the Events of cluster-scoped objects are.
+DEFAULT_NAMESPACE: Final = "default"
+
+#: Where several groups have a kind of the same name.
+OUR_GROUP: Final = "egressproxy.io"
+
+_GROUPS: Final = ("", "events.k8s.io")
+_INSTANCE: Final = socket.gethostname()[:128]
+_STARTED: Final = int(time())
+
+
+class PublishedEvents:
+    """See `state.Source`. `configuration` is where the objects are that Events are about."""
+
+    def __init__(self, events: Events, configuration: ObjectSource) -> None:
+        self._events = events
+        self._configuration = configuration
+
+    @property
+    def version(self) -> object:
+        return self._events.version, self._configuration.version
+
+    def objects(self) -> Iterable[PublishedEvent]:
+        return _Rendered(self._events.all(), self._configuration.objects())
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedEvent:
+    """An Event in the shape of one of its groups. See `state.PublishedObject`."""
+
+    group: str
+    namespace: str
+    name: str
+    manifest: bytes
+    kind: str = "Event"
+    generation: int = 0
+    status: None = None
+    created: str = ""
+
+
+class _Rendered:
+    """Made when it is iterated for the first time."""
+
+    def __init__(self, events: Sequence[tuple[int, Notice]], configuration: Iterable[PublishedObject]) -> None:
+        self._events = events
+        self._configuration = configuration
+        self._made: list[PublishedEvent] | None = None
+
+    def __iter__(self) -> Iterator[PublishedEvent]:
+        if self._made is None:
+            self._made = list(self._make())
+        return iter(self._made)
+
+    def _make(self) -> Iterator[PublishedEvent]:
+        wanted = {subject for _, notice in self._events for subject in (notice.regarding, notice.related) if subject}
+        found = references(wanted, self._configuration)
+        for number, notice in self._events:
+            yield from _published(number, notice, found)
+
+
+def references(
+    subjects: Collection[InvolvedObject], configuration: Iterable[PublishedObject]
+) -> dict[InvolvedObject, dict[str, str]]:
+    """A core v1 ObjectReference for each: of an object in service with its uid, of others as far as one can tell."""
+    made: dict[InvolvedObject, dict[str, str]] = {}
+    if subjects:
+        for entry in configuration:
+            plain = InvolvedObject(entry.kind, entry.namespace, entry.name)
+            for subject in (plain, plain._replace(kind=f"{entry.kind}.{entry.group}")):
+                if subject in subjects and (subject not in made or entry.group == OUR_GROUP):
+                    manifest = json.loads(entry.manifest)
+                    uid = (manifest.get("metadata") or {}).get("uid") or uid_of(key_of(entry))
+                    made[subject] = _reference(plain, manifest.get("apiVersion", ""), uid)
+    for subject in subjects:
+        if subject not in made:
+            kind, _, group = subject.kind.partition(".")
+            group, api_version = _group_of(kind, group)
+            plain = subject._replace(kind=kind)
+            made[subject] = _reference(plain, api_version, uid_of((group, *plain)))
+    return made
+
+
+def _reference(subject: InvolvedObject, api_version: str, uid: str) -> dict[str, str]:
+    namespace = {"namespace": subject.namespace} if subject.namespace else {}
+    return {"kind": subject.kind, **namespace, "name": subject.name, "uid": uid, "apiVersion": api_version}
+
+
+def _group_of(kind: str, group: str) -> tuple[str, str]:
+    """The group of a kind, and apiVersion. Where no group is said and several have one of this name it is ours."""
+    known = [each for each in KINDS if each.kind == kind and group in ("", each.group)]
+    if not known:
+        return "", ""
+    served = next((each for each in known if each.group == OUR_GROUP), known[0])
+    return served.group, f"{served.group}/{served.versions[0]}" if served.group else served.versions[0]
+
+
+def _published(
+    number: int, notice: Notice, found: Mapping[InvolvedObject, Mapping[str, str]]
+) -> Iterator[PublishedEvent]:
+    namespace = notice.regarding.namespace or DEFAULT_NAMESPACE
+    # As client-go names them: of the object, and told apart by the time.
+    name = f"{notice.regarding.name[:230]}.{_STARTED:x}{number:06x}"
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "uid": uid_of(("events.k8s.io", "Event", namespace, name)),
+        "creationTimestamp": _time(notice.first_s),
+    }
+    first, last = _time(notice.first_s), _time(notice.last_s)
+    started = _micro_time(notice.first_s)
+    shared: dict[str, Any] = {
+        "metadata": metadata,
+        "type": notice.severity,
+        "reason": notice.reason,
+        "action": notice.action,
+        "eventTime": started,
+        "reportingInstance": _INSTANCE,
+    }
+    if notice.count > 1:
+        shared["series"] = {"count": notice.count, "lastObservedTime": _micro_time(notice.last_s)}
+    if notice.related is not None:
+        shared["related"] = found[notice.related]
+    regarding, source = found[notice.regarding], {"component": CONTROLLER}
+    core = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        **shared,
+        "involvedObject": regarding,
+        "message": notice.message,
+        "source": source,
+        "firstTimestamp": first,
+        "lastTimestamp": last,
+        "count": notice.count,
+        "reportingComponent": CONTROLLER,
+    }
+    newer = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        **shared,
+        "regarding": regarding,
+        "note": notice.message,
+        "reportingController": CONTROLLER,
+        "deprecatedSource": source,
+        "deprecatedFirstTimestamp": first,
+        "deprecatedLastTimestamp": last,
+        "deprecatedCount": notice.count,
+    }
+    for group, manifest in zip(_GROUPS, (core, newer), strict=True):
+        yield PublishedEvent(group, namespace, name, json.dumps(manifest).encode())
+
+
+def _time(seconds: float) -> str:
+    """metav1.Time."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _micro_time(seconds: float) -> str:
+    """metav1.MicroTime."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,232 @@
+"""Objects: everything that the API shows, with the version at which each object changed last, and the latest changes.
+
+Versions count changes, over all kinds, and go on over a restart: they start at the time of day. Nothing is compared
+before somebody asks, and what is compared is compared in a thread. Kept are a number for each object, and the last
+changes. Source: Kubernetes API concepts, resource versions and efficient detection of changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from egressproxy.admin.state import ObjectSource, PublishedObject
+
+__all__ = ["MAX_CHANGES", "ChangeType", "Gone", "Key", "ObjectChange", "Objects", "View", "key_of"]
+
+#: What a watcher can be behind, at most: changes, and octets of what changed.
+MAX_CHANGES: Final = 4096
+MAX_OCTETS: Final = 8 * 1024 * 1024
+
+#: (group, kind, namespace, name).
+Key = tuple[str, str, str, str]
+
+
+class Gone(Exception):
+    """What happened since that version is not known any more (410)."""
+
+
+class ChangeType(Enum):
+    """metav1.WatchEvent.type."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+class ObjectChange(NamedTuple):
+    """`before` is what a MODIFIED object was."""
+
+    version: int
+    type: ChangeType
+    entry: PublishedObject
+    before: PublishedObject | None
+
+
+class _Known(NamedTuple):
+    fingerprint: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImpliedNamespace:
+    """A namespace that objects are in, and that nobody wrote down."""
+
+    name: str
+    group: str = ""
+    kind: str = "Namespace"
+    namespace: str = ""
+    generation: int = 0
+    status: bytes | None = None
+    created: str = ""
+
+    @property
+    def manifest(self) -> bytes:
+        return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.name}}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one source has, and the version of each of its objects."""
+
+    entries: Iterable[PublishedObject] = ()
+    known: Mapping[Key, _Known] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All objects at one version. Iterated in a thread: what is packed is unpacked anew each time."""
+
+    version: int
+    parts: tuple[Part, ...] = ()
+
+    def of(self, group: str, kind: str, namespace: str | None = None) -> Iterator[PublishedObject]:
+        """The objects of a kind, in no order; of all namespaces where it is None."""
+        for entry in self.entries():
+            if entry.kind == kind and entry.group == group and namespace in (None, entry.namespace):
+                yield entry
+
+    def entries(self) -> Iterator[PublishedObject]:
+        for part in self.parts:
+            yield from part.entries
+
+    def version_of(self, entry: PublishedObject) -> int:
+        """That at which the object changed last."""
+        version = self.version_at(key_of(entry))
+        assert version is not None
+        return version
+
+    def version_at(self, key: Key) -> int | None:
+        """The same; None where there is no such object."""
+        return next((part.known[key].version for part in self.parts if key in part.known), None)
+
+
+class Objects:
+    """Belongs to the event loop. `changed` is called by whoever changes a source."""
+
+    def __init__(self, sources: Sequence[ObjectSource], start: int | None = None) -> None:
+        self._sources = sources
+        self._seen: list[object] = []
+        first = start if start is not None else int(time.time() * 1000)
+        self._view = View(first, (Part(),) * (len(sources) + 1))
+        self._changes: deque[ObjectChange] = deque()
+        self._octets = 0
+        self._oldest = first  # changes after this one are known
+        self._lock = asyncio.Lock()
+        self.signal = asyncio.Event()
+
+    def changed(self) -> None:
+        """Something may have: whoever waits for `signal` looks again."""
+        signal, self.signal = self.signal, asyncio.Event()
+        signal.set()
+
+    async def view(self) -> View:
+        """What is there now."""
+        async with self._lock:
+            versions = [source.version for source in self._sources]
+            if versions != self._seen:
+                is_first = not self._seen
+                moved = {
+                    index: source.objects()
+                    for index, (source, version) in enumerate(zip(self._sources, versions, strict=True))
+                    if is_first or version != self._seen[index]
+                }
+                self._view, changes = await asyncio.to_thread(_advanced, self._view, moved)
+                self._seen = versions
+                if is_first:
+                    self._oldest = self._view.version
+                else:
+                    self._remember(changes)
+            return self._view
+
+    def since(self, version: int) -> list[ObjectChange]:
+        """The changes after a version. Raises Gone."""
+        if version < self._oldest:
+            raise Gone
+        newer = []
+        for change in reversed(self._changes):
+            if change.version <= version:
+                break
+            newer.append(change)
+        return newer[::-1]
+
+    def _remember(self, changes: Iterable[ObjectChange]) -> None:
+        for change in changes:
+            self._changes.append(change)
+            self._octets += _octets(change)
+            while len(self._changes) > MAX_CHANGES or self._octets > MAX_OCTETS:
+                forgotten = self._changes.popleft()
+                self._octets -= _octets(forgotten)
+                self._oldest = forgotten.version
+
+    def __repr__(self) -> str:
+        count = sum(len(part.known) for part in self._view.parts)
+        return f"Objects({count} at {self._view.version}, {len(self._changes)} changes kept)"
+
+
+def key_of(entry: PublishedObject) -> Key:
+    return entry.group, entry.kind, entry.namespace, entry.name
+
+
+def _octets(change: ObjectChange) -> int:
+    entries = (change.entry, change.before) if change.before is not None else (change.entry,)
+    return sum(len(entry.manifest) + len(entry.status or b"") for entry in entries)
+
+
+def _advanced(before: View, moved: Mapping[int, Iterable[PublishedObject]]) -> tuple[View, list[ObjectChange]]:
+    """The next view, and what changed, in the order of the versions that it was given.
+
+    `moved` has the sources that changed; the last part of a view are the namespaces that nobody wrote down.
+    """
+    version = before.version
+    changes: list[ObjectChange] = []
+    *parts, implied = before.parts
+    for index, entries in moved.items():
+        parts[index], found = _part(parts[index], entries, version)
+        version += len(found)
+        changes += found
+    implied, found = _part(implied, _implied_namespaces(parts), version)
+    return View(version + len(found), (*parts, implied)), [*changes, *found]
+
+
+def _part(before: Part, entries: Iterable[PublishedObject], version: int) -> tuple[Part, list[ObjectChange]]:
+    known: dict[Key, _Known] = {}
+    fresh: dict[Key, PublishedObject] = {}
+    for entry in entries:
+        key = key_of(entry)
+        fingerprint = hash((entry.manifest, entry.generation, entry.status))
+        old = before.known.get(key)
+        if old is None or old.fingerprint != fingerprint:
+            fresh[key] = entry
+            old = _Known(fingerprint, 0)
+        known[key] = old
+    gone = before.known.keys() - known.keys()
+    touched = gone | (fresh.keys() & before.known.keys())
+    was = {key: entry for entry in before.entries if (key := key_of(entry)) in touched} if touched else {}
+    changes: list[ObjectChange] = []
+    for key in sorted(gone):
+        version += 1
+        changes.append(ObjectChange(version, ChangeType.DELETED, was[key], None))
+    for key, entry in fresh.items():
+        version += 1
+        known[key] = known[key]._replace(version=version)
+        kind = ChangeType.MODIFIED if key in was else ChangeType.ADDED
+        changes.append(ObjectChange(version, kind, entry, was.get(key)))
+    return Part(entries, known), changes
+
+
+def _implied_namespaces(parts: Sequence[Part]) -> tuple[ImpliedNamespace, ...]:
+    names = {"default"}
+    written = set()
+    for part in parts:
+        for group, kind, namespace, name in part.known:
+            names.add(namespace)
+            if kind == "Namespace" and not group:
+                written.add(name)
+    return tuple(map(ImpliedNamespace, sorted(names - written - {""})))

@@ -1,0 +1,217 @@
+"""The Kubernetes-shaped API over HTTP: from a request to the functions that answer it.
+
+Thousands of objects take long to decode and to encode: a thread does it, for one client at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from aiohttp import web
+
+from egressproxy.admin.encoding import line
+from egressproxy.admin.responses import HEADERS, json_response
+from egressproxy.admin.state import AdminState
+from egressproxy.kubeapi import openapi, openapi_protobuf
+from egressproxy.kubeapi.list_options import ApiResource, Form, Options, form, resource
+from egressproxy.kubeapi.read import api, discovery
+from egressproxy.kubeapi.read.objects import Objects, View
+from egressproxy.kubeapi.read.watches import Watches
+from egressproxy.kubeapi.status import ApiError, Cause, success
+from egressproxy.kubeapi.write_queue import WriteQueue
+from egressproxy.kubeapi.writes import METHODS, WriteAccess, asked_write, read_body
+from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+
+__all__ = ["KubernetesApi"]
+
+#: Of answers, in all: slow readers of large lists would hold as many of them as there are connections.
+MAX_UNSENT: Final = 64 * 1024 * 1024
+#: For a watcher to take what it is told.
+UNREAD_S: Final = 30.0
+#: Their bodies are held meanwhile.
+MAX_WRITES: Final = 64
+#: Where kubectl asks whether a kind that it does not find in discovery has a definition, before it applies one. Without
+#: a list there it tells of the list, and not of the kind (kubectl's QueryParamVerifier).
+_DEFINITIONS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_NO_DEFINITIONS: Final = {
+    "kind": "CustomResourceDefinitionList", "apiVersion": "apiextensions.k8s.io/v1",
+    "metadata": {"resourceVersion": "1"}, "items": [],
+}  # fmt: skip
+
+
+class KubernetesApi:
+    """That of one admin server; `address` gives its host:port, for discovery, and `unsent` the octets of answers that
+    its clients have not taken yet.
+    """
+
+    def __init__(
+        self, state: AdminState, address: Callable[[], str], access: WriteAccess | None, unsent: Callable[[], int]
+    ) -> None:
+        self._state = state
+        self._unsent = unsent
+        self._address = address
+        self._objects = Objects(state.sources())
+        self._watches = Watches(self._objects)
+        self._encoding = asyncio.Lock()
+        self._access = access
+        self._is_writable = access is not None
+        self._writes = WriteQueue(state, self._objects)
+
+    def changed(self) -> None:
+        """A source of objects has changed: whoever watches is told."""
+        self._objects.changed()
+
+    def end_watches(self) -> None:
+        """All watches end; there will be no more."""
+        self._watches.end()
+
+    async def answer(self, request: web.BaseRequest, path: str) -> web.StreamResponse | None:
+        """`path` has no trailing slash; None where it is not one of ours. Raises ApiError."""
+        if path in ("/openapi/v2", "/openapi/v3") or path.startswith("/openapi/v3/"):
+            return await self._openapi(request, path)
+        if not path.startswith(("/api/", "/apis/")) and path not in ("/api", "/apis"):
+            return None
+        accept = request.headers.get("Accept", "")
+        found = self._discovered(path, accept)
+        if found is not None:
+            return found
+        if path == _DEFINITIONS:
+            return json_response(200, _NO_DEFINITIONS)
+        asked = resource(path)
+        if asked is None:
+            return None
+        options = Options.of(request.query, asked.kind)
+        shape = form(accept)
+        if options.is_watch:
+            with self._watches.place():
+                return await self._watch(request, await self._watches.begin(asked, options, shape))
+        make = api.get if asked.name else api.listing
+        return await self._document(make, asked, options, shape, await self._objects.view())
+
+    def may_write(self, request: web.BaseRequest) -> bool:
+        """Whether it is for `write`."""
+        return self._access is not None and request.method in METHODS and request.path.startswith(("/api/", "/apis/"))
+
+    async def write(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Raises ApiError."""
+        assert self._access is not None
+        await self._access.check(request)
+        asked = resource(path)
+        if asked is None:
+            raise ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")
+        if len(self._writes) >= MAX_WRITES:
+            raise ApiError(429, "TooManyRequests", f"{MAX_WRITES} writes are waiting; try later", retry_after_s=1)
+        body = await read_body(request)
+        asked_for = await asyncio.to_thread(asked_write, request, asked, body)
+        try:
+            # Not this task's: one who goes away meanwhile has written all the same.
+            write, written = await asyncio.shield(self._writes.put(asked_for))
+        except WriteRefused as refused:
+            causes = tuple(Cause(*cause) for cause in refused.causes)
+            name = refused.name or asked.name
+            raise ApiError(refused.code, refused.reason, str(refused), asked.kind, name, causes) from None
+        if write.verb is Verb.DELETE:
+            details = {"name": written.name, "group": asked.kind.group, "kind": asked.kind.plural, "uid": written.uid}
+            return json_response(200, success(details))
+        response = await self._shown(asked, write, written)
+        for warning in written.warnings:
+            response.headers.add("Warning", f"299 - {json.dumps(warning)}")  # ASCII in one line, whatever a field is
+        return response
+
+    async def _shown(self, asked: ApiResource, write: Write, written: Written) -> web.Response:
+        """The object after a write, or after one that was tried."""
+        status = 201 if written.is_new else 200
+        if write.is_dry_run:
+            made = json.loads(written.manifest)
+            if write.resource_version:
+                made["metadata"]["resourceVersion"] = write.resource_version
+                made = {**made, **await asyncio.to_thread(_status, asked, await self._objects.view())}
+            return json_response(status, {**made, "apiVersion": asked.api_version})
+        one = replace(asked, name=written.name)
+        return await self._document(api.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status)
+
+    async def config(self, _request: web.BaseRequest) -> web.StreamResponse:
+        """/config."""
+        return await self._document(api.everything, await self._objects.view())
+
+    def _discovered(self, path: str, accept: str) -> web.Response | None:
+        body: Mapping[str, Any] | None
+        match path.strip("/").split("/"):
+            case ["api" | "apis" as root] if (content_type := discovery.aggregated_type(accept)) is not None:
+                return json_response(
+                    200, discovery.aggregated(root == "api", content_type, self._is_writable), content_type
+                )
+            case ["api"]:
+                body = discovery.legacy_versions(self._address())
+            case ["apis"]:
+                body = discovery.group_list()
+            case ["apis", group]:
+                body = discovery.one_group(group)
+            case ["api", version]:
+                body = discovery.resource_list("", version, self._is_writable)
+            case ["apis", group, version]:
+                body = discovery.resource_list(group, version, self._is_writable)
+            case _:
+                return None
+        return None if body is None else json_response(200, body)
+
+    async def _watch(self, request: web.BaseRequest, pieces: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
+        await response.prepare(request)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                try:
+                    async with asyncio.timeout(UNREAD_S):
+                        await response.write(piece)
+                except TimeoutError:
+                    if request.transport is not None:
+                        request.transport.abort()
+                    return response
+        await response.write_eof()
+        return response
+
+    async def _openapi(self, request: web.BaseRequest, path: str) -> web.Response:
+        version = self._state.metrics.version
+        if path == "/openapi/v3":
+            return json_response(200, openapi.paths_v3())
+        try:
+            schema = await self._state.schema()
+        except OSError as error:
+            raise ApiError(503, "ServiceUnavailable", str(error)) from None
+        if path != "/openapi/v2":
+            name = path.removeprefix("/openapi/v3/")
+            return await self._openapi_document(openapi.document_v3, name, schema, version, self._is_writable)
+        if not any(each in request.headers.get("Accept", "") for each in openapi_protobuf.ACCEPTED):
+            return await self._openapi_document(openapi.document_v2, schema, version, self._is_writable)
+
+        def packed() -> bytes:
+            return openapi_protobuf.encode_document(openapi.document_v2(schema, version, self._is_writable))
+
+        return web.Response(body=await self._in_thread(packed), headers={"Content-Type": openapi_protobuf.CONTENT_TYPE})
+
+    async def _document(self, make: Callable[..., bytes], *arguments: Any, status: int = 200) -> web.Response:
+        body = await self._in_thread(lambda: make(*arguments))
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    async def _openapi_document(self, make: Callable[..., Mapping[str, Any]], *arguments: Any) -> web.Response:
+        return await self._document(lambda: line(make(*arguments)))
+
+    async def _in_thread(self, make: Callable[[], bytes]) -> bytes:
+        async with self._encoding:
+            if self._unsent() > MAX_UNSENT:
+                message = "too much of what was answered is not taken by those who asked"
+                raise ApiError(503, "ServiceUnavailable", message, retry_after_s=5)
+            return await asyncio.to_thread(make)
+
+
+def _status(asked: ApiResource, view: View) -> dict[str, Any]:
+    """The status that the object has, which a write that was only tried does not change."""
+    with suppress(ApiError):
+        found = json.loads(api.get(asked, Options(), Form.PLAIN, view))
+        return {"status": found["status"]} if "status" in found else {}
+    return {}

@@ -1,0 +1,77 @@
+"""metav1.Status: how the API says what went wrong. Source: k8s.io/apimachinery, StatusReason and its codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from egressproxy.kubeapi.kinds import ServedKind
+
+__all__ = ["ApiError", "Cause", "failure", "not_found", "success"]
+
+
+class Cause(NamedTuple):
+    """One field that is wrong: `reason` is a CauseType such as FieldValueInvalid."""
+
+    reason: str
+    message: str
+    field: str = ""
+
+
+class ApiError(Exception):
+    """What the client is told instead of an answer."""
+
+    def __init__(
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        kind: ServedKind | None = None,
+        name: str = "",
+        causes: Sequence[Cause] = (),
+        retry_after_s: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+        details: dict[str, Any] = {}
+        if name:
+            details["name"] = name
+        if kind is not None:
+            # As in Kubernetes: an object that is not valid is told by its kind, everything else by the resource.
+            details |= {"group": kind.group, "kind": kind.kind if reason == "Invalid" else kind.plural}
+        if code == 422 and not causes:
+            # kubectl prints the causes of what is invalid, and not the message. The object as a whole is "<nil>", as in
+            # Kubernetes.
+            causes = (Cause("FieldValueInvalid", message, "<nil>"),)
+        if causes:
+            details["causes"] = [
+                {"reason": cause.reason, "message": cause.message, **({"field": cause.field} if cause.field else {})}
+                for cause in causes
+            ]
+        if retry_after_s:
+            details["retryAfterSeconds"] = retry_after_s
+        self.body = failure(code, reason, message, details)
+
+
+def failure(code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The object itself."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        **({"details": details} if details else {}),
+        "code": code,
+    }
+
+
+def success(details: Mapping[str, Any]) -> dict[str, Any]:
+    """What is answered where there is no object any more."""
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+
+def not_found(kind: ServedKind, name: str) -> ApiError:
+    return ApiError(404, "NotFound", f'{kind.resource} "{name}" not found', kind, name)

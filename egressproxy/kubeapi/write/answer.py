@@ -1,0 +1,188 @@
+"""Writes, worked out on all objects: the configuration with those that can be taken, and the files to keep them in.
+
+Each write has its own answer. They are compiled together; where that fails, the one whose file is at fault is refused
+and the rest is worked out anew without it. Where none can be blamed, the first is compiled alone and the others wait.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from egressproxy.config.compile import Compiled
+from egressproxy.config.reading.load import ResourceSet, load
+from egressproxy.config.reading.problems import ConfigError
+from egressproxy.kubeapi.write.apply import AppliedWrite, changed, refusal_of, unreadable
+from egressproxy.kubeapi.write.staging import file_of, stage
+from egressproxy.kubeapi.write.warnings import with_warnings
+from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.model.secret_source import ConfigSource
+from egressproxy.net.listening import why_unusable
+from egressproxy.processes.loader.compilation import compiled
+from egressproxy.processes.loader.result import Loaded
+from egressproxy.processes.loader.write_result import Outcomes, Result, write_outcomes
+
+__all__ = ["written"]
+
+#: What is not begun by then waits for the next time: a process that loads has `loading.apart.LIMIT_S` for everything.
+BUDGET_S: Final = 10.0
+
+HandOver = Callable[[ResourceSet, Compiled, Compiled | None], Loaded]
+
+
+def written(
+    paths: tuple[ConfigSource, ...],
+    bind: tuple[str, ...],
+    previous: Compiled | None,
+    state: Path,
+    writes: Sequence[Write],
+    hand_over: HandOver,
+) -> bytes:
+    """Outcomes, as `loading.outcome` writes them."""
+    try:
+        resources = load(paths, state)
+    except ConfigError as error:
+        return write_outcomes(Outcomes([unreadable(error.problems)] * len(writes), None))
+    batch = _Batch(resources, bind, previous, state, writes)
+    made = batch.worked_out()
+    loaded = None if made is None else hand_over(*made, previous)
+    return write_outcomes(Outcomes(batch.results, loaded))
+
+
+class _Batch:
+    """`results` are there when `worked_out` has ended."""
+
+    def __init__(
+        self,
+        resources: ResourceSet,
+        bind: tuple[str, ...],
+        previous: Compiled | None,
+        state: Path,
+        writes: Sequence[Write],
+    ) -> None:
+        self._resources = resources
+        self._bind = bind
+        self._previous = previous
+        self._state = state
+        self._writes = writes
+        self._until = time.monotonic() + BUDGET_S
+        self._most = len(writes)  # changes that are compiled together
+        self._settled: dict[int, Written | WriteRefused] = {}  # by the write's number: whatever becomes of the others
+        self.results: list[Result] = []
+
+    def worked_out(self) -> tuple[ResourceSet, Compiled] | None:
+        """The configuration with all that can be taken, or None if nothing changes."""
+        while changes := self._changes():
+            resources = list(changes.values())[-1].resources
+            made = self._compiled(resources, changes)
+            if made is not None and self._stage(changes):
+                for number, change in changes.items():
+                    self.results[number] = _written(with_warnings(change, made), str(change.file))
+                return resources, made
+        return None
+
+    def _changes(self) -> dict[int, AppliedWrite]:
+        """What the writes change, each on top of those before it; fills `results` as if all of it could be taken."""
+        self.results = []
+        changes: dict[int, AppliedWrite] = {}
+        for number, write in enumerate(self._writes):
+            is_over = len(changes) == self._most or (any(self.results) and time.monotonic() > self._until)
+            if number in self._settled:
+                self.results.append(self._settled[number])
+            elif is_over:
+                self.results.append(None)
+            else:
+                self.results.append(self._changed(number, write, changes))
+        return changes
+
+    def _changed(self, number: int, write: Write, changes: dict[int, AppliedWrite]) -> Result:
+        """Adds what it changes to `changes`."""
+        files = {each.file for each in changes.values()}
+        if write.name and file_of(self._state, write.group, write.kind, write.namespace, write.name) in files:
+            return None  # it is for what becomes of the one before
+        current = list(changes.values())[-1].resources if changes else self._resources
+        waiting = sum(each.is_new for each in changes.values()), sum(each.octets for each in changes.values())
+        try:
+            change = changed(current, write, self._state, waiting)
+            if change.file in files:
+                return None
+            if change.is_same:
+                return _written(change, "")
+            if change.is_dry_run:  # on what is in service, as if no other waited
+                self._settled[number] = settled = self._tried(write)
+                return settled
+        except WriteRefused as refused:
+            return refused
+        except Exception as error:
+            self._settled[number] = defect = _defect(error)
+            return defect
+        changes[number] = change
+        return _written(change, str(change.file))
+
+    def _tried(self, write: Write) -> Written | WriteRefused:
+        """Raises WriteRefused, and nearly everything."""
+        change = changed(self._resources, write, self._state)
+        try:
+            made = compiled(change.resources, self._bind, self._previous, why_unusable)
+        except ConfigError as error:
+            return refusal_of(error, write, change.resource.name, change.file)
+        return _written(with_warnings(change, made), "")
+
+    def _compiled(self, resources: ResourceSet, changes: dict[int, AppliedWrite]) -> Compiled | None:
+        """None where it fails: fewer writes are taken the next time."""
+        try:
+            return compiled(resources, self._bind, self._previous, why_unusable)
+        except ConfigError as error:
+            blamed = _blamed(error, changes)
+            if blamed is None:
+                self._most = 1
+            else:
+                own = ConfigError(each for each in error.problems if each.file in ("", str(changes[blamed].file)))
+                told = own if len(changes) > 1 else error
+                change = changes[blamed]
+                self._settled[blamed] = refusal_of(told, self._writes[blamed], change.resource.name, change.file)
+        except Exception as error:
+            if len(changes) > 1:
+                self._most = 1
+            else:
+                self._settled[next(iter(changes))] = _defect(error)
+        return None
+
+    def _stage(self, changes: dict[int, AppliedWrite]) -> bool:
+        for number, change in changes.items():
+            if self._writes[number].verb is Verb.DELETE:
+                continue
+            try:
+                stage(change.file, change.text)
+            except OSError as error:
+                message = f"{change.file} cannot be written: {error.strerror}"
+                self._settled[number] = WriteRefused(500, "InternalError", message)
+                return False
+        return True
+
+
+def _blamed(error: ConfigError, changes: dict[int, AppliedWrite]) -> int | None:
+    """The last one whose file has a problem, as if they had come one after the other; None if that is not known."""
+    if len(changes) == 1:
+        return next(iter(changes))
+    files = {problem.file for problem in error.problems}
+    return next((number for number in reversed(changes) if str(changes[number].file) in files), None)
+
+
+def _defect(error: Exception) -> WriteRefused:
+    """Its text may hold anything, a Secret's value, too: the place says enough."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    print(f"internal error: {type(error).__name__} at {place.filename}:{place.lineno}", file=sys.stderr)
+    message = f"the write cannot be worked out ({type(error).__name__}); the gateway's log says where"
+    return WriteRefused(500, "InternalError", message)
+
+
+def _written(change: AppliedWrite, file: str) -> Written:
+    shown = change.resource.to_manifest()  # without a Secret's values
+    uid = str(shown["metadata"].get("uid", ""))
+    return Written(change.resource.name, uid, json.dumps(shown).encode(), change.is_new, file, change.warnings)

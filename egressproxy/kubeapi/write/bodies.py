@@ -1,0 +1,91 @@
+"""The body of a write, read: JSON as JSON, everything else as YAML, and nothing that could hurt who works on it.
+
+Source: RFC 8259; RFC 7493 (I-JSON) on numbers, duplicate names and surrogates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from math import isfinite
+from operator import itemgetter
+from typing import Any, Final
+
+from egressproxy.config.reading.yaml import Fault, read_documents
+from egressproxy.kubeapi.write.checks import MAX_LEVELS, too_large
+
+__all__ = ["read_body", "read_document"]
+
+#: Of an integer, as in manifests: no field takes more.
+MAX_DIGITS: Final = 19
+#: One sentence, however deep this Python's own reader of JSON goes before it gives up.
+_TOO_DEEP: Final = f"it is nested deeper than {MAX_LEVELS} levels"
+
+
+def read_body(octets: bytes) -> Any:
+    """Raises ValueError with a sentence."""
+    value = read_json(octets) if octets.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else read_document(octets)
+    if why := too_large(value):
+        raise ValueError(why)
+    return value
+
+
+def read_json(octets: bytes) -> Any:
+    """JSON; what begins like it and is none is read as YAML, of whose flow style it may be. Raises ValueError."""
+    try:
+        value = json.loads(octets, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_float)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return read_document(octets)
+    if b"\\u" in octets:
+        _check_surrogates(value)
+    return value
+
+
+def read_document(octets: bytes) -> Any:
+    """One document of YAML. Raises ValueError."""
+    found = list(read_documents(octets))
+    if len(found) != 1:
+        raise ValueError("one object is expected")
+    (document,) = found
+    if isinstance(document, Fault):
+        raise ValueError(document.message)
+    for fault in document.faults:
+        raise ValueError(fault.message)
+    return document.value
+
+
+class _Fault(ValueError):
+    """Not a JSONDecodeError, which is a ValueError, too."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice = max(Counter(name for name, _ in pairs).items(), key=itemgetter(1))[0]
+        raise _Fault(f"the key {json.dumps(twice[:100])} stands twice")
+    return made
+
+
+def _int(text: str) -> int:
+    if len(text.lstrip("-")) > MAX_DIGITS:
+        raise _Fault(f"an integer has more than {MAX_DIGITS} digits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise _Fault("a number is too large, or is none")
+    return value
+
+
+def _check_surrogates(value: Any) -> None:
+    """A half of a pair is no character: no text can hold it. Raises ValueError."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _Fault("a \\u escape is half of a surrogate pair") from None
+    except RecursionError:
+        raise _Fault(_TOO_DEEP) from None

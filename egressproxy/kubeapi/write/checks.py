@@ -1,0 +1,121 @@
+"""What has to hold of an object before anything is worked out on it: the shape of its metadata and its bounds.
+
+The schema of its kind comes later and says the rest; what stands here is what patches, owners and Secrets rely on.
+Source: apimachinery meta/v1 ObjectMeta, ManagedFieldsEntry; FieldsV1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from egressproxy.config.reading.yaml import MAX_DEPTH
+
+__all__ = ["MAX_ITEMS", "MAX_LEVELS", "MAX_VALUES", "depth_of", "faults", "too_large"]
+
+#: Levels of an object; below what the reader of files takes, since its file is read again.
+MAX_LEVELS: Final = MAX_DEPTH - 10
+#: Values in one object; an EgressPolicy with ten thousand entries has half as many.
+MAX_VALUES: Final = 200_000
+#: Of a list whose items are merged one by one: each is looked for among the others.
+MAX_ITEMS: Final = 512
+#: Levels of managedFields: a step for every level of the object, one for an item, and the leaf.
+MAX_FIELD_LEVELS: Final = 2 * MAX_LEVELS
+
+_TEXTS: Final = ("name", "generateName", "namespace", "uid", "resourceVersion")
+_MAPS: Final = ("labels", "annotations")
+_LISTS: Final = (
+    ("finalizers", str, "a list of texts"),
+    ("managedFields", dict, "a list of objects"),
+    ("ownerReferences", dict, "a list of objects"),
+)
+_VALUES: Final = ("data", "stringData")
+
+
+def depth_of(value: Any, limit: int) -> int:
+    """How many levels of objects and lists a value has, without recursion; more than `limit` is `limit` + 1."""
+    level, values = 0, [value]
+    while values := [each for each in values if isinstance(each, dict | list)]:
+        level += 1
+        if level > limit:
+            break
+        values = [inner for each in values for inner in (each.values() if isinstance(each, dict) else each)]
+    return level
+
+
+def too_large(value: Any) -> str:
+    """Why an object cannot be taken: it is too deep or has too much in it; "" where it is neither."""
+    level, count, values = 0, 0, [value]
+    while values := [each for each in values if isinstance(each, dict | list)]:
+        level += 1
+        count += sum(map(len, values))
+        if level > MAX_LEVELS:
+            return f"it is nested deeper than {MAX_LEVELS} levels"
+        if count > MAX_VALUES:
+            return f"it has more than {MAX_VALUES} values"
+        values = [inner for each in values for inner in (each.values() if isinstance(each, dict) else each)]
+    return ""
+
+
+def faults(manifest: Mapping[str, Any], *, is_secret: bool) -> list[tuple[str, str]]:
+    """(field, what it has to be) of every field that is something else. A null is a field that is not there."""
+    metadata = manifest.get("metadata")
+    if metadata is None:
+        metadata = {}
+    if not isinstance(metadata, dict):
+        return [("metadata", "an object")]
+    found = [(f"metadata.{name}", "text") for name in _TEXTS if not isinstance(metadata.get(name) or "", str)]
+    for name in _MAPS:
+        if not _is_text_map(metadata.get(name)):
+            found.append((f"metadata.{name}", "an object of texts"))
+    for name, item, what in _LISTS:
+        listed = metadata.get(name) or []
+        if not isinstance(listed, list) or not all(isinstance(each, item) for each in listed):
+            found.append((f"metadata.{name}", what))
+    if not found:
+        for index, entry in enumerate(metadata.get("managedFields") or ()):
+            if not _is_owner(entry):
+                found.append((f"metadata.managedFields[{index}]", "a manager with its fields (fieldsV1)"))
+    if is_secret:
+        found += [(name, "an object of texts") for name in _VALUES if not _is_text_map(manifest.get(name))]
+    return found
+
+
+def _is_text_map(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(isinstance(each, str) or each is None for each in value.values())
+    )
+
+
+def _is_owner(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not all(
+        isinstance(entry.get(name, ""), str) for name in ("manager", "operation", "apiVersion", "time", "subresource")
+    ):
+        return False
+    fields = entry.get("fieldsV1")
+    return fields is None or (isinstance(fields, dict) and _are_steps(fields))
+
+
+def _are_steps(fields: dict[str, Any]) -> bool:
+    """FieldsV1: `.`, `f:name`, `k:{"key":"value"}` (or v: and i:, which we do not write), each with more of them."""
+    level, values = 0, [fields]
+    while values:
+        level += 1
+        if level > MAX_FIELD_LEVELS:
+            return False
+        for each in values:
+            if not all(isinstance(inner, dict) and _is_step(step) for step, inner in each.items()):
+                return False
+        values = [inner for each in values for inner in each.values()]
+    return True
+
+
+def _is_step(step: str) -> bool:
+    if not step.startswith("k:"):
+        return step == "." or step.startswith(("f:", "v:", "i:"))
+    try:
+        keys = json.loads(step[2:])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(keys, dict) and not any(isinstance(each, dict | list) for each in keys.values())

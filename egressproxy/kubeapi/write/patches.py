@@ -1,0 +1,149 @@
+"""The kinds of patches: a manifest and a patch in, a manifest out; what was given is left as it was.
+
+Sources: RFC 7396 (merge patch), RFC 6902 (JSON patch), Kubernetes' strategic merge patch (directives $patch,
+$deleteFromPrimitiveList, $retainKeys; $setElementOrder orders).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from jsonpatch import JsonPatch, JsonPatchException, JsonPatchTestFailed
+from jsonpointer import JsonPointer, JsonPointerException
+
+from egressproxy.kubeapi.write.checks import MAX_ITEMS, MAX_LEVELS, depth_of
+from egressproxy.kubeapi.write.list_map_keys import Shape, item_key
+from egressproxy.model.api_write import WriteRefused
+
+__all__ = ["json_patch", "merge_patch", "strategic_merge_patch"]
+
+#: Operations in one JSON patch; as the API server of Kubernetes.
+MAX_OPERATIONS = 10_000
+#: What its copies may add up to: each could double the object.
+MAX_COPIED = 3 * 1024 * 1024
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    made = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = merge_patch(made.get(name), value)
+    return made
+
+
+def json_patch(target: Any, patch: Any) -> Any:
+    """RFC 6902. Raises WriteRefused."""
+    if not isinstance(patch, list) or len(patch) > MAX_OPERATIONS:
+        raise WriteRefused(400, "BadRequest", f"a JSON patch is a list of at most {MAX_OPERATIONS} operations")
+    made, copied = copy.deepcopy(target), 0
+    for index, operation in enumerate(patch):
+        try:
+            copied += _copied(made, operation)
+            if copied > MAX_COPIED:
+                raise WriteRefused(413, "RequestEntityTooLarge", f"the patch copies more than {MAX_COPIED} octets")
+            made = JsonPatch([operation]).apply(made, in_place=True)
+        except JsonPatchTestFailed:
+            raise WriteRefused(422, "Invalid", f"the patch's test failed: operation {index}") from None
+        except (JsonPatchException, JsonPointerException, TypeError, LookupError, ValueError, AttributeError) as error:
+            # What the library says may have values in it.
+            message = f"the patch cannot be applied: operation {index} ({type(error).__name__})"
+            raise WriteRefused(422, "Invalid", message) from None
+    return made
+
+
+def _copied(target: Any, operation: Any) -> int:
+    """The octets that an operation copies or moves. Raises WriteRefused(422) where the object would become too deep:
+    many operations can build together what none of them has in it.
+    """
+    if not isinstance(operation, dict):
+        raise WriteRefused(400, "BadRequest", "an operation of a JSON patch is an object")
+    level = len(JsonPointer(operation.get("path", "")).parts)
+    value, octets = operation.get("value"), 0
+    if operation.get("op") in ("copy", "move"):
+        source = JsonPointer(operation.get("from", ""))
+        level = max(level, len(source.parts))
+        if level <= MAX_LEVELS:
+            value = source.resolve(target)
+            octets = len(json.dumps(value))
+    if level + depth_of(value, MAX_LEVELS) > MAX_LEVELS:
+        raise WriteRefused(422, "Invalid", f"the patch would nest the object deeper than {MAX_LEVELS} levels")
+    return octets
+
+
+def strategic_merge_patch(target: Any, patch: Any, shape: Shape, path: tuple[str, ...] = ()) -> Any:
+    """As a merge patch, but lists with keys are merged item by item. Raises WriteRefused(422)."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    if patch.get("$patch") == "replace":
+        return {name: copy.deepcopy(value) for name, value in patch.items() if not name.startswith("$")}
+    made = dict(target) if isinstance(target, dict) else {}
+    if patch.get("$patch") == "delete":
+        return {}
+    if "$retainKeys" in patch:
+        retained = set(patch["$retainKeys"])
+        made = {name: value for name, value in made.items() if name in retained}
+    for name, value in patch.items():
+        if name.startswith("$deleteFromPrimitiveList/"):
+            field = name.partition("/")[2]
+            gone = set(value)
+            made[field] = [each for each in made.get(field) or () if each not in gone]
+        elif name.startswith("$"):
+            continue
+        elif value is None:
+            made.pop(name, None)
+        elif isinstance(value, list):
+            made[name] = _merged_list(made.get(name), value, shape, (*path, name))
+        else:
+            made[name] = strategic_merge_patch(made.get(name), value, shape, (*path, name))
+    for name, order in patch.items():
+        if name.startswith("$setElementOrder/"):
+            field = name.partition("/")[2]
+            made[field] = _ordered(made.get(field) or [], order, shape.get((*path, field)))
+    return made
+
+
+def _merged_list(target: Any, patch: list[Any], shape: Shape, path: tuple[str, ...]) -> list[Any]:
+    names = shape.get(path)
+    if names is None or not isinstance(target, list):
+        return [
+            strategic_merge_patch({}, each, shape, path)
+            for each in patch
+            if not (isinstance(each, dict) and each.get("$patch") == "delete")
+            and each != {"$patch": "replace"}
+        ]  # fmt: skip
+    if any(isinstance(each, dict) and each.get("$patch") == "replace" for each in patch):
+        return [copy.deepcopy(each) for each in patch if each.get("$patch") != "replace"]
+    made = list(target)
+    if len(patch) > MAX_ITEMS or len(made) > MAX_ITEMS:
+        raise WriteRefused(422, "Invalid", f"{'.'.join(path)} has more than {MAX_ITEMS} items")
+    for each in patch:
+        key = item_key(each, names)
+        if key is None:
+            where = ".".join(path)
+            raise WriteRefused(422, "Invalid", f"an item of {where} in the patch has not the key {', '.join(names)}")
+        at = next((index for index, item in enumerate(made) if item_key(item, names) == key), None)
+        if each.get("$patch") == "delete":
+            if at is not None:
+                del made[at]
+        elif at is None:
+            made.append(strategic_merge_patch({}, each, shape, path))
+        else:
+            made[at] = strategic_merge_patch(made[at], each, shape, path)
+    return made
+
+
+def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) -> list[Any]:
+    """Those that are named in that order, the others behind them."""
+
+    def key(item: Any) -> Any:
+        return item_key(item, names) if names else item
+
+    wanted = {key(each): place for place, each in reversed(list(enumerate(order)))}
+    return sorted(items, key=lambda item: wanted.get(key(item), len(wanted)))

@@ -1,0 +1,110 @@
+"""Writes that wait for their turn: all that wait are asked for together, and each has its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from egressproxy.admin.state import AdminState
+from egressproxy.kubeapi.read.objects import Key, Objects, View
+from egressproxy.model.api_write import Write, Written
+
+__all__ = ["WriteQueue"]
+
+#: Of the bodies that are asked for together.
+MAX_OCTETS: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    write: Write
+    answer: asyncio.Future[tuple[Write, Written]]
+
+    @property
+    def key(self) -> Key:
+        return self.write.group, self.write.kind, self.write.namespace, self.write.name
+
+
+class WriteQueue:
+    """Belongs to the event loop. A write is measured against the version that those before it have left."""
+
+    def __init__(self, state: AdminState, objects: Objects) -> None:
+        self._state = state
+        self._objects = objects
+        self._waiting: list[_Waiting] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, write: Write) -> asyncio.Future[tuple[Write, Written]]:
+        """Its turn comes, whether somebody waits for the answer or not: the write as it was asked for, and what became
+        of it, or WriteRefused.
+        """
+        answer: asyncio.Future[tuple[Write, Written]] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_seen)
+        self._waiting.append(_Waiting(write, answer))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return answer
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch = _together(self._waiting)
+                try:
+                    await self._ask(batch)
+                except Exception as error:
+                    self._answer(batch, [error] * len(batch))
+        finally:
+            self._task = None
+
+    async def _ask(self, batch: Sequence[_Waiting]) -> None:
+        view = await self._objects.view()
+        writes = [_at_version(each, view) for each in batch]
+        results = await self._state.write(writes)
+        found = [
+            (write, result) if isinstance(result, Written) else result
+            for write, result in zip(writes, results, strict=True)
+        ]
+        self._answer(batch, found)
+
+    def _answer(self, batch: Sequence[_Waiting], found: Sequence[tuple[Write, Written] | Exception | None]) -> None:
+        for each, result in zip(batch, found, strict=True):
+            if result is None:
+                continue  # it waits on
+            self._waiting.remove(each)
+            if each.answer.done():
+                continue  # the admin server has ended
+            if isinstance(result, Exception):
+                each.answer.set_exception(result)
+            else:
+                each.answer.set_result(result)
+
+
+def _together(waiting: Sequence[_Waiting]) -> list[_Waiting]:
+    """The first, and all others up to MAX_OCTETS that are not for an object that one before them is for."""
+    batch: list[_Waiting] = []
+    named: set[Key] = set()
+    octets = 0
+    for each in waiting:
+        octets += len(each.write.body)
+        if batch and octets > MAX_OCTETS:
+            break
+        if each.write.name and each.key in named:
+            continue
+        named.add(each.key)
+        batch.append(each)
+    return batch
+
+
+def _at_version(waiting: _Waiting, view: View) -> Write:
+    version = view.version_at(waiting.key) if waiting.write.name else None
+    return replace(waiting.write, resource_version="" if version is None else str(version))
+
+
+def _seen(answer: asyncio.Future[tuple[Write, Written]]) -> None:
+    if not answer.cancelled():
+        answer.exception()  # who asked was told, or has left

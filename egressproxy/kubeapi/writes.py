@@ -1,0 +1,163 @@
+"""Writes over HTTP: who may, and what is asked for. What an object becomes is worked out behind `AdminState.write`.
+
+Source: Kubernetes API concepts (verbs, patch types, dry run, field managers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from egressproxy.admin.local import came_by_proxy, is_local
+from egressproxy.admin.tokens import read_token
+from egressproxy.kubeapi import core_protobuf
+from egressproxy.kubeapi.kinds import CONFIGURED
+from egressproxy.kubeapi.list_options import ApiResource, truth
+from egressproxy.kubeapi.status import ApiError
+from egressproxy.model.api_write import FieldValidation, Verb, Write
+
+__all__ = ["METHODS", "WriteAccess", "asked_write", "read_body"]
+
+METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+#: As the API server of Kubernetes; a Secret or ConfigMap is below 1 MiB.
+MAX_BODY: Final = 3 * 1024 * 1024
+BODY_S: Final = 30.0
+_BODIES: Final = ("application/json", "application/yaml")
+_PATCHES: Final = {
+    "application/json-patch+json": Verb.JSON_PATCH,
+    "application/merge-patch+json": Verb.MERGE_PATCH,
+    "application/strategic-merge-patch+json": Verb.STRATEGIC_PATCH,
+    "application/apply-patch+yaml": Verb.APPLY,
+}
+_KNOWN: Final = frozenset({
+    "dryRun", "fieldManager", "force", "fieldValidation", "pretty", "timeout",
+    "propagationPolicy", "gracePeriodSeconds", "orphanDependents",
+})  # fmt: skip
+
+
+class WriteAccess:
+    """Who may write: whoever knows the token; without one, programs of this machine that ask on loopback."""
+
+    def __init__(self, token_file: Path | None) -> None:
+        self._token_file = token_file
+
+    async def check(self, request: web.BaseRequest) -> None:
+        """Raises ApiError(401, 403)."""
+        if "Origin" in request.headers:
+            raise ApiError(403, "Forbidden", "a web page may not write")
+        if self._token_file is None:
+            if not is_local(request):
+                raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
+            if came_by_proxy(request):
+                raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        try:
+            wanted = await asyncio.to_thread(read_token, self._token_file)
+        except ValueError as error:
+            raise ApiError(403, "Forbidden", str(error)) from None
+        if scheme.lower() != "bearer" or not hmac.compare_digest(_octets(given.strip()), wanted):
+            raise ApiError(401, "Unauthorized", "writes need the token: Authorization: Bearer …")
+
+
+async def read_body(request: web.BaseRequest) -> bytes:
+    """Raises ApiError(400, 408, 413, 415)."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ApiError(415, "UnsupportedMediaType", "a body with a Content-Encoding is not read; send it as it is")
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            while piece := await request.content.readany():
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_BODY:
+                    message = f"the body is larger than {MAX_BODY} bytes"
+                    raise ApiError(413, "RequestEntityTooLarge", message)
+    except web.RequestPayloadError:
+        raise ApiError(400, "BadRequest", "the body does not end as its framing says") from None
+    except TimeoutError:
+        raise ApiError(408, "Timeout", f"the body did not come within {BODY_S:.0f} s") from None
+    return b"".join(pieces)
+
+
+def asked_write(request: web.BaseRequest, asked: ApiResource, body: bytes) -> Write:
+    """Raises ApiError(400, 405, 415, 422)."""
+    query = request.query
+    unknown = sorted(query.keys() - _KNOWN)
+    if unknown:
+        raise ApiError(400, "BadRequest", f"not supported: {', '.join(unknown)}")
+    if query.getall("dryRun", []) not in ([], ["All"]):
+        raise ApiError(400, "BadRequest", f"dryRun={query['dryRun']} is not possible; write All")
+    verb = _verb(request, asked)
+    is_forced = truth(query, "force")
+    if is_forced and verb is not Verb.APPLY:
+        raise ApiError(422, "Invalid", "force is for server-side apply alone")
+    if verb is Verb.APPLY and not query.get("fieldManager"):
+        raise ApiError(400, "BadRequest", "server-side apply needs fieldManager")
+    if verb is Verb.CREATE and request.content_type == core_protobuf.CONTENT_TYPE:
+        body = core_protobuf.as_json(asked.kind.kind, body)
+    return Write(
+        verb=verb,
+        group=asked.kind.group,
+        version=asked.version,
+        kind=asked.kind.kind,
+        plural=asked.kind.plural,
+        namespace=asked.namespace or "",
+        name=asked.name,
+        body=body,
+        manager=_manager(query, request.headers.get("User-Agent", "")),
+        is_forced=is_forced,
+        is_dry_run="dryRun" in query,
+        field_validation=_field_validation(query),
+    )
+
+
+def _field_validation(query: Mapping[str, str]) -> FieldValidation:
+    try:
+        return FieldValidation(query.get("fieldValidation") or "Warn")
+    except ValueError:
+        known = ", ".join(each.value for each in FieldValidation)
+        raise ApiError(
+            400, "BadRequest", f"fieldValidation={query['fieldValidation']} is not possible; known are {known}"
+        ) from None
+
+
+def _verb(request: web.BaseRequest, asked: ApiResource) -> Verb:
+    if asked.kind not in CONFIGURED:
+        raise ApiError(405, "MethodNotAllowed", f"{asked.kind.resource} are made by the gateway: they are read-only")
+    if asked.subresource:
+        raise ApiError(405, "MethodNotAllowed", "status is the gateway's to write")
+    # Without one it is JSON, as kubectl 1.20 sends it: a page that does so has an Origin.
+    content_type = request.content_type if "Content-Type" in request.headers else "application/json"
+    if request.method == "DELETE" and asked.name:
+        return Verb.DELETE
+    if request.method == "PATCH" and asked.name:
+        if content_type not in _PATCHES:
+            raise ApiError(415, "UnsupportedMediaType", f"{content_type} is no patch; known are {', '.join(_PATCHES)}")
+        return _PATCHES[content_type]
+    is_whole = asked.namespace is not None or not asked.kind.is_namespaced
+    verb = {"POST": Verb.CREATE, "PUT": Verb.REPLACE}.get(request.method)
+    if verb is None or bool(asked.name) is (verb is Verb.CREATE) or not is_whole:
+        raise ApiError(405, "MethodNotAllowed", f"{request.method} is not possible at {request.path}")
+    bodies = (*_BODIES, core_protobuf.CONTENT_TYPE) if verb is Verb.CREATE else _BODIES
+    if content_type not in bodies:  # a page of another site can send some content types without being allowed to
+        raise ApiError(415, "UnsupportedMediaType", f"{content_type} is not read; send application/json")
+    return verb
+
+
+def _manager(query: Mapping[str, str], user_agent: str) -> str:
+    """metadata.managedFields[].manager: the client's name where it gives none."""
+    name = query.get("fieldManager") or user_agent.partition("/")[0] or "unknown"
+    if len(name) > 128 or not name.isprintable():
+        raise ApiError(400, "BadRequest", "fieldManager has to be at most 128 printable characters")
+    return name
+
+
+def _octets(field: str) -> bytes:
+    """A field's value as it was sent, UTF-8 or not."""
+    return field.encode("utf-8", "surrogateescape")

@@ -1,0 +1,159 @@
+"""Driver: runs the coroutine of an exchange without a task.
+
+`start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `pause()`; the
+callback
+that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a filter's
+task),
+the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only waits for its
+sockets.
+Code under a driver must not ask for `asyncio.current_task()`, nor use what does (`asyncio.timeout`, `wait_for`): such
+things run in a task of their own, and the future of that task is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from types import coroutine
+from typing import Any, TypeVar
+
+__all__ = ["Driver", "driven", "pause"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("egressproxy.net")
+
+
+@coroutine
+def pause() -> Generator[None, None, None]:
+    """Wait until the driver is poked. Always in a loop: `while not done: await pause()`.
+
+    A poke carries nothing and may be spurious; what happened stands in the state that the loop looks at. That is why
+    a poke that
+    comes while the coroutine runs can be dropped: it looks at the state before it pauses.
+    """
+    yield None
+
+
+class Driver:
+    """Drives one coroutine at a time; lives as long as a client's connection, and drives its next exchange, too."""
+
+    __slots__ = ("_coroutine", "_error", "_future", "_running", "is_busy", "on_idle")
+
+    def __init__(self, on_idle: Callable[[], None] | None = None) -> None:
+        self.on_idle = on_idle  # called when a coroutine has ended, and the next may start
+        self._coroutine: Coroutine[Any, Any, None] | None = None
+        self._future: asyncio.Future[Any] | None = None
+        self._error: BaseException | None = None
+        self._running = False
+        self.is_busy = False
+
+    def start(self, life: Coroutine[Any, Any, None]) -> None:
+        if self._coroutine is not None:
+            life.close()
+            raise RuntimeError("the driver is busy")
+        self._coroutine = life
+        self.is_busy = True
+        self._step(life.send, None)
+
+    def resume(self) -> None:
+        """Something that may be waited for has happened."""
+        if self.is_busy and not self._running and self._future is None:
+            self._step(self._coroutine.send, None)  # type: ignore[union-attr]
+
+    def throw(self, error: BaseException) -> None:
+        """End the wait with an error, whatever is waited for. A future that is awaited is cancelled."""
+        if self._coroutine is None:
+            return
+        if self._running:
+            self._error = self._error or error  # thrown when the coroutine waits next
+            return
+        future, self._future = self._future, None
+        if future is not None:
+            future.remove_done_callback(self._future_done)
+            future.cancel()
+        # From CPython 3.12 on the traceback of an error leads to the frames below the coroutine, too, with their
+        # variables: none of them may hold the error, or it would hold itself, and with it everything of its exchange.
+        handed_over = [error]
+        del error
+        self._step(self._throw, handed_over)
+
+    def _throw(self, handed_over: list[BaseException]) -> Any:
+        return self._coroutine.throw(handed_over.pop())  # type: ignore[union-attr]
+
+    def _step(self, advance: Callable[[Any], Any], value: Any) -> None:
+        self._running = True
+        try:
+            awaited = advance(value)
+        except StopIteration:
+            self._running = False
+            self._end()
+            return
+        except BaseException as error:
+            self._running = False
+            log.error("an exchange ended with an unhandled %s", type(error).__name__, exc_info=error)
+            self._end()
+            if not isinstance(error, Exception):
+                raise
+            return
+        finally:
+            self._running = False
+        if awaited is not None:
+            awaited._asyncio_future_blocking = False
+            self._future = awaited
+            awaited.add_done_callback(self._future_done)
+        if self._error is not None:
+            early, self._error = self._error, None
+            self.throw(early)
+
+    def _future_done(self, future: asyncio.Future[Any]) -> None:
+        if self._future is not future or self._coroutine is None:
+            return
+        self._future = None
+        self._step(self._coroutine.send, None)  # Future.__await__ takes the result or raises
+
+    def _end(self) -> None:
+        self._coroutine = None
+        self.is_busy = False
+        self._future = None
+        self._error = None
+        if self.on_idle is not None:
+            self.on_idle()
+
+    def __repr__(self) -> str:
+        state = "idle" if self._coroutine is None else "future" if self._future else "paused"
+        return f"Driver({state})"
+
+
+def driven(work: Callable[[Driver], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
+    """Run what pauses on a driver of its own, for a task, which cannot pause itself: gives its result, or its error.
+
+    When the future is cancelled, CancelledError is thrown into the work where it waits.
+    """
+    result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    waiting = [result]  # so that the frame of an error does not hold what holds the error: no cycle
+    driver = Driver()
+
+    async def run() -> None:
+        try:
+            made = await work(driver)
+        except asyncio.CancelledError:
+            waiting.pop().cancel()
+        except Exception as error:
+            future = waiting.pop()
+            if not future.done():
+                future.set_exception(error)
+            del future
+        else:
+            future = waiting.pop()
+            if not future.done():
+                future.set_result(made)
+
+    def look_at(future: asyncio.Future[T]) -> None:
+        if future.cancelled():
+            driver.throw(asyncio.CancelledError())
+
+    driver.start(run())
+    result.add_done_callback(look_at)
+    return result

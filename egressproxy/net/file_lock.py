@@ -1,0 +1,43 @@
+"""Turn: which of several processes may do something now.
+
+A lock of a file in memory that all of them have; it goes with a process that is killed. An flock belongs to an opening
+of the file, so each opens it anew; unlike a record lock it is never refused because of a deadlock that other threads of
+these processes only seem to have. Source: flock(2), fcntl(2).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from types import TracebackType
+
+__all__ = ["FileLock", "memory_file", "opened_anew"]
+
+
+def memory_file(name: str) -> int:
+    """A descriptor of a file without a place, for processes that inherit it or are sent it."""
+    return os.memfd_create(name, os.MFD_CLOEXEC)
+
+
+def opened_anew(descriptor: int) -> int:
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+
+
+class FileLock:
+    """A context that one process at a time is in; entering blocks. For the life of the process.
+
+    `descriptor`: of the same `memory_file` in each; it may be closed then.
+    """
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = opened_anew(descriptor)
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)

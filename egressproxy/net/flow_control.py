@@ -1,0 +1,187 @@
+"""Flow: reading that can be paused, and writing that pauses whoever feeds it.
+
+Back-pressure is a high-water mark of 64 KiB of unsent octets per direction: the transport calls `pause_writing`, and
+the connection that feeds this one stops reading until the buffer has drained.
+
+What is sent in one turn of the event loop goes out in one write at its end: each piece by itself would be a system
+call, and wake the peer (measured: W1 77 against 60 us).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, cast
+
+from egressproxy.net.loop import poller
+from egressproxy.net.poller import Poller
+from egressproxy.net.sockets import break_off
+
+__all__ = ["HIGH_WATER", "BodySink", "FlowControl", "Reads", "peer_address", "peer_name", "reset"]
+
+HIGH_WATER = 64 * 1024
+#: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
+COPY_LIMIT = 16 * 1024
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Break a connection off: TCP's RST in place of its FIN, which would make what was sent look whole.
+
+    A body that lasts until the close, and a tunnel, have no other sign of an early end (RFC 9112 section 8).
+    """
+    sock = None if transport.is_closing() else transport.get_extra_info("socket")
+    if sock is not None:
+        break_off(sock)
+    transport.abort()
+
+
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    """`address:port` of the other end ("-" if it is gone already)."""
+    name: Any = transport.get_extra_info("peername")
+    if not isinstance(name, tuple) or len(name) < 2:
+        return "-"
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+def peer_address(transport: asyncio.BaseTransport) -> str:
+    """The address of the other end ("-" if it is gone already)."""
+    name: Any = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) and name else "-"
+
+
+class Reads(Protocol):
+    """A source that can be paused."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class BodySink(Protocol):
+    """Where the pieces of a body go. `trailers` is a field block (each line preceded by CRLF), b"" for none."""
+
+    def send_body(self, data: bytes) -> None: ...
+
+    def end_body(self, trailers: bytes) -> None: ...
+
+
+class FlowControl(asyncio.Protocol):
+    """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
+
+    __slots__ = (
+        "_poller",
+        "_unflushed",
+        "_unflushed_octets",
+        "feeder",
+        "is_reading_paused",
+        "is_write_blocked",
+        "octets_in",
+        "octets_out",
+        "sends_chunked",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.feeder: Reads | None = None  # paused while our write buffer is full
+        self.is_write_blocked = False
+        self.is_reading_paused = False
+        self.sends_chunked = False
+        self.octets_in = 0  # of the current exchange
+        self.octets_out = 0
+        self._unflushed: list[bytes] = []
+        self._unflushed_octets = 0
+        self._poller: Poller | None = None  # kept: to ask for the running loop is a system call
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if not self.transport.is_closing():
+            self.transport.set_write_buffer_limits(HIGH_WATER)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+    def pause_reading(self) -> None:
+        if not self.is_reading_paused and not self.transport.is_closing():
+            self.is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_reading_paused:
+            self.is_reading_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # --- writing -----------------------------------------------------------------------------------------------
+    def pause_writing(self) -> None:
+        self.is_write_blocked = True
+        if self.feeder is not None:
+            self.feeder.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_write_blocked = False
+        if self.feeder is not None:
+            self.feeder.resume_reading()
+
+    def feed_from(self, feeder: Reads | None) -> None:
+        """From now on this source fills us; it is paused at once if we are blocked."""
+        self.feeder = feeder
+        if self.is_write_blocked and feeder is not None:
+            feeder.pause_reading()
+
+    def send(self, data: bytes) -> None:
+        """Send at the end of this turn of the loop, together with whatever else is sent until then."""
+        size = len(data)
+        self.octets_out += size
+        pieces = self._unflushed
+        if pieces:
+            size += self._unflushed_octets
+        else:
+            if self._poller is None:
+                self._poller = poller()
+            self._poller.flush_later(self)
+        pieces.append(data)
+        self._unflushed_octets = size
+        if size > COPY_LIMIT:
+            self.flush()  # so that back-pressure is felt within a turn, too
+
+    def send_body(self, data: bytes) -> None:
+        """One piece of body, never empty."""
+        size = len(data)
+        if not self.sends_chunked:
+            self.send(data)
+        elif size <= COPY_LIMIT:
+            self.send(b"%x\r\n%b\r\n" % (size, data))
+        else:
+            self.send(b"%x\r\n" % size)
+            self.send(data)
+            self.send(b"\r\n")
+
+    def end_body(self, trailers: bytes) -> None:
+        """The body is complete. Trailers exist only in a chunked body (RFC 9112 section 7.1.2)."""
+        if self.sends_chunked:
+            self.send(b"0%b\r\n\r\n" % self.trailers_to_send(trailers) if trailers else b"0\r\n\r\n")
+
+    def trailers_to_send(self, trailers: bytes) -> bytes:
+        """What goes on of the trailers of this body."""
+        return trailers
+
+    def flush(self) -> None:
+        """Hand to the transport what was sent in this turn; called before it is closed or given away."""
+        pieces = self._unflushed
+        if not pieces:
+            return
+        if len(pieces) == 1:
+            self.transport.write(pieces.pop())  # a transport that is closing takes nothing
+            return
+        self._unflushed = []
+        if self._unflushed_octets <= COPY_LIMIT:
+            self.transport.write(b"".join(pieces))
+        else:
+            self.transport.writelines(pieces)
+
+    def forget_unflushed(self) -> None:
+        """What was sent in this turn goes nowhere: the connection is broken off."""
+        self._unflushed = []
+
+    # --- the peer, for logs --------------------------------------------------------------------------------------
+    def peer_name(self) -> str:
+        return peer_name(self.transport)

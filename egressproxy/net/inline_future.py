@@ -1,0 +1,97 @@
+"""Promise: a future whose waiter goes on at once, where the result is set, and not in a turn of the loop of its own.
+
+For what happens on the poller: there is no caller further up who would be surprised. May be awaited by a coroutine on a
+Driver, and by a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+__all__ = ["InlineFuture"]
+
+T = TypeVar("T")
+
+
+class InlineFuture(Generic[T]):
+    """The part of asyncio.Future that waiting needs."""
+
+    __slots__ = ("_asyncio_future_blocking", "_callbacks", "_error", "_is_cancelled", "_is_done", "_result")
+
+    _result: T
+
+    def __init__(self) -> None:
+        self._asyncio_future_blocking = False  # asyncio's protocol between whatever is awaited and who awaits it
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._error: Exception | None = None
+        self._is_done = False
+        self._is_cancelled = False
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def result(self) -> T:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                del self  # the error's traceback holds this frame: no cycle
+        return self._result
+
+    def exception(self) -> Exception | None:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        return self._error
+
+    def set_result(self, result: T) -> None:
+        self._result = result
+        self._settle()
+
+    def set_exception(self, error: Exception) -> None:
+        self._error = error
+        self._settle()
+
+    def cancel(self, msg: object = None) -> bool:
+        """False if it is done already."""
+        if self._is_done:
+            return False
+        self._is_cancelled = True
+        self._settle()
+        return True
+
+    def add_done_callback(self, callback: Callable[[Any], object], *, context: object = None) -> None:
+        """Called where the result is set; not for what is done already (`await` does not ask then)."""
+        self._callbacks.append(callback)
+
+    def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
+        before = len(self._callbacks)
+        self._callbacks = [known for known in self._callbacks if known != callback]
+        return before - len(self._callbacks)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._is_done:
+            self._asyncio_future_blocking = True
+            yield self
+        try:
+            return self.result()
+        finally:
+            del self  # as above
+
+    def _settle(self) -> None:
+        self._is_done = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'done' if self._is_done else 'pending'})"

@@ -1,0 +1,397 @@
+"""TLS over any transport, by our own driver: ciphertext in, plaintext out, callbacks only.
+
+The loops' own TLS reports a connection that was cut exactly like one that was closed, so a truncated response would
+pass for a complete one. Here the two differ: a close_notify gives `eof_received`, an end without it `connection_lost`
+with TlsTruncated (RFC 8446 section 6.1, RFC 9112 section 9.8).
+
+A `TlsStream` is the protocol of the transport below and the transport of the protocol above. The one below may be a
+TlsStream itself: that is TLS inside a tunnel through an encrypted parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from enum import IntEnum
+from typing import Any, cast
+
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+
+__all__ = ["OnHandshake", "TlsStream", "TlsTruncated", "tls_fault"]
+
+#: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
+#: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
+MAX_PLAINTEXT = 16384
+
+#: What passes through OpenSSL's buffers at one time, towards upstreams: everything. Towards clients it is a record: the
+#: buffers (BIO) keep the size that they once had, 87 KB for 64 KiB, and a client may leave many connections idle.
+UNBOUNDED = 1 << 62
+
+
+class TlsTruncated(ConnectionError):
+    """The TCP connection ended without close_notify: what was received may be cut short."""
+
+
+class _TlsState(IntEnum):
+    HANDSHAKE = 0
+    OPEN = 1
+    CLOSED = 2  # closing or lost: nothing is delivered or sent any more
+
+
+_HANDSHAKE, _OPEN, _CLOSED = _TlsState  # an attribute of an Enum costs a look-up at every read
+
+
+#: Stands for the inner protocol once the connection is gone.
+_GONE = asyncio.Protocol()
+
+
+class TlsStream(asyncio.Protocol, asyncio.Transport):
+    """One TLS connection.
+
+    `on_handshake(stream, error)` is called exactly once, with None when the handshake is done and the peer is verified.
+    It may look at the `ssl_object`, `set_protocol` by ALPN, or close. Then `inner.connection_made(stream)` is called.
+    With an error the connection is closed, and `inner` never hears of it; `tls_fault` makes it an answer for a client.
+
+    `verify` is called with the SSLObject before `on_handshake`, and raises ssl.SSLCertVerificationError to refuse the
+    peer (`tls_contexts.ClientTls` brings it). Time limits are the caller's: `abort_handshake`.
+    """
+
+    __slots__ = (
+        "_eof_wanted", "_error", "_has_eof", "_has_peer_eof", "_has_sent_eof", "_in", "_inner", "_is_joined",
+        "_is_paused", "_is_write_paused", "_on_handshake", "_out", "_piece", "_read", "_ssl", "_state", "_transport",
+        "_verify",
+    )  # fmt: skip
+
+    _transport: asyncio.Transport
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        server_hostname: str | None,
+        inner: asyncio.Protocol,
+        on_handshake: OnHandshake,
+        verify: Callable[[ssl.SSLObject], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._in, self._out, server_side=server_side, server_hostname=server_hostname)
+        self._read = self._ssl.read
+        self._piece = MAX_PLAINTEXT if server_side else UNBOUNDED
+        self._inner = inner
+        self._on_handshake: OnHandshake | None = on_handshake
+        self._verify = verify
+        self._state = _HANDSHAKE
+        self._error: Exception | None = None
+        self._is_joined = False  # the inner protocol has been told of its connection
+        self._is_paused = False  # the inner protocol does not want plaintext
+        self._is_write_paused = False
+        self._has_eof = False  # TCP FIN from the peer
+        self._has_peer_eof = False  # close_notify from the peer
+        self._has_sent_eof = False  # close_notify to the peer
+        self._eof_wanted = False  # write_eof waits until the received records are read
+
+    # --- protocol of the transport below -------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._handshake()
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        if len(data) > self._piece:
+            whole = memoryview(data)
+            for at in range(0, len(whole), self._piece):
+                self.data_received(whole[at : at + self._piece])
+            return
+        self._in.write(data)
+        if self._state is _OPEN:
+            self._pump()
+        elif self._state is _HANDSHAKE:
+            self._handshake()
+
+    def eof_received(self) -> bool:
+        """TCP FIN: the end of everything, unless close_notify came before and the inner protocol still has to write."""
+        self._has_eof = True
+        self._in.write_eof()
+        if self._state is _OPEN:
+            self._pump()
+        elif self._state is _HANDSHAKE:
+            self._handshake()
+        # A paused reader still has records to come: whether the end is clean shows when they are read.
+        return self._state is _OPEN and (self._is_paused or self._has_peer_eof)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        was, self._state = self._state, _CLOSED
+        if not self._is_joined:
+            self._report(exc or ConnectionResetError("the peer closed the connection in the TLS handshake"))
+            self._inner = _GONE
+            return
+        if self._error is not None:
+            exc = self._error
+        elif exc is None and was is _OPEN and not self._has_peer_eof:
+            exc = TlsTruncated("the connection ended without close_notify")
+        inner, self._inner = self._inner, _GONE  # it holds us as its transport: let go
+        inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        if self._is_joined:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        if self._is_joined:
+            self._inner.resume_writing()
+
+    # --- transport of the protocol above -------------------------------------------------------------------------
+    def write(self, data: Any) -> None:
+        """Encrypt and send. Ignored once the stream is closing, as asyncio's transports do."""
+        if self._state is not _OPEN or self._has_sent_eof or self._eof_wanted or not data:
+            if self._state is _HANDSHAKE:
+                raise RuntimeError("write before the TLS handshake is done")
+            return
+        try:
+            if len(data) > self._piece:
+                self._transport.writelines(list(self._records(memoryview(data))))
+                return
+            sent = self._ssl.write(data)
+            if sent < len(data):
+                rest = memoryview(data)[sent:]
+                while rest:
+                    rest = rest[self._ssl.write(rest) :]
+        except ssl.SSLError as error:
+            self._fail(error)
+            return
+        self._transport.write(self._out.read())
+
+    def _records(self, rest: memoryview) -> Iterator[bytes]:
+        """This plaintext, encrypted a piece at a time."""
+        while rest:
+            rest = rest[self._ssl.write(rest[: self._piece]) :]
+            yield self._out.read()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))  # few large records rather than many small ones
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Half-close: send close_notify, and go on reading (RFC 8446 section 6.1)."""
+        if self._state is not _OPEN or self._has_sent_eof:
+            return
+        if self._in.pending:
+            self._eof_wanted = True  # OpenSSL drops records that it finds unread when it shuts down
+        else:
+            self._send_close_notify()
+
+    def close(self) -> None:
+        """Send close_notify, then close the transport when all is written. `connection_lost(None)` follows."""
+        if self._state is _CLOSED:
+            return
+        if self._state is _HANDSHAKE:
+            self._state = _CLOSED
+            self._transport.abort()
+            return
+        self._send_close_notify()
+        self._state = _CLOSED
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; nothing more is sent."""
+        self._state = _CLOSED
+        self._transport.abort()
+
+    def abort_handshake(self) -> None:
+        """The handshake took too long: `on_handshake` is told TimeoutError. Does nothing once it is over."""
+        if self._state is _HANDSHAKE:
+            self._state = _CLOSED
+            self._transport.abort()
+            self._report(TimeoutError("the TLS handshake took too long"))
+
+    def is_closing(self) -> bool:
+        return self._state is _CLOSED or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """No more plaintext from now on. At most one read of the transport below stays here, as ciphertext."""
+        self._is_paused = True
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+        if self._in.pending or self._has_eof:
+            asyncio.get_running_loop().call_soon(self._pump)  # never from within the caller
+
+    def is_reading(self) -> bool:
+        return not self._is_paused and self._state is _OPEN
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._transport.get_write_buffer_limits()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._inner = cast(asyncio.Protocol, protocol)
+        if self._is_write_paused:  # the one before was told
+            asyncio.get_running_loop().call_soon(self._repeat_pause)
+
+    def _repeat_pause(self) -> None:
+        if self._is_write_paused:
+            self._inner.pause_writing()
+
+    def get_protocol(self) -> asyncio.Protocol:
+        return self._inner
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`ssl_object` is ours; everything else is asked of the transport below."""
+        if name == "ssl_object":
+            return self._ssl
+        return self._transport.get_extra_info(name, default)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+    def _handshake(self) -> None:
+        try:
+            self._ssl.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except (ssl.SSLError, ValueError) as error:
+            self._fail(error)
+            return
+        self._flush()
+        if self._verify is not None:
+            try:
+                self._verify(self._ssl)
+            except ssl.SSLError as error:
+                self._fail(error)
+                return
+        self._state = _OPEN
+        self._report(None)
+        if self.is_closing():
+            return
+        self._is_joined = True
+        self._inner.connection_made(self)
+        if self._is_write_paused:
+            self._inner.pause_writing()
+        if self._in.pending or self._has_eof:
+            self._pump()
+
+    def _report(self, error: Exception | None) -> None:
+        on_handshake, self._on_handshake = self._on_handshake, None
+        if on_handshake is not None:
+            on_handshake(self, error)
+
+    def _pump(self) -> None:
+        """Deliver what can be decrypted, until the inner protocol pauses."""
+        incoming = self._in
+        while self._state is _OPEN and not self._is_paused and not self._has_peer_eof:
+            try:
+                plain = self._read(MAX_PLAINTEXT)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLZeroReturnError:
+                plain = b""
+            except ssl.SSLError as error:
+                if not _is_eof(error):
+                    self._fail(error)
+                    return
+                self._error = TlsTruncated("the connection ended without close_notify")
+                self._state = _CLOSED
+                self._transport.close()
+                return
+            if not plain:
+                self._peer_closed()
+                break
+            self._inner.data_received(plain)
+            if not incoming.pending and not self._has_eof:
+                break
+        if self._out.pending:
+            self._flush()  # an answer to KeyUpdate or a refused renegotiation
+        if self._eof_wanted and not incoming.pending and self._state is _OPEN:
+            self._eof_wanted = False
+            self._send_close_notify()
+
+    def _peer_closed(self) -> None:
+        self._has_peer_eof = True
+        if not self._inner.eof_received():
+            self.close()
+
+    def _send_close_notify(self) -> None:
+        if self._has_sent_eof:
+            return
+        self._has_sent_eof = True
+        with suppress(ssl.SSLError, OSError):  # it is sent; the peer's own has not come, or never will
+            self._ssl.unwrap()
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._out.pending:
+            self._transport.write(self._out.read())
+
+    def _fail(self, error: Exception) -> None:
+        """Give up: send the alert that OpenSSL wrote, if the peer takes it at once."""
+        self._state = _CLOSED
+        self._error = error.with_traceback(None)  # its frames hold us: no cycle
+        is_free = self._transport.get_write_buffer_size() == 0
+        self._flush()
+        if is_free:
+            self._transport.close()
+        else:
+            self._transport.abort()
+        self._report(error)
+
+    def __repr__(self) -> str:
+        return f"TlsStream({self._state.name.lower()}{', paused' if self._is_paused else ''})"
+
+
+OnHandshake = Callable[[TlsStream, Exception | None], None]
+
+#: OpenSSL's verify codes (x509_vfy.h) in words that tell a client enough and a stranger nothing of the certificate.
+_VERIFY_WORDS = {
+    2: "is not trusted", 9: "is not valid yet", 10: "has expired", 18: "is not trusted", 19: "is not trusted",
+    20: "is not trusted", 21: "is not trusted", 23: "has been revoked", 3: "has no valid revocation list",
+    8: "has no valid revocation list", 11: "has no valid revocation list", 12: "has no valid revocation list",
+    62: "is for another name", 63: "is for another name", 64: "is for another name",
+}  # fmt: skip
+
+
+def tls_fault(exc: BaseException, retry: RetrySafety = RetrySafety.NEVER) -> UpstreamFault:
+    """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502.
+
+    `retry`: Retry.SAFE where the handshake failed, since nothing of the request was sent; never for a certificate.
+    The message holds no text of a certificate; what OpenSSL said stands in `detail`.
+    """
+    detail = f"{type(exc).__name__}: {exc}"
+    if isinstance(exc, TimeoutError):
+        message = "the TLS handshake with the upstream took too long"
+        return UpstreamFault(Reason.TLS_TIMEOUT, message, status=504, detail=detail, retry=retry)
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        words = _VERIFY_WORDS.get(getattr(exc, "verify_code", 0), "is not acceptable")
+        message = f"the upstream's certificate {words}"
+        remedy = ""
+        if words == "is not trusted":
+            remedy = "for a private authority, give the Backend its certificates: tls.caBundleRef"
+        return UpstreamFault(Reason.TLS_CERTIFICATE, message, remedy=remedy, detail=detail)
+    if isinstance(exc, ssl.SSLError) and not _is_eof(exc):
+        message = "TLS with the upstream failed: it does not speak TLS, or refused our versions, ciphers or certificate"
+        return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=retry)
+    return UpstreamFault(
+        Reason.TLS_PROTOCOL, "the upstream closed the connection during TLS", detail=detail, retry=retry
+    )
+
+
+def _is_eof(error: ssl.SSLError) -> bool:
+    """The connection ended without close_notify. CPython 3.11.2 has no class of its own for that with OpenSSL 3."""
+    return isinstance(error, ssl.SSLEOFError) or getattr(error, "reason", None) == "UNEXPECTED_EOF_WHILE_READING"

@@ -1,0 +1,300 @@
+"""TLS contexts from specs: what we demand of upstreams, and what we offer to clients.
+
+Contexts are cached by what they depend on: names, SNI and pins are checked per connection (`ClientTls.verify`), so that
+backends which trust the same roots share one context (some 150 system roots cost 17 ms and a megabyte each time).
+
+Held here (RFC 9525, RFC 8996, RFC 5280): TLS 1.2 at least, subject alternative names only, one left-most wildcard
+label, forward secrecy, no renegotiation, revocation lists that fail closed for the whole chain. The strict profile of
+RFC 5280 (VERIFY_X509_STRICT) applies to the system's roots; an operator's own CA often lacks the key identifiers that
+it demands, and is trusted by name anyway.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any
+
+from egressproxy.ir.backend import BackendTlsIR
+from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
+from egressproxy.model.secret import SecretBytes
+
+__all__ = [
+    "HTTP_1_1",
+    "ClientTls",
+    "check_names",
+    "check_pins",
+    "client_context",
+    "client_tls",
+    "is_about_certificate",
+    "server_context",
+    "server_name",
+    "verified_certificate",
+]
+
+HTTP_1_1 = ("http/1.1",)
+
+#: Forward secrecy and no SHA-1; written out, since a distribution may have changed OpenSSL's own default.
+_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM:@SECLEVEL=2"
+_MAX_CONTEXTS = 256
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+#: Of OpenSSL 3, which earlier ones do without.
+_IGNORE_TRUNCATION = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+_HOSTNAME_MISMATCH = 62  # X509_V_ERR_HOSTNAME_MISMATCH
+#: Where the SNI callback leaves the name on the connection: the ssl module tells it to nobody else.
+_SERVER_NAME = "egressproxy_server_name"
+_APPLICATION_VERIFICATION = 50  # X509_V_ERR_APPLICATION_VERIFICATION
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """What a TlsStream to an upstream needs. `server_hostname` is the SNI; an address is verified, and not sent."""
+
+    context: ssl.SSLContext
+    server_hostname: str
+    verify: Callable[[ssl.SSLObject], None] | None
+
+
+def client_tls(spec: BackendTlsIR, host: str, alpn: tuple[str, ...] = HTTP_1_1) -> ClientTls:
+    """How to connect to `host` (a name, or an address as text) by this spec.
+
+    Raises ssl.SSLError or ValueError if certificates, keys or lists in the spec cannot be read.
+    """
+
+    def verify(peer: ssl.SSLObject) -> None:
+        if spec.names and not spec.insecure_skip_verify:
+            check_names(peer, spec.names)
+        if spec.pins:
+            check_pins(peer, spec.pins)
+
+    return ClientTls(client_context(spec, alpn), spec.sni or host, verify if spec.names or spec.pins else None)
+
+
+def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.SSLContext:
+    """The context for connections to upstreams. `names` and `pins` of the spec are for `ClientTls.verify`.
+
+    Raises ssl.SSLError or ValueError if certificates, keys or lists in the spec cannot be read.
+    """
+    if spec.min_version not in _VERSIONS:
+        raise ValueError(f"minVersion {spec.min_version!r}: has to be one of {', '.join(_VERSIONS)}")
+    return _client_context(
+        spec.ca_pem, spec.crl_pem, spec.client_certificate, spec.client_key, spec.min_version,
+        spec.insecure_skip_verify, bool(spec.names), alpn,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=_MAX_CONTEXTS)
+def _client_context(
+    ca_pem: str, crl_pem: str, certificate: str, key: SecretBytes | None, min_version: str, skip_verify: bool,
+    checks_names_itself: bool, alpn: tuple[str, ...],
+) -> ssl.SSLContext:  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _harden(context, _VERSIONS[min_version], alpn)
+    if skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.check_hostname = not checks_names_itself
+        context.hostname_checks_common_name = False
+        if ca_pem:
+            context.load_verify_locations(cadata=ca_pem)
+        else:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+            context.verify_flags |= ssl.VERIFY_X509_STRICT
+        if crl_pem:
+            with _as_file(crl_pem.encode()) as path:
+                context.load_verify_locations(cafile=path)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+    if certificate:
+        _load_identity(context, certificate, key or SecretBytes(b""))
+    return context
+
+
+@lru_cache(maxsize=_MAX_CONTEXTS)
+def server_context(
+    tls: ListenerTlsIR, alpn: tuple[str, ...] = HTTP_1_1, *, shares_port: bool = False
+) -> ssl.SSLContext:
+    """The context of a listener that terminates TLS. The certificate is chosen by SNI: exact name, wildcard, the first.
+
+    A session is resumed by the context that gave it, and by no other. With `shares_port` several listeners are told
+    apart by name, and none is resumed in TLS 1.3, where a client may name another host than in the session (in TLS 1.2
+    the name is that of the session, RFC 6066 section 3).
+
+    Raises ssl.SSLError or ValueError if there is no certificate, or one of them or its key cannot be read.
+    """
+    if not tls.certificates:
+        raise ValueError("a listener that terminates TLS needs a certificate (tls.certificateRefs)")
+    contexts = [_certificate_context(c, tls.clients, alpn) for c in tls.certificates]
+    by_name: dict[str, ssl.SSLContext] = {}
+    for certificate, context in zip(tls.certificates, contexts, strict=True):
+        for name in certificate.names:
+            by_name.setdefault(name.lower(), context)
+
+    def choose(peer: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
+        name = name.lower().removesuffix(".") if name is not None else ""
+        if getattr(peer, _SERVER_NAME, name) != name:
+            # The second hello, behind a HelloRetryRequest: it has to say the same (RFC 8446 section 4.1.2).
+            return ssl.ALERT_DESCRIPTION_ILLEGAL_PARAMETER
+        setattr(peer, _SERVER_NAME, name)
+        found = by_name.get(name) or by_name.get("*." + name.partition(".")[2])
+        if found is not None:
+            peer.context = found
+        return None
+
+    # The callback must not stand on a context that it can choose itself: then they would keep each other alive.
+    front = _certificate_context(tls.certificates[0], tls.clients, alpn)
+    front.sni_callback = choose
+    if shares_port:
+        front.num_tickets = 0
+    return front
+
+
+def server_name(peer: ssl.SSLObject) -> str:
+    """The name that a client of a `server_context` asked for (SNI, lower case), "" if it named none."""
+    return str(getattr(peer, _SERVER_NAME, ""))
+
+
+def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
+    """The certificate (DER) that a client of a `server_context` has shown, and that was verified.
+
+    None where it was not asked for one, and where any would do: nothing can be concluded from that.
+    """
+    return peer.getpeercert(binary_form=True) if peer.context.verify_mode is ssl.CERT_REQUIRED else None
+
+
+def is_about_certificate(error: Exception) -> bool:
+    """Whether a handshake with a client failed because its certificate was missing, or could not be verified."""
+    return isinstance(error, ssl.SSLCertVerificationError) or (
+        getattr(error, "reason", "") == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+    )
+
+
+def _certificate_context(
+    certificate: CertificateIR, clients: ClientCertificatesIR | None, alpn: tuple[str, ...]
+) -> ssl.SSLContext:
+    """A context of its own for each certificate. The sessions are those of the `server_context` in front of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _harden(context, ssl.TLSVersion.TLSv1_2, alpn)
+    _load_identity(context, certificate.chain_pem, certificate.key_pem)
+    if clients is not None:
+        context.load_verify_locations(cadata=clients.ca_pem)
+        context.verify_mode = ssl.CERT_REQUIRED
+        if clients.crl_pem:
+            with _as_file(clients.crl_pem.encode()) as path:
+                context.load_verify_locations(cafile=path)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+        if clients.takes_any:
+            from egressproxy.net.any_certificate import take_any_certificate  # here: hardly anybody needs it
+
+            take_any_certificate(context)
+    return context
+
+
+def _harden(context: ssl.SSLContext, minimum: ssl.TLSVersion, alpn: tuple[str, ...]) -> None:
+    context.minimum_version = minimum
+    context.set_ciphers(_CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    # An end without close_notify is told from a whole one: CPython 3.11.2, for one, switches that off by itself.
+    context.options &= ~_IGNORE_TRUNCATION
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+
+
+def _load_identity(context: ssl.SSLContext, chain_pem: str, key: SecretBytes) -> None:
+    with _as_file(chain_pem.encode() + b"\n" + key.reveal()) as path:
+        # Without a callback OpenSSL would ask for the passphrase of an encrypted key at the terminal.
+        context.load_cert_chain(path, password=_no_passphrase)
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the private key is encrypted: give it without a passphrase")
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """A path at which OpenSSL can read these octets for a moment; nothing stays behind, even if we are killed."""
+    memory = os.memfd_create("egressproxy-tls", os.MFD_CLOEXEC)
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(data)
+        path = f"/proc/self/fd/{memory}"
+        if os.path.exists(path):
+            yield path
+        else:  # no /proc in this container: a private file, for as long as it is read
+            import tempfile  # here: it brings what copies and packs files
+
+            with tempfile.NamedTemporaryFile() as private:
+                private.write(data)
+                private.flush()
+                yield private.name
+    finally:
+        os.close(memory)
+
+
+def check_names(peer: ssl.SSLObject, names: tuple[str, ...]) -> None:
+    """One of these names has to be among the certificate's subject alternative names; its common name never counts.
+
+    A name is a DNS name (a certificate's `*.` covers one label, RFC 9525 section 6.3), an address, or a URI, exactly.
+    Raises ssl.SSLCertVerificationError.
+    """
+    certificate: dict[str, Any] = peer.getpeercert() or {}
+    entries: tuple[tuple[str, str], ...] = certificate.get("subjectAltName", ())
+    if not any(_matches(wanted, kind, value) for wanted in names for kind, value in entries):
+        raise _refusal("none of the accepted names is in the certificate", _HOSTNAME_MISMATCH)
+
+
+def _matches(wanted: str, kind: str, value: str) -> bool:
+    if "://" in wanted:
+        return kind == "URI" and value == wanted
+    try:
+        address = ip_address(wanted)
+    except ValueError:
+        return kind == "DNS" and _matches_dns(wanted.lower().removesuffix("."), value.lower())
+    try:
+        return kind == "IP Address" and ip_address(value) == address
+    except ValueError:
+        return False
+
+
+def _matches_dns(wanted: str, presented: str) -> bool:
+    if not presented.startswith("*."):
+        return presented == wanted
+    first, dot, rest = wanted.partition(".")
+    # A wildcard below a top-level domain ("*.test") is nobody's.
+    return bool(first and dot) and first != "*" and rest == presented[2:] and "." in rest
+
+
+def check_pins(peer: ssl.SSLObject, pins: tuple[str, ...]) -> None:
+    """The key of the peer's own certificate has to be one of these: "sha256/" and base64 of the SPKI's digest.
+
+    Raises ssl.SSLCertVerificationError.
+    """
+    from cryptography import x509  # here: pins are rare, and it costs a worker 10 MB
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    der = peer.getpeercert(binary_form=True)
+    if der is None:
+        raise _refusal("the peer has no certificate to pin", _APPLICATION_VERIFICATION)
+    try:
+        key = x509.load_der_x509_certificate(der).public_key()
+    except (ValueError, TypeError) as error:
+        raise _refusal(f"the certificate's key cannot be read: {error}", _APPLICATION_VERIFICATION) from None
+    digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+    found = "sha256/" + base64.b64encode(digest).decode()
+    if not any(hmac.compare_digest(found.encode(), pin.encode()) for pin in pins):
+        raise _refusal(f"the certificate's key {found} is not pinned", _APPLICATION_VERIFICATION)
+
+
+def _refusal(message: str, code: int) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(ssl.SSL_ERROR_SSL, message)
+    error.verify_code = code
+    error.verify_message = message
+    return error

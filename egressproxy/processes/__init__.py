@@ -1,0 +1,1 @@
+"""The processes beside the one that serves: the loader, and workers."""

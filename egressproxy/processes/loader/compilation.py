@@ -1,0 +1,61 @@
+"""From manifests to what is served: load and compile with the filters and the expressions of this data plane."""
+
+from __future__ import annotations
+
+import codecs
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.routes.filters import settings_adapter
+from egressproxy.config.reading.load import ResourceSet, load
+from egressproxy.config.resources.kinds import KINDS
+from egressproxy.filters.builtin import BUILTIN_TYPES
+from egressproxy.filters.catalog import Catalog
+from egressproxy.model.secret_source import ConfigSource
+from egressproxy.processes.loader.denials import denials
+from egressproxy.routing.patterns import compile_pattern
+
+__all__ = ["compiled", "loaded", "preparations"]
+
+
+def loaded(
+    paths: Sequence[ConfigSource],
+    bind: tuple[str, ...],
+    previous: Compiled | None = None,
+    why_unusable: Callable[[str], str] | None = None,
+    state: Path | None = None,
+) -> tuple[ResourceSet, Compiled]:
+    """The objects of these files and folders, and of `state`, compiled. Raises ConfigError."""
+    resources = load(paths, state)
+    return resources, compiled(resources, bind, previous, why_unusable)
+
+
+def compiled(
+    resources: ResourceSet,
+    bind: tuple[str, ...],
+    previous: Compiled | None = None,
+    why_unusable: Callable[[str], str] | None = None,
+) -> Compiled:
+    """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError.
+
+    `why_unusable` looks whether this machine has an address; without it (`check` may be asked elsewhere) all are there.
+    """
+    defaults = Defaults(bind_addresses=bind, check_pattern=compile_pattern, denials=denials)
+    if why_unusable is not None:
+        defaults = replace(defaults, why_unusable=why_unusable)
+    return compile_config(resources, Catalog(), defaults, previous)
+
+
+def preparations() -> Iterator[None]:
+    """Make, some milliseconds at a time, what a loading would make at its first use: models, and checks of configs."""
+    codecs.lookup("utf-8-sig")
+    for kind in KINDS:
+        kind.model_rebuild()
+        yield
+    for each in BUILTIN_TYPES:
+        settings_adapter(each.config_model)
+        yield
+    gc.collect()

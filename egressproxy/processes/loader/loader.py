@@ -1,0 +1,140 @@
+"""Loader: keeps one process warm for what is to be read next, so that a change pays no start.
+
+The process goes when nobody has asked for a while; the next one who asks pays a start then, and finds one warm the next
+time. One that failed is replaced at once, and where somebody else has ended it, its request is asked once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from egressproxy.model.api_write import Write
+from egressproxy.model.secret_source import ConfigSource
+from egressproxy.processes.loader.process import LoaderEnded, LoaderProcess, LoadingFailed
+from egressproxy.processes.loader.request import RequestKind, write_request
+from egressproxy.processes.loader.result import Loaded, read_answer
+from egressproxy.processes.loader.write_result import Outcomes, read_outcomes
+
+__all__ = ["QUIET_S", "Loader"]
+
+log = logging.getLogger(__name__)
+
+#: For how long a process waits for the next request.
+QUIET_S: Final = 300.0
+
+T = TypeVar("T")
+
+
+class Loader:
+    """Belongs to the event loop; requests are served one after the other. `close` comes last.
+
+    `first` is a process that was started already.
+    """
+
+    def __init__(self, first: LoaderProcess | None = None, quiet_s: float = QUIET_S) -> None:
+        self._process = first
+        self._quiet_s = quiet_s
+        self._quiet: asyncio.TimerHandle | None = None
+        self._turn = asyncio.Lock()
+        self._is_asking = False
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that waits, or serves a request."""
+        return self._process.pid if self._process is not None else None
+
+    async def load(
+        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
+    ) -> Loaded:
+        """Read these files and folders, and those of `state`, what was written through the API. `memory` is that of the
+        configuration in service. One who waits no longer ends it.
+
+        Raises ConfigError with every problem, LoadingFailed, or OSError if no process can be started.
+        """
+        return await self._asked(RequestKind.LOAD, write_request(paths, bind, memory, state, ()), read_answer)
+
+    async def work_out(
+        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes, state: Path, writes: Sequence[Write]
+    ) -> Outcomes:
+        """The same with these writes, each as far as it can be taken. Raises LoadingFailed, OSError."""
+        return await self._asked(RequestKind.LOAD, write_request(paths, bind, memory, state, writes), read_outcomes)
+
+    async def schema(self) -> bytes:
+        """JSON Schema of every kind. Raises OSError where it cannot be made."""
+        try:
+            return await asyncio.shield(self._asked(RequestKind.SCHEMA, b"", bytes))  # who asked may leave
+        except LoadingFailed as error:
+            raise OSError(str(error)) from None
+
+    def close(self) -> None:
+        """There will be no more requests; the one under way fails."""
+        self._is_closed = True
+        self._drop()
+
+    async def _asked(self, kind: RequestKind, request: bytes, read: Callable[[bytes], T]) -> T:
+        async with self._turn:
+            try:
+                try:
+                    data = await self._answer(kind, request)
+                except LoaderEnded as error:  # no fault of what is read: nobody would ask for it again
+                    if self._is_closed:
+                        raise
+                    log.warning("%s; it is asked of another one", error)
+                    data = await self._answer(kind, request)
+                return read(data)
+            except ValueError:
+                self._drop()
+                raise LoadingFailed("the process that reads the configuration gave no whole answer") from None
+            finally:
+                self._rest()
+
+    async def _answer(self, kind: RequestKind, request: bytes) -> bytes:
+        """Raises LoadingFailed, OSError."""
+        process = self._warm()
+        self._is_asking = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, process.ask, kind, request)
+        except asyncio.CancelledError:
+            self._drop()  # while it is asking
+            raise
+        finally:
+            self._is_asking = False
+
+    def _warm(self) -> LoaderProcess:
+        """Raises OSError."""
+        self._cancel_quiet()
+        if self._is_closed:
+            raise OSError("the gateway ends")
+        if self._process is None or not self._process.is_waiting():
+            self._drop()
+            self._process = LoaderProcess()
+        return self._process
+
+    def _rest(self) -> None:
+        """After a request: have one wait for the next, for a while."""
+        if self._is_closed:
+            return
+        with suppress(OSError):  # the next request starts its own, and says why it cannot
+            self._warm()
+            self._quiet = asyncio.get_running_loop().call_later(self._quiet_s, self._drop)
+
+    def _drop(self) -> None:
+        self._cancel_quiet()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._is_asking:
+            process.end()  # the thread that asks closes it
+        else:
+            process.close()
+
+    def _cancel_quiet(self) -> None:
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None

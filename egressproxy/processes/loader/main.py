@@ -1,0 +1,109 @@
+"""The process that loads. It imports what reading takes, and waits; for each request it makes a copy of itself that
+reads, compiles, answers and ends. So an answer costs no start, nothing that was read outlives its answer, and what a
+copy does wrong ends with it.
+
+It holds nothing but modules and one socket, on which a request comes as its kind and three descriptors: where to read
+it, where to answer, and where to say what is to be logged. It never outlives the one that asks, and dumps no core.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from egressproxy.processes.loader.request import STATUS, RequestKind, read_request
+
+__all__ = ["LIMIT_S", "main"]
+
+#: No loading takes this long; the kernel ends what does.
+LIMIT_S = 120
+
+
+def main(*, is_kept: bool) -> None:
+    """Serve requests from standard input. Where not `is_kept`, this process itself serves the first one, and ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # Linux alone has these
+        Path("/proc/self/comm").write_text("egress-loader")  # what `ps` and `top` show
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory is short it goes, and not who serves
+    gc.disable()  # a copy ends before there is anything worth collecting
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes longer than using none
+    from egressproxy.processes.loader.compilation import preparations
+
+    control = socket.socket(fileno=0)
+    prepared = preparations() if is_kept else iter(())
+    while True:
+        _prepare(prepared, control)
+        kind, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+        if not kind:
+            os._exit(0)  # the one that asks is gone
+        copy = os.fork() if is_kept else 0
+        if not copy:
+            _serve(RequestKind(kind), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _, status = os.waitpid(copy, 0)
+        try:
+            control.sendall(STATUS.pack(os.waitstatus_to_exitcode(status)))
+        except OSError:
+            os._exit(0)
+
+
+def _prepare(prepared: Iterator[None], control: socket.socket) -> None:
+    """While nobody asks: what is made now, no copy has to make."""
+    while not select.select((control,), (), (), 0)[0]:
+        try:
+            next(prepared)
+        except StopIteration:
+            return
+
+
+def _serve(kind: RequestKind, descriptors: Sequence[int]) -> None:
+    """One request, to its answer and the end of this process, whatever happens."""
+    status = 1
+    try:
+        signal.alarm(LIMIT_S)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        answers = os.dup(1)
+        os.dup2(2, 1)  # whatever is printed is for the log
+        threading.Thread(target=_end_with_reader, args=(answers,), daemon=True).start()
+        with open(0, "rb", closefd=False) as file:
+            request = file.read()
+        data = _answer(kind, request)
+        with open(answers, "wb") as file:
+            file.write(data)
+        status = 0
+    except BaseException as error:  # its text may hold anything, a Secret's value, too: the place says enough
+        traceback.print_tb(error.__traceback__)
+        print(f"internal error: {type(error).__name__}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)  # to free ten thousand objects one by one would take a while
+
+
+def _answer(kind: RequestKind, request: bytes) -> bytes:
+    if kind is RequestKind.SCHEMA:
+        from egressproxy.processes.loader.schema import schema  # once in the life of a gateway
+
+        return schema()
+    from egressproxy.processes.loader.answer import answer
+
+    return answer(*read_request(request))
+
+
+def _end_with_reader(answers: int) -> None:
+    """End when nobody can read the answer any more."""
+    poll = select.poll()
+    poll.register(answers, 0)
+    poll.poll()
+    os._exit(1)

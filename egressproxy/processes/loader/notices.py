@@ -1,0 +1,59 @@
+"""What is told in Events of a configuration that was read: that it is refused, or what of it broke."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from egressproxy.config.compile.interface import scope_of
+from egressproxy.config.reading.problems import ConfigError
+from egressproxy.processes.loader.result import ListenerAddress
+from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new_notice
+
+__all__ = ["accepted", "broken", "rejected"]
+
+
+def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:
+    """For every Gateway that is served at `places`, which the new configuration leaves as they are.
+
+    `unbound`: the listeners whose address and port could not be bound, "gateway/listener, …".
+    """
+    told = []
+    blamed = {_gateway(listener) for listener in unbound.split(", ") if listener}
+    for gateway in sorted(blamed):
+        told.append(new_notice("ListenerNotBound", "Bind", gateway, str(error)))
+    message = f"the new configuration is rejected, configuration {generation} stays in service: {_in_short(error)}"
+    for gateway in sorted(_gateways(places) - blamed):
+        told.append(new_notice("ConfigurationRejected", "Reload", gateway, message))
+    return told
+
+
+def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]:
+    """After a rejected one: the trouble is over."""
+    message = f"configuration {generation} is in service"
+    return [
+        new_notice("ConfigurationAccepted", "Reload", gateway, message, severity=EventType.NORMAL)
+        for gateway in sorted(_gateways(places))
+    ]
+
+
+def broken(found: Iterable[tuple[tuple[str, str, str, str], str]]) -> list[Notice]:
+    """See `Loaded.broken`."""
+    return [
+        new_notice("ReferenceBroken", "Resolve", InvolvedObject(scope_of(key).partition(" ")[0], *key[2:]), sentence)
+        for key, sentence in found
+    ]
+
+
+def _gateways(places: Iterable[ListenerAddress]) -> set[InvolvedObject]:
+    return {_gateway(place.listener) for place in places}
+
+
+def _gateway(listener: str) -> InvolvedObject:
+    return InvolvedObject.of("Gateway", "/".join(listener.split("/")[:2]))
+
+
+def _in_short(error: Exception) -> str:
+    problems: Sequence[object] = error.problems if isinstance(error, ConfigError) else ()
+    if len(problems) < 2:
+        return str(error).replace(":\n", ": ").replace("\n", "; ")
+    return f"{problems[0]} (and {len(problems) - 1} more; the log has them all)"

@@ -1,0 +1,245 @@
+"""Loading in a process of its own: what it takes of time and memory, the traffic does not feel.
+
+The process is started by this constructor (early, so that it works while its parent still imports), and waits for
+requests when it has imported what they take (`loading.child`). Whatever it does but answer is a LoadingFailed, and its
+end: nothing is served of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Final
+
+from egressproxy.processes.loader.request import STATUS, RequestKind
+
+__all__ = ["LoaderEnded", "LoaderProcess", "LoadingFailed"]
+
+log = logging.getLogger(__name__)
+
+#: Whether one process serves many requests, each by a copy of itself. Elsewhere the system's own libraries may not
+#: survive a copy (macOS), and each request has a process of its own.
+IS_KEPT: Final = sys.platform == "linux"
+#: For the whole of a request; the process ends itself after that, too.
+LIMIT_S = 120.0
+#: A hundred times what ten thousand routes need.
+MAX_ANSWER = 512 * 1024 * 1024
+#: What is kept of its standard error.
+MAX_WORDS = 64 * 1024
+_PIECE = 256 * 1024
+
+
+class LoadingFailed(Exception):
+    """The process that loads did not answer: not a fault of the configuration, as far as one can tell.
+
+    The message repeats nothing of what it said: that may hold anything, and goes to the log alone.
+    """
+
+
+class LoaderEnded(LoadingFailed):
+    """Somebody else ended it: a system that is short of memory, an administrator. Another one may well answer."""
+
+
+class LoaderProcess:
+    """One process, that serves requests one after the other; `is_kept` as IS_KEPT.
+
+    `ask` belongs into a thread, the rest to the one that started it.
+    """
+
+    def __init__(self, *, is_kept: bool = IS_KEPT) -> None:
+        """Raises OSError if no process can be started."""
+        self._is_kept = is_kept
+        self._control, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 (this program)
+                    _command(is_kept=is_kept),
+                    stdin=theirs.fileno(),  # that, and nothing else of what this process has open
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    process_group=0,  # a signal from the terminal is its parent's
+                )
+        except OSError:
+            self._control.close()
+            raise
+        assert self._process.stderr is not None
+        self._errors = self._process.stderr
+        os.set_blocking(self._errors.fileno(), False)
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_waiting(self) -> bool:
+        """Whether it lives, for the next request."""
+        return not self._is_closed and self._process.poll() is None
+
+    def ask(self, kind: RequestKind, request: bytes) -> bytes:
+        """Its answer. Raises LoadingFailed, or OSError if there are no descriptors, and has ended it then."""
+        deadline = time.monotonic() + LIMIT_S
+        answer, words = _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
+        status, has_said = None, False
+        try:
+            self._signal(signal.SIGCONT)  # whoever has stopped it meanwhile: it could answer nobody
+            self._exchange(kind, memoryview(request), answer, words, deadline)
+            status, has_said = self._status(deadline)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s") from None
+        finally:
+            if status != 0 or not self._is_kept:
+                with suppress(BlockingIOError):  # a copy has it still
+                    words.take(os.read(self._errors.fileno(), MAX_WORDS))
+                self.close()
+            for line in words.whole().decode(errors="replace").splitlines():
+                log.warning("while loading: %s", line)
+        if status:
+            is_foreign = not has_said if self._is_kept and status > 0 else status < 0 and -status != signal.SIGALRM
+            failed = LoaderEnded if is_foreign else LoadingFailed
+            raise failed(f"the process that reads the configuration {_ending(status)}; the log has its words")
+        return answer.whole()
+
+    def end(self) -> None:
+        """End it in the midst of a request, which fails then."""
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, and give back what it takes here; not in the midst of a request."""
+        self.end()
+        self._process.wait()
+        self._control.close()
+        self._errors.close()
+        self._is_closed = True
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the copies, too."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended, but for its status
+                os.killpg(self._process.pid, number)
+
+    def _exchange(self, kind: RequestKind, request: memoryview, answer: _Heap, words: _Heap, deadline: float) -> None:
+        """Give it the request and take its answer, until those who serve it have closed all of their ends."""
+        with ExitStack() as stack, selectors.DefaultSelector() as selector:
+            asked, asking = _pipe(stack)
+            answers, answering = _pipe(stack)
+            errors, erring = _pipe(stack)
+            theirs = (asked, answering, erring)
+            with suppress(OSError):  # it is gone: its status will tell
+                socket.send_fds(self._control, [kind.value], [each.fileno() for each in theirs])
+            for each in theirs:
+                each.close()
+            files = {each.fileno(): each for each in (asking, answers, errors)}
+            os.set_blocking(asking.fileno(), False)
+            selector.register(asking, selectors.EVENT_WRITE)
+            selector.register(answers, selectors.EVENT_READ, answer)
+            selector.register(errors, selectors.EVENT_READ, words)
+            if self._is_kept:
+                selector.register(self._control, selectors.EVENT_READ)
+            while not files.keys().isdisjoint(selector.get_map()):
+                ready = selector.select(max(deadline - time.monotonic(), 0))
+                if not ready:
+                    raise TimeoutError
+                for key, _ in ready:
+                    if key.fileobj is self._control:
+                        selector.unregister(self._control)  # how the request ended: its pipes end, too
+                        if self._is_gone():
+                            self._signal(signal.SIGKILL)  # a copy that it has left behind could wait for ever
+                        continue
+                    if key.data is None:
+                        request = _rest(asking.fileno(), request)
+                        is_over = not request
+                    else:
+                        is_over = not key.data.take(os.read(key.fd, _PIECE))
+                    if is_over:
+                        selector.unregister(key.fileobj)
+                        files[key.fd].close()
+                if answer.is_full:
+                    raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
+
+    def _is_gone(self) -> bool:
+        """Whether the process has ended, where its socket says something."""
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK)
+        except ConnectionError:
+            return True
+
+    def _status(self, deadline: float) -> tuple[int, bool]:
+        """How the request ended and that the process has said so, or how the process itself has ended."""
+        left_s = max(deadline - time.monotonic(), 0.01)
+        self._control.settimeout(left_s)
+        try:
+            said = self._control.recv(STATUS.size)
+        except ConnectionError:
+            said = b""
+        if len(said) == STATUS.size:
+            status: int = STATUS.unpack(said)[0]
+            return status, True
+        return self._process.wait(left_s), False
+
+    def __repr__(self) -> str:
+        return f"LoaderProcess({self._process.pid}, {self._process.returncode})"
+
+
+def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """To read and to write; both are closed with the stack. Raises OSError."""
+    reading, writing = os.pipe()
+    return stack.enter_context(open(reading, "rb", 0)), stack.enter_context(open(writing, "wb", 0))
+
+
+def _rest(descriptor: int, request: memoryview) -> memoryview:
+    """Write on; what is left of it."""
+    try:
+        return request[os.write(descriptor, request) :]
+    except BrokenPipeError:
+        return request[:0]  # its status will tell
+
+
+class _Heap:
+    """What was read, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self._pieces: list[bytes] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self._left <= 0
+
+    def take(self, piece: bytes) -> bool:
+        """False at the end."""
+        if not self.is_full:
+            self._pieces.append(piece)
+            self._left -= len(piece)
+        return bool(piece)
+
+    def whole(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+def _command(*, is_kept: bool) -> list[str]:
+    """This interpreter, with the modules of this process, and nothing of the environment that changes either."""
+    path = [*sys.path, _ROOT]
+    begin = f"from egressproxy.processes.loader.main import main; main(is_kept={is_kept})"
+    start = f"import sys; sys.path[:] = {path!r}; {begin}"
+    return [sys.executable, "-I", "-S", "-c", start]
+
+
+_ROOT = str(Path(__file__).resolve().parents[3])
+
+
+def _ending(status: int) -> str:
+    if status > 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

@@ -1,0 +1,80 @@
+"""The configuration in service as a source of the admin API (`admin.state.Source`): packed until somebody asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+from egressproxy.processes.loader.result import Shown, shown
+
+__all__ = ["PublishedConfiguration", "digest"]
+
+#: metav1.Condition.message.
+MAX_MESSAGE: Final = 32768
+
+
+class PublishedConfiguration:
+    """What is shown of the configuration; after a rejected reload the Gateways say so."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._packed = _Packed(b"", "")
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def objects(self) -> Iterable[Shown]:
+        return self._packed
+
+    def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:
+        """`packed` is `Loaded.shown`; `rejection` is why the latest one is not in service, "" where it is; `reason` is
+        the same in one word.
+        """
+        was = self._packed
+        since = was.since if was.rejection and rejection else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        fresh = _Packed(packed, rejection, reason, since)
+        if fresh != self._packed:
+            self._packed = fresh
+            self._version += 1
+
+
+def digest(packed: bytes) -> str:
+    """The mark of a configuration: that of all its manifests, however they are spread over files."""
+    whole = blake2b(digest_size=6)
+    for each in sorted(shown(packed), key=lambda one: (one.group, one.kind, one.namespace, one.name)):
+        whole.update(each.manifest)
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    packed: bytes
+    rejection: str
+    reason: str = "Invalid"
+    since: str = field(default="", compare=False)
+
+    def __iter__(self) -> Iterator[Shown]:
+        for each in shown(self.packed):
+            if self.rejection and each.kind == "Gateway" and each.status is not None:
+                yield replace(each, status=_with_rejection(each.status, self, each.generation))
+            else:
+                yield each
+
+
+def _with_rejection(status: bytes, said: _Packed, generation: int) -> bytes:
+    made: dict[str, Any] = json.loads(status)
+    condition = {
+        "type": "egressproxy.io/ReloadRejected",
+        "status": "True",
+        "reason": said.reason,
+        "message": said.rejection[:MAX_MESSAGE],
+        "observedGeneration": generation,
+        "lastTransitionTime": said.since,
+    }
+    made["conditions"] = [*made.get("conditions", ()), condition]
+    return json.dumps(made).encode()

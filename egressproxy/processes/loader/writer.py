@@ -1,0 +1,97 @@
+"""Writer: has the writes to the admin API worked out, all that wait at once, and keeps what is in service then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from egressproxy.kubeapi.write import staging
+from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.model.secret_source import ConfigSource
+from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.process import LoadingFailed
+from egressproxy.processes.loader.result import Loaded
+from egressproxy.processes.loader.write_result import Result
+
+__all__ = ["Writer"]
+
+log = logging.getLogger(__name__)
+
+#: Puts a configuration into service. Raises WriteRefused, and has changed nothing then.
+Serve = Callable[[Loaded], Awaitable[None]]
+
+
+class Writer:
+    """Belongs to the event loop; one call at a time. `open` comes first, `close` last."""
+
+    def __init__(self, loader: Loader, config: Sequence[ConfigSource], bind: tuple[str, ...], folder: Path) -> None:
+        self._loader = loader
+        self._config = config
+        self._bind = bind
+        self._folder = folder
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Take the folder. Raises OSError with a sentence."""
+        try:
+            self._lock = staging.lock(self._folder)
+        except BlockingIOError:
+            raise OSError(f"--state-dir {self._folder}: another process has it; give each its own") from None
+        except OSError as error:
+            raise OSError(f"--state-dir {self._folder}: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def write(self, writes: Sequence[Write], memory: Callable[[], bytes], serve: Serve) -> list[Result]:
+        """Work them out, `serve` the configuration with all that can be taken, and keep these then.
+
+        `memory` gives that of the configuration in service. What fails for all of them is tried with one half and the
+        other, down to each by itself: a bad one is no other's harm. Raises nothing but defects of `serve`, and has
+        changed nothing then.
+        """
+        try:
+            return await self._write(writes, memory(), serve)
+        except (WriteRefused, LoadingFailed, OSError) as error:
+            if len(writes) > 1:
+                middle = len(writes) // 2
+                first = await self.write(writes[:middle], memory, serve)
+                return first + await self.write(writes[middle:], memory, serve)
+            if isinstance(error, WriteRefused):
+                return [error]
+            return [WriteRefused(503, "ServiceUnavailable", str(error))]
+
+    async def _write(self, writes: Sequence[Write], memory: bytes, serve: Serve) -> list[Result]:
+        """Raises WriteRefused, LoadingFailed, OSError, what `serve` raises; nothing is kept then."""
+        outcomes = await self._loader.work_out(self._config, self._bind, memory, self._folder, writes)
+        if outcomes.loaded is None:
+            return list(outcomes.results)
+        files = [_file(result) for result in outcomes.results]
+        try:
+            await serve(outcomes.loaded)
+        except BaseException:
+            for file in filter(None, files):
+                staging.discard(file)
+            raise
+        kept = [(file, write.verb is Verb.DELETE) for file, write in zip(files, writes, strict=True) if file]
+        failed = await asyncio.to_thread(staging.commit, kept)  # waits for the disk
+        for file, error in failed.items():
+            log.error("%s cannot be kept: %s; what is in service will not be after a restart", file, error)
+        return [
+            result if file is None or file not in failed else _not_kept(failed[file])
+            for file, result in zip(files, outcomes.results, strict=True)
+        ]
+
+
+def _file(result: Result) -> Path | None:
+    """Where it is to be kept."""
+    return Path(result.file) if isinstance(result, Written) and result.file else None
+
+
+def _not_kept(error: OSError) -> WriteRefused:
+    return WriteRefused(500, "InternalError", f"it is in service, but cannot be kept: {error.strerror}")

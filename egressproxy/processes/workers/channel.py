@@ -1,0 +1,150 @@
+"""Channel: one end of a pair of Unix sockets, on which frames of octets and descriptors go both ways.
+
+A frame is its length, the number of its descriptors, and its octets. Descriptors travel with the first octet of their
+frame (SCM_RIGHTS), so they are there when its head is read. Nobody waits: what the other end does not take is kept.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+__all__ = ["FrameChannel"]
+
+_HEAD: Final = struct.Struct("!IB")
+_READ_BYTES: Final = 256 * 1024
+#: The kernel's bound is 253 in one call; we send one.
+_MAX_DESCRIPTORS: Final = 16
+
+
+class FrameChannel:
+    """Takes the socket over. `on_frame(octets, descriptors)` is called for each frame; the descriptors are the
+    callee's. `on_end` is called once, when the other end is gone or has sent what is no frame.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: Callable[[bytes, list[int]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._received = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._waiting: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._is_open = True
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._is_open
+
+    def send(self, octets: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Descriptors are duplicated: they may be closed when this returns. On a channel that has ended: nothing."""
+        if not self._is_open:
+            return
+        mine = [os.dup(descriptor) for descriptor in descriptors]
+        self._waiting.append((memoryview(_HEAD.pack(len(octets), len(mine))), mine))
+        self._waiting.append((memoryview(octets), ()))
+        if len(self._waiting) == 2:
+            self._write()
+
+    def close(self) -> None:
+        """Without `on_end`."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._forget_waiting()
+        _close(self._descriptors)
+
+    def _readable(self) -> None:
+        try:
+            octets, ancillary, flags, _ = self._sock.recvmsg(
+                _READ_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            octets, ancillary, flags = b"", [], 0
+        for level, kind, packed in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array.array("i")
+                found.frombytes(packed[: len(packed) - len(packed) % found.itemsize])
+                self._descriptors.extend(found)
+        if not octets or flags & socket.MSG_CTRUNC:
+            self._end()
+            return
+        self._received += octets
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        start = 0
+        received = self._received
+        try:
+            while self._is_open and len(received) - start >= _HEAD.size:
+                length, count = _HEAD.unpack_from(received, start)
+                end = start + _HEAD.size + length
+                if len(received) < end:
+                    break
+                if count > len(self._descriptors):
+                    self._end()
+                    return
+                descriptors = [self._descriptors.popleft() for _ in range(count)]
+                octets = bytes(memoryview(received)[start + _HEAD.size : end])
+                start = end
+                self._on_frame(octets, descriptors)
+        except BaseException:  # what it says cannot be understood: each frame is read once
+            self._end()
+            raise
+        del received[:start]
+
+    def _write(self) -> None:
+        while self._waiting:
+            octets, descriptors = self._waiting[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            try:
+                sent = self._sock.sendmsg([octets], rights)
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._sock.fileno(), self._write)
+                return
+            except OSError:  # it is gone; what it still said is read before its end is
+                self._forget_waiting()
+                break
+            _close(descriptors)
+            if sent < len(octets):
+                self._waiting[0] = (octets[sent:], ())
+            else:
+                self._waiting.popleft()
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _forget_waiting(self) -> None:
+        for _, descriptors in self._waiting:
+            _close(descriptors)
+        self._waiting.clear()
+
+    def _end(self) -> None:
+        if self._is_open:
+            self.close()
+            self._loop.call_soon(self._on_end)
+
+    def __repr__(self) -> str:
+        state = f"{len(self._waiting)} to send" if self._is_open else "ended"
+        return f"Channel({state}, {len(self._received)} octets received)"
+
+
+def _close(descriptors: Sequence[int] | deque[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,100 @@
+"""Fleet: what the application asks of those who serve its traffic, be they one data plane in this process
+(`worker.InProcess`) or several processes (`supervisor.Supervisor`).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.process_figures import ProcessFigures
+
+__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "NotAnswered", "NotBound", "freeze_gc"]
+
+
+class ConfigRefused(Exception):
+    """A start that fails, or a configuration that cannot be put into service: then the one before stays, everywhere.
+
+    The message says why.
+    """
+
+
+class Guarded(ConfigRefused):
+    """A configuration that would allow what was denied lately, where nobody has said that this is meant."""
+
+
+class NotAnswered(Exception):
+    """The message says why a question cannot be answered, and what to ask instead."""
+
+
+class NotBound(ConfigRefused):
+    """An address and port cannot be bound; `listeners` are those that want it, each as in `Configuration.places`."""
+
+    def __init__(self, message: str, listeners: str) -> None:
+        super().__init__(message)
+        self.listeners = listeners
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A ConfigSpec as `spec.packing` writes it, and what a process that does not serve it has to know of it.
+
+    `places` are those to bind: address (IP literal), port, and whose it is (`gateway/listener`, …). `generation` counts
+    the configurations that were put into service, from 1. `own` are further sockets of ours, which nobody may reach
+    through us. `is_guarded`: it is Guarded where a recent decision would flip from denied to allowed.
+    """
+
+    octets: bytes = field(repr=False)
+    places: Mapping[tuple[str, int], str]
+    generation: int
+    own: tuple[tuple[str, int], ...] = ()
+    is_guarded: bool = False
+
+
+class Fleet(Protocol):
+    """All methods belong to the event loop. `start` comes first, `stop` last, however it went."""
+
+    async def start(self) -> None:
+        """Raises Refused where the access log cannot be opened or a process cannot be started."""
+
+    async def apply(self, configuration: Configuration) -> None:
+        """Put it into service everywhere at once. Raises Refused, and has changed nothing then."""
+
+    def announcement(self) -> str:
+        """Which processes serve, for the log; "" where that is this one alone."""
+
+    def why_not_ready(self) -> str:
+        """ "" while somebody serves."""
+
+    def reopen_access_log(self) -> None: ...
+
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """What would become of a request (`gateway.question`, `gateway.explain`), as JSON. Raises NotAnswered."""
+
+    async def decisions(self) -> list[bytes]:
+        """The recent decisions of each process that serves, the latest first, as JSON."""
+
+    async def counts(self) -> Counts:
+        """What was counted by all since the start; not to be changed."""
+
+    def figures(self) -> list[ProcessFigures]:
+        """What each worker costs."""
+
+    async def drain(self, timeout_s: float) -> int:
+        """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut."""
+
+    def hurry(self) -> None:
+        """While it drains: cut what is left without waiting any longer."""
+
+    async def stop(self) -> None:
+        """End everything, and write what is to be logged."""
+
+
+def freeze_gc() -> None:
+    """After the start: what is there now stays, and need not be looked at by every collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

@@ -1,0 +1,310 @@
+"""Handle: one worker process as its supervisor sees it: its start, what it is asked and answers, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from egressproxy.processes.workers.channel import FrameChannel
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, NotAnswered
+from egressproxy.processes.workers.messages import (
+    Answered,
+    Asked,
+    Begin,
+    Begun,
+    Build,
+    Built,
+    Counted,
+    CountsAsked,
+    Drain,
+    Drained,
+    Listen,
+    Message,
+    NotBegun,
+    NotBuilt,
+    Noticed,
+    Serving,
+    Swap,
+    decode,
+    encode,
+)
+from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.notices import Notice
+from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
+
+__all__ = ["Handle", "WorkerEnded", "WorkerSilent"]
+
+log = logging.getLogger("egressproxy")
+
+#: How long the answers may take, on a busy machine. A worker beyond that serves nobody, and is replaced.
+BEGIN_S: Final = 60.0
+BUILD_S: Final = 120.0
+SWAP_S: Final = 10.0
+#: To a question of the admin API: longer than a name server may take.
+ANSWER_S: Final = 30.0
+#: From the end of its channel to the end of its process.
+END_S: Final = 3.0
+
+#: Signals for which a process that has not begun must not end: it ignores them as soon as it can.
+HELD_BACK: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+NO_SOCKETS: Final[Mapping[tuple[str, int], socket.socket]] = {}
+
+
+class WorkerEnded(Exception):
+    """The process ended, or had to be ended, before it answered. The message begins with which one."""
+
+
+class WorkerSilent(WorkerEnded):
+    """It had to be ended."""
+
+
+class Handle:
+    """Starts the process. Raises OSError where that fails. `has_ended` is set when the process is gone.
+
+    `on_notices` is given what the process has to tell in Events.
+    """
+
+    def __init__(self, number: int, on_notices: Callable[[Iterable[Notice]], None]) -> None:
+        self.number = number
+        self._on_notices = on_notices
+        self.has_ended = asyncio.Event()
+        self.configuration: Configuration | None = None  # what it serves
+        self.built: Configuration | None = None  # what it has made ready, or serves
+        self.counts = Counts()
+        self.answered_at = self.started_at = time.monotonic()
+        self._figures = ProcessFigures(number)
+        self._parts: dict[int, Counts] = {}
+        self._counting: dict[int, asyncio.Event] = {}
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self._wanted: tuple[type, ...] = ()
+        self._answer: asyncio.Future[Any] | None = None
+        self._asking = asyncio.Lock()
+        self._has_begun = False
+        self._reaper: asyncio.Task[None] | None = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                self._process = _start(theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
+        self._channel = FrameChannel(ours, self._on_frame, self._on_end)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_gone(self) -> bool:
+        """It ends or has ended."""
+        return self._channel.has_ended
+
+    @property
+    def can_count(self) -> bool:
+        """It has come so far that it answers at once."""
+        return self._has_begun and not self.is_gone
+
+    @property
+    def is_serving(self) -> bool:
+        return self.configuration is not None and not self.is_gone
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (process {self.pid})"
+
+    # --- what it is asked ------------------------------------------------------------------------------------------
+    async def begin(self, asked: Begin, descriptors: Sequence[int]) -> None:
+        """Raises Refused where it cannot open the access log or its Python misreads HTTP, WorkerEnded."""
+        answer = await self._ask(asked, (Begun, NotBegun), BEGIN_S, descriptors)
+        if isinstance(answer, NotBegun):
+            raise ConfigRefused(answer.why)
+        self._has_begun = True
+
+    async def build(self, configuration: Configuration) -> None:
+        """Make it ready. Raises Refused, WorkerEnded."""
+        asked = Build(configuration.octets, configuration.generation, configuration.own, configuration.is_guarded)
+        answer = await self._ask(asked, (Built, NotBuilt), BUILD_S)
+        if isinstance(answer, NotBuilt):
+            raise (Guarded if answer.is_guarded else ConfigRefused)(answer.why)
+        self.built = configuration
+
+    async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
+        """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded, OSError where there is
+        no descriptor to send one with: it serves what it did then.
+        """
+        await self._ask(Swap(), (Serving,), SWAP_S, sockets=sockets)
+        self.configuration = configuration
+
+    async def drain(self, timeout_s: float) -> int:
+        """Returns how many connections were cut. Raises WorkerEnded."""
+        answer = await self._ask(Drain(timeout_s), (Drained,), timeout_s + SWAP_S)
+        return cast(Drained, answer).cut
+
+    async def count(self, number: int) -> None:
+        """When it returns, `counts` is new; returns if the worker ends, too. `number` rises from call to call."""
+        answered = self._counting[number] = asyncio.Event()
+        self.tell(CountsAsked(number))
+        try:
+            await answered.wait()
+        finally:
+            self._counting.pop(number, None)
+
+    async def answer(self, asked: Asked) -> bytes:
+        """`asked.number` rises from call to call. Raises NotAnswered, also where the worker ends or is too slow."""
+        waiting = self._questions[asked.number] = asyncio.get_running_loop().create_future()
+        self.tell(asked)
+        try:
+            return await asyncio.wait_for(waiting, ANSWER_S)
+        except TimeoutError:
+            raise NotAnswered(f"{self} did not answer within {ANSWER_S:g} s") from None
+        finally:
+            self._questions.pop(asked.number, None)
+
+    def tell(self, message: Message) -> None:
+        self._channel.send(encode(message))
+
+    def figures(self) -> ProcessFigures:
+        """What it costs; the last that was known when it has ended."""
+        if not self.has_ended.is_set():
+            with suppress(OSError, IndexError):  # it ends at this moment
+                self._figures = process_figures(self.number, self.pid)
+        return self._figures
+
+    # --- its end ---------------------------------------------------------------------------------------------------
+    def end(self) -> None:
+        """It ends itself when its channel does; what does not is ended."""
+        self._channel.close()
+        self._on_end()
+
+    def look(self) -> None:
+        """A process of its own making may hold its channel open beyond its end."""
+        if self._process.poll() is not None:
+            self.end()
+
+    def kill(self) -> None:
+        """At once, whatever it does."""
+        self._process.kill()
+        self.end()
+
+    def how_it_ended(self) -> str:
+        status = self._process.returncode
+        if status is None:
+            return "has not ended"
+        if status >= 0:
+            return f"ended with status {status}"
+        try:
+            return f"was ended by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was ended by signal {-status}"
+
+    # --- what it answers -------------------------------------------------------------------------------------------
+    async def _ask(
+        self,
+        message: Message,
+        wanted: tuple[type, ...],
+        timeout_s: float,
+        descriptors: Sequence[int] = (),
+        sockets: Mapping[tuple[str, int], socket.socket] = NO_SOCKETS,
+    ) -> Message:
+        """One question at a time. Raises WorkerEnded, if need be after ending it."""
+        async with self._asking:
+            if self.is_gone:
+                await self.has_ended.wait()
+                raise WorkerEnded(f"{self} {self.how_it_ended()}")
+            answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+            self._wanted, self._answer = wanted, answer
+            try:
+                for (address, port), sock in sockets.items():
+                    self._channel.send(encode(Listen(address, port)), [sock.fileno()])
+                self._channel.send(encode(message), descriptors)
+                return await asyncio.wait_for(answer, timeout_s)
+            except TimeoutError:
+                self.kill()
+                raise WorkerSilent(f"{self} did not answer within {timeout_s:g} s and is ended") from None
+            finally:
+                self._answer = None
+
+    def _on_frame(self, octets: bytes, descriptors: Iterable[int]) -> None:
+        message = decode(octets)
+        if isinstance(message, Counted):
+            self._counted(message)
+        elif isinstance(message, Answered):
+            self._answered(message)
+        elif isinstance(message, Noticed):
+            self._on_notices(message.notices)
+        elif self._answer is not None and isinstance(message, self._wanted) and not self._answer.done():
+            self._answer.set_result(message)
+
+    def _answered(self, message: Answered) -> None:
+        waiting = self._questions.get(message.number)
+        if waiting is None or waiting.done():
+            return
+        if message.why_not:
+            waiting.set_exception(NotAnswered(message.why_not))
+        else:
+            waiting.set_result(message.octets)
+
+    def _counted(self, message: Counted) -> None:
+        self.answered_at = time.monotonic()
+        whole = self._parts.get(message.number)
+        if whole is None:
+            whole = self._parts[message.number] = message.part
+        else:
+            whole.series.update(message.part.series)
+        if message.is_last:
+            del self._parts[message.number]
+            whole.keep_peaks(self.counts)
+            self.counts = whole
+            if (answered := self._counting.get(message.number)) is not None:
+                answered.set()
+
+    def _on_end(self) -> None:
+        if self._reaper is None:
+            self._reaper = asyncio.get_running_loop().create_task(self._reap())
+
+    async def _reap(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._wait)
+        self.has_ended.set()
+        for answered in self._counting.values():
+            answered.set()
+        for waiting in self._questions.values():
+            if not waiting.done():
+                waiting.set_exception(NotAnswered(f"{self} {self.how_it_ended()}"))
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(WorkerEnded(f"{self} {self.how_it_ended()}"))
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __repr__(self) -> str:
+        return f"Handle({self}, {'serving' if self.is_serving else 'not serving'}, {self._channel})"
+
+
+def _start(descriptor: int) -> subprocess.Popen[bytes]:
+    """A new program rather than a fork of this one: nothing of the supervisor's memory is in it, secrets included, and
+    it can be started at any time, beside threads.
+    """
+    # It finds modules where this process does, not in the working directory.
+    start = (
+        f"import sys; sys.path[:] = {sys.path!r}; from egressproxy.processes.workers.process import main;"
+        f" sys.exit(main({descriptor}))"
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    try:
+        return subprocess.Popen(  # noqa: S603 (this program)
+            [sys.executable, "-P", "-c", start], stdin=subprocess.DEVNULL, pass_fds=(descriptor,)
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,258 @@
+"""The process of one worker. It does what its supervisor says on the socket that it was started with, and ends with it.
+ It stays small: what reads and
+compiles manifests, serves the admin API or renders metrics is never imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+from itertools import islice
+from typing import Any, Final
+
+from egressproxy import __version__
+from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.net.file_lock import FileLock
+from egressproxy.net.loop import new_loop
+from egressproxy.processes.workers.channel import FrameChannel
+from egressproxy.processes.workers.fleet import Guarded, NotAnswered, freeze_gc
+from egressproxy.processes.workers.messages import (
+    Answered,
+    Asked,
+    Begin,
+    Begun,
+    Build,
+    Built,
+    Counted,
+    CountsAsked,
+    Drain,
+    Drained,
+    Forget,
+    Hurry,
+    Listen,
+    Message,
+    NotBegun,
+    NotBuilt,
+    Noticed,
+    ReopenAccessLog,
+    Serving,
+    Swap,
+    decode,
+    encode,
+)
+from egressproxy.processes.workers.worker import REFUSALS, Worker, access_log_failed
+from egressproxy.protocols.http1.self_test import Misread
+from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.json_lines import take_over
+from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.notices import NOTICES_S
+
+__all__ = ["main"]
+
+log = logging.getLogger("egressproxy")
+
+#: The supervisor directs: what a terminal or a service manager sends to the whole group is not for a worker.
+IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Series in one part of a report: some milliseconds of the loop's time.
+SERIES_IN_PART: Final = 200
+#: Source: prctl(2), <linux/prctl.h>.
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_NAME: Final = 15
+
+
+def main(descriptor: int) -> int:
+    """`descriptor`: the socket to the supervisor. Returns the exit status."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    supervisor = os.getppid()
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_NAME, b"egress-worker", 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # whatever the loop is busy with, it goes when the supervisor goes
+    if os.getppid() != supervisor:
+        return 1
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(_serve(socket.socket(fileno=descriptor)))
+
+
+async def _serve(sock: socket.socket) -> int:
+    return await WorkerProcess(sock).run()
+
+
+class WorkerProcess:
+    """Does what the messages say, in their order. What takes long is a task; the supervisor waits for its answer."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._channel = FrameChannel(sock, self._on_frame, self._on_end)
+        self._metrics = Metrics(__version__)
+        self._metrics.notices.wake = self._notices_soon
+        self._worker: Worker | None = None
+        self._diagnostics: Diagnostics | None = None
+        self._sockets: dict[tuple[str, int], socket.socket] = {}
+        self._built: tuple[Build, Snapshot] | None = None
+        self._is_new = True
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """Until it is told to end, or the supervisor is gone; returns the exit status."""
+        status = await self._status
+        if self._worker is not None:
+            self._worker.close()
+        if self._diagnostics is not None:
+            self._diagnostics.stop()
+        return status
+
+    @property
+    def worker(self) -> Worker:
+        assert self._worker is not None, "Begin comes first"
+        return self._worker
+
+    def _on_end(self) -> None:
+        self._end(0)
+
+    def _end(self, status: int) -> None:
+        if not self._status.done():
+            self._status.set_result(status)
+
+    def _on_frame(self, octets: bytes, descriptors: list[int]) -> None:
+        message = decode(octets)
+        match message:
+            case Begin():
+                self._begin(message, *descriptors)
+            case Build():
+                self._start(self._build(message))
+            case Forget():
+                self._built = None
+            case Listen(address, port):
+                self._sockets[address, port] = socket.socket(fileno=descriptors[0])
+            case Swap():
+                self._start(self._swap())
+            case CountsAsked(number):
+                self._start(self._report(number))
+            case Asked():
+                self._start(self._answer(message))
+            case ReopenAccessLog():
+                self.worker.access_log.reopen()
+            case Drain(timeout_s):
+                self._start(self._drain(timeout_s))
+            case Hurry():
+                self.worker.gateway.hurry()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A defect ends the process: the next one begins with the configuration in service."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("internal error; this worker ends", exc_info=error)
+            self._end(1)
+
+    def _send(self, message: Message) -> None:
+        self._channel.send(encode(message))
+
+    def _begin(self, asked: Begin, turn: int, tally: int, errors: int) -> None:
+        origin = f"worker {asked.worker}"
+        if asked.log_format == "json":
+            take_over(origin, FileLock(errors))  # one of its own: that of a process holds for all of its threads
+        self._diagnostics = Diagnostics(
+            asked.log_level, origin=origin, log_format=asked.log_format, turn=FileLock(errors)
+        )
+        self._diagnostics.start()
+        os.close(errors)
+        try:
+            self._worker = Worker(
+                asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
+                SharedCounters(tally, asked.workers, asked.worker), asked.session_key,
+            )  # fmt: skip
+            os.close(turn)
+            os.close(tally)
+        except OSError as error:
+            self._send(NotBegun(access_log_failed(asked.access_log, error)))
+        except Misread as error:
+            self._send(NotBegun(str(error)))
+        else:
+            self._send(Begun())
+
+    async def _build(self, asked: Build) -> None:
+        self._built = None
+        try:
+            snapshot = await self.worker.prepare(asked.octets, asked.generation)
+            if asked.is_guarded:
+                await self.worker.guard(snapshot)
+            self._built = asked, snapshot
+        except Guarded as error:
+            self._send(NotBuilt(str(error), is_guarded=True))
+        except REFUSALS as error:
+            self._send(NotBuilt(str(error)))
+        except Exception as error:
+            log.exception("internal error in a reload")
+            self._send(NotBuilt(f"internal error ({type(error).__name__})"))
+        else:
+            self._send(Built())
+
+    async def _swap(self) -> None:
+        assert self._built is not None
+        (asked, snapshot), self._built = self._built, None
+        await self.worker.gateway.put_into_service(snapshot, asked.own)
+        for sock in self._sockets.values():  # a listener that went meanwhile
+            sock.close()
+        self._sockets.clear()
+        self._send(Serving())
+        if self._is_new:
+            self._is_new = False
+            freeze_gc()
+
+    def _listening(self, address: str, port: int) -> socket.socket:
+        try:
+            return self._sockets.pop((address, port))
+        except KeyError:
+            raise OSError(errno.EBADF, "the supervisor has not sent its socket") from None
+
+    async def _report(self, number: int) -> None:
+        self._tell_notices()
+        counts = self.worker.metrics.gather()
+        rest = iter(counts.series.items())
+        counts.series = dict(islice(rest, SERIES_IN_PART))
+        while True:
+            following = dict(islice(rest, SERIES_IN_PART))
+            self._send(Counted(number, counts, not following))
+            if not following:
+                return
+            counts = Counts(following)
+            await asyncio.sleep(0)
+
+    async def _answer(self, asked: Asked) -> None:
+        try:
+            answer = self.worker.decisions() if asked.what == "decisions" else self.worker.explain(asked.pairs)
+            octets = await answer
+        except NotAnswered as error:
+            self._send(Answered(asked.number, b"", str(error)))
+        except Exception as error:  # a question must not end the process
+            log.exception("internal error in an answer")
+            self._send(Answered(asked.number, b"", f"internal error ({type(error).__name__})"))
+        else:
+            self._send(Answered(asked.number, octets))
+
+    def _notices_soon(self) -> None:
+        asyncio.get_running_loop().call_later(NOTICES_S, self._tell_notices)
+
+    def _tell_notices(self) -> None:
+        if notices := self._metrics.notices.take():
+            self._send(Noticed(tuple(notices)))
+
+    async def _drain(self, timeout_s: float) -> None:
+        cut = await self.worker.gateway.drain(timeout_s)
+        self._tell_notices()
+        self._send(Drained(cut))
+        self._end(0)

@@ -1,0 +1,353 @@
+"""Supervisor: a fleet of worker processes that share one listening socket for each place.
+
+It binds, and gives every worker a copy of the descriptor; what a worker does not accept, another does, and when one
+dies nothing is lost that it had not accepted. A configuration is built by all workers, and swapped when the last of
+them has built it. The supervisor itself serves nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.model.pseudonym import new_pseudonym
+from egressproxy.model.secret import SecretBytes
+from egressproxy.net.file_lock import memory_file
+from egressproxy.net.listening import BindError, bind, bind_error
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, NotAnswered, NotBound
+from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
+from egressproxy.processes.workers.messages import Asked, Begin, Forget, Hurry, ReopenAccessLog
+from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.process_figures import ProcessFigures
+
+__all__ = ["Supervisor"]
+
+log = logging.getLogger("egressproxy")
+
+#: How long a scrape waits for a worker; then what was last known of it is shown.
+SCRAPE_S: Final = 1.0
+#: How often the counters are taken besides: so much is lost when a worker is killed.
+COLLECT_S: Final = 10.0
+#: A worker whose loop has not turned for so long serves nobody, and is replaced.
+SILENT_S: Final = 60.0
+#: A worker that lived for less has something wrong with it: the next one waits, twice as long each time.
+SHORT_LIFE_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+#: Where nobody else serves.
+LONGEST_PAUSE_ALONE_S: Final = 1.0
+
+
+class Supervisor:
+    """See `fleet.Fleet`. `number` of workers; `metrics` are those of this process; a `session_key` b"" is made up.
+
+    `errors`: the descriptor of the Turn of standard error, where this process has one; it is closed with the rest.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        access_log: str | None,
+        log_level: str,
+        metrics: Metrics,
+        session_key: bytes = b"",
+        log_format: str = "text",
+        errors: int | None = None,
+    ) -> None:
+        self._number = number
+        self._access_log = access_log
+        self._log_level = log_level
+        self._log_format = log_format
+        self._errors = errors
+        self._metrics = metrics
+        self._pseudonym = new_pseudonym()
+        self._session_key = SecretBytes(session_key or secrets.token_bytes(32))
+        self._shared: list[int] = []  # descriptors
+        self._tally: SharedCounters | None = None
+        self._handles: dict[int, Handle] = {}  # the one that lives, or is about to, at each place
+        self._members: set[Handle] = set()  # those that are asked to build
+        self._sockets: dict[tuple[str, int], socket.socket] = {}
+        self._current: Configuration | None = None
+        self._buried = Counts()
+        self._spent_s = dict.fromkeys(range(1, number + 1), 0.0)
+        self._counted = 0
+        self._asked = 0
+        self._restarts = 0
+        self._changed = asyncio.Event()  # a new configuration: reason enough to try at once
+        self._tasks: list[asyncio.Task[None]] = []
+        metrics.add_gauge("egress_workers", "Worker processes that serve.", lambda: len(self._serving()))
+        metrics.add_counter("egress_worker_restarts", "Workers that had to be replaced.", lambda: self._restarts)
+
+    # --- its life --------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        errors = self._errors if self._errors is not None else memory_file("egressproxy-errors")
+        self._shared = [memory_file("egressproxy-log"), memory_file("egressproxy-limits"), errors]
+        self._tally = SharedCounters(self._shared[1], self._number, 0)
+        try:
+            handles = [self._spawn(number) for number in self._spent_s]
+            await asyncio.gather(*(self._begin(handle) for handle in handles))
+        except WorkerEnded as error:
+            raise ConfigRefused(str(error)) from None
+        except OSError as error:
+            raise ConfigRefused(f"a worker cannot be started: {error.strerror}") from None
+        self._members.update(handles)
+        self._tasks = [asyncio.create_task(self._keep(handle)) for handle in handles]
+        self._tasks.append(asyncio.create_task(self._collect_regularly()))
+        for task in self._tasks:
+            task.add_done_callback(_tell_defect)
+
+    def announcement(self) -> str:
+        pids = ", ".join(str(handle.pid) for handle in self._serving())
+        return f"{len(self._serving())} workers serve: processes {pids}"
+
+    def why_not_ready(self) -> str:
+        return "" if self._serving() else "no worker serves"
+
+    def reopen_access_log(self) -> None:
+        for handle in self._handles.values():
+            handle.tell(ReopenAccessLog())
+
+    async def drain(self, timeout_s: float) -> int:
+        self._cancel_tasks()
+        self._close_sockets(list(self._sockets))
+        for handle in self._handles.values():
+            if not handle.is_serving:
+                handle.end()
+        cut = await asyncio.gather(*(self._drain(handle, timeout_s) for handle in self._serving()))
+        return sum(cut)
+
+    def hurry(self) -> None:
+        for handle in self._serving():
+            handle.tell(Hurry())
+
+    async def stop(self) -> None:
+        self._cancel_tasks()
+        self._close_sockets(list(self._sockets))
+        for handle in self._handles.values():
+            handle.end()
+        for handle in self._handles.values():
+            await handle.has_ended.wait()
+        for descriptor in self._shared:
+            os.close(descriptor)
+        self._shared.clear()
+
+    async def _drain(self, handle: Handle, timeout_s: float) -> int:
+        try:
+            return await handle.drain(timeout_s)
+        except WorkerEnded as error:
+            log.error("%s", error)
+            return 0
+
+    def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    # --- workers ---------------------------------------------------------------------------------------------------
+    def _serving(self) -> list[Handle]:
+        return [handle for handle in self._handles.values() if handle.is_serving]
+
+    def _spawn(self, number: int) -> Handle:
+        """Raises OSError."""
+        handle = self._handles[number] = Handle(number, self._metrics.notices.add)
+        return handle
+
+    async def _begin(self, handle: Handle) -> None:
+        """Raises Refused, WorkerEnded."""
+        asked = Begin(
+            handle.number, self._number, self._access_log, self._log_level, self._pseudonym,
+            self._session_key.reveal(), self._log_format,
+        )  # fmt: skip
+        await handle.begin(asked, self._shared)
+
+    async def _keep(self, handle: Handle) -> None:
+        """See to it that somebody works at this worker's place."""
+        short_lives = 0
+        while True:
+            await handle.has_ended.wait()
+            self._bury(handle)
+            is_short = time.monotonic() - handle.started_at < SHORT_LIFE_S
+            short_lives = short_lives + 1 if is_short else 0
+            longest_s = LONGEST_PAUSE_S if self._serving() else LONGEST_PAUSE_ALONE_S
+            pause_s = min(FIRST_PAUSE_S * 2 ** (short_lives - 2), longest_s) if short_lives > 1 else 0.0
+            what = f"again in {pause_s:g} s: it is number {short_lives} in a row" if pause_s else "at once"
+            log.error("%s %s; it is replaced %s", handle, handle.how_it_ended(), what)
+            handle = await self._replaced(handle, pause_s)
+
+    async def _replaced(self, handle: Handle, pause_s: float) -> Handle:
+        """The next one at its place; it may have ended, too."""
+        while True:
+            if pause_s:
+                self._changed.clear()
+                await _within(pause_s, self._changed.wait())
+            self._restarts += 1
+            try:
+                fresh = self._spawn(handle.number)
+            except OSError as error:
+                pause_s = LONGEST_PAUSE_S
+                log.error("worker %d cannot be started: %s; again in %g s", handle.number, error.strerror, pause_s)
+                continue
+            try:
+                await self._begin(fresh)
+                await self._bring_up(fresh)
+                log.info("%s serves", fresh)
+            except WorkerSilent as error:
+                log.error("%s", error)
+            except WorkerEnded:
+                pass  # how it ended is told with when the next one comes
+            except (ConfigRefused, OSError) as error:  # OSError: no descriptor to send it a socket with
+                log.error("%s cannot serve: %s", fresh, error)
+                fresh.end()
+            return fresh
+
+    async def _bring_up(self, handle: Handle) -> None:
+        """Give a fresh worker what is in service when it has built it. Raises Refused, WorkerEnded."""
+        while handle.built is not self._current:
+            assert self._current is not None
+            await handle.build(self._current)
+        self._members.add(handle)
+        if self._current is not None:
+            await handle.swap(self._current, self._sockets)
+
+    def _bury(self, handle: Handle) -> None:
+        self._members.discard(handle)
+        if self._tally is not None:
+            self._tally.forget(handle.number)
+        handle.counts.forget_gauges()
+        self._buried.add(handle.counts)
+        handle.counts = Counts()
+        self._spent_s[handle.number] += handle.figures().cpu_s
+
+    # --- configuration ---------------------------------------------------------------------------------------------
+    async def apply(self, configuration: Configuration) -> None:
+        """See `fleet.Fleet`. Who ends while it builds is left out, unless all do; its successor builds it, too."""
+        try:
+            ended: list[WorkerEnded] = []
+            while asked := [each for each in self._members if each.built is not configuration and not each.is_gone]:
+                ended += await _ended(handle.build(configuration) for handle in asked)
+            if ended and not any(each.built is configuration and not each.is_gone for each in self._members):
+                raise ConfigRefused(f"no worker could build it: {ended[-1]}")
+            new = self._bind_new(configuration)
+        except (ConfigRefused, BindError) as error:
+            for handle in self._members:
+                handle.tell(Forget())
+                handle.built = handle.configuration
+            if isinstance(error, BindError):
+                raise NotBound(str(error), error.listeners) from None
+            raise type(error)(str(error)) from None
+        self._current = configuration
+        self._sockets.update(new)
+        self._changed.set()
+        await asyncio.gather(*(self._swap(handle, configuration, new) for handle in self._members))
+        self._close_sockets([place for place in self._sockets if place not in configuration.places])
+
+    async def _swap(
+        self, handle: Handle, configuration: Configuration, new: dict[tuple[str, int], socket.socket]
+    ) -> None:
+        try:
+            await handle.swap(configuration, new)
+        # Who cannot take the new one must not serve the old one; the next one takes it.
+        except WorkerSilent as error:
+            log.error("%s", error)
+        except WorkerEnded:
+            pass  # how it ended is told with when the next one comes
+        except OSError as error:
+            log.error("%s cannot be sent what it is to serve (%s) and is ended", handle, error.strerror)
+            handle.end()
+
+    def _bind_new(self, configuration: Configuration) -> dict[tuple[str, int], socket.socket]:
+        """Raises BindError, and has bound nothing then."""
+        new: dict[tuple[str, int], socket.socket] = {}
+        for (address, port), listeners in configuration.places.items():
+            if (address, port) in self._sockets:
+                continue
+            try:
+                new[address, port] = bind(address, port)
+            except OSError as error:
+                for sock in new.values():
+                    sock.close()
+                raise bind_error(listeners, address, port, error) from None
+        return new
+
+    def _close_sockets(self, places: list[tuple[str, int]]) -> None:
+        for place in places:
+            self._sockets.pop(place).close()
+
+    # --- questions -------------------------------------------------------------------------------------------------
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        for handle in self._serving():
+            self._asked += 1
+            return await handle.answer(Asked(self._asked, "explain", tuple(pairs)))
+        raise NotAnswered("no worker serves")
+
+    async def decisions(self) -> list[bytes]:
+        self._asked += 1
+        asked = Asked(self._asked, "decisions")
+        answers = await asyncio.gather(*(handle.answer(asked) for handle in self._serving()), return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, bytes)]
+
+    # --- metrics ---------------------------------------------------------------------------------------------------
+    async def counts(self) -> Counts:
+        await self._collect()
+        total = Counts()
+        total.add(self._buried)
+        total.add(self._metrics.gather())
+        for handle in self._handles.values():
+            total.add(handle.counts)
+            handle.counts.forget_peaks()
+        return total
+
+    def figures(self) -> list[ProcessFigures]:
+        found = []
+        for number, handle in sorted(self._handles.items()):
+            now = handle.figures()
+            has_been = handle.has_ended.is_set()
+            cpu_s = self._spent_s[number] + (0.0 if has_been else now.cpu_s)
+            found.append(ProcessFigures(number, 0 if has_been else now.resident_bytes, cpu_s))
+        return found
+
+    async def _collect(self) -> None:
+        self._counted += 1
+        number = self._counted
+        asked = [handle.count(number) for handle in self._handles.values() if handle.can_count]
+        if asked:
+            await _within(SCRAPE_S, asyncio.gather(*asked))
+
+    async def _collect_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            await self._collect()
+            for handle in self._serving():
+                handle.look()
+                silent_s = time.monotonic() - handle.answered_at
+                if silent_s > SILENT_S:
+                    log.error("%s has not answered for %.0f s; it is ended", handle, silent_s)
+                    handle.kill()
+
+
+def _tell_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("internal error; workers are no longer looked after: restart the gateway", exc_info=error)
+
+
+async def _within(seconds: float, waiting: Awaitable[object]) -> None:
+    """Wait for it, but not longer."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(waiting, seconds)
+
+
+async def _ended(waiting: Iterable[Awaitable[None]]) -> list[WorkerEnded]:
+    """Wait for all workers, then tell which of them have ended. Raises what else one of them raised."""
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    for outcome in outcomes:
+        if outcome is not None and not isinstance(outcome, WorkerEnded):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, WorkerEnded)]

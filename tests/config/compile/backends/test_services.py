@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+
+from egressproxy.config.compile import Compiled
+from egressproxy.ir.backend import BackendIR, EndpointAddress, Protocol
+from tests.config.compile.kit import REVERSE, compiled, of_route, rule
+
+ROUTE = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules: [{backendRefs: [{name: svc, port: 80}]}]
+"""
+
+SERVICE = """
+apiVersion: v1
+kind: Service
+metadata: {name: svc}
+spec: {ports: [{name: web, port: 80, targetPort: 8080}, {name: other, port: 81}]}
+"""
+
+SLICE = """
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: svc-1, labels: {kubernetes.io/service-name: svc}}
+addressType: IPv4
+endpoints:
+- {addresses: [10.0.0.2]}
+- {addresses: [10.0.0.1], conditions: {ready: true}}
+- {addresses: [10.0.0.3], conditions: {ready: false}}
+ports: [{name: web, port: 8080}, {name: other, port: 9090}]
+"""
+
+
+def service_of(made: Compiled) -> BackendIR:
+    found = rule(made).backends[0]
+    assert found.backend is not None, found.error
+    return found.backend
+
+
+def test_ready_endpoints_serve_with_the_port_of_their_slice():
+    found = service_of(compiled(REVERSE, ROUTE, SERVICE, SLICE))
+    assert found.endpoints == (
+        EndpointAddress(ip_address("10.0.0.1"), 8080),
+        EndpointAddress(ip_address("10.0.0.2"), 8080),
+    )
+
+
+def test_the_port_is_found_by_its_name():
+    made = compiled(REVERSE, ROUTE.replace("port: 80", "port: 81"), SERVICE, SLICE)
+    assert {endpoint.port for endpoint in service_of(made).endpoints} == {9090}
+
+
+def test_a_service_without_endpoints_is_a_valid_reference():
+    made = compiled(REVERSE, ROUTE, SERVICE)
+    assert service_of(made).endpoints == ()
+    assert of_route(made, "ResolvedRefs")[0] == "True"
+
+
+def test_slices_of_other_namespaces_do_not_count():
+    text = SLICE.replace("{name: svc-1,", "{name: svc-1, namespace: other,")
+    assert service_of(compiled(REVERSE, ROUTE, SERVICE, text)).endpoints == ()
+
+
+@pytest.mark.parametrize(
+    ("service", "reason"),
+    [
+        ("", "BackendNotFound"),
+        (SERVICE.replace("port: 80,", "port: 82,"), "BackendNotFound"),
+        (SERVICE.replace("spec: {", "spec: {type: ExternalName, externalName: a.example, "), "UnsupportedValue"),
+        (SERVICE.replace("port: 80,", "port: 80, appProtocol: example.com/own,"), "UnsupportedProtocol"),
+        (SERVICE.replace("port: 80,", "port: 80, protocol: UDP,"), "UnsupportedProtocol"),
+        (SERVICE.replace("port: 80,", "port: 80, appProtocol: kubernetes.io/wss,"), "UnsupportedProtocol"),
+        (SERVICE.replace("port: 80,", "port: 80, appProtocol: HTTPS,"), "UnsupportedProtocol"),
+        (SERVICE.replace("port: 80,", "port: 80, appProtocol: kubernetes.io/h2c,"), "UnsupportedProtocol"),
+    ],
+)
+def test_a_service_that_cannot_be_used_is_a_condition_of_the_route(service: str, reason: str):
+    made = compiled(REVERSE, ROUTE, *filter(None, [service]))
+    assert rule(made).backends[0].backend is None
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", reason)
+
+
+@pytest.mark.parametrize(
+    ("written", "protocol"),
+    [
+        ("kubernetes.io/ws", Protocol.HTTP11),
+        ("http", Protocol.HTTP11),
+        ("HTTP", Protocol.HTTP11),
+        ("''", Protocol.HTTP),
+        ("TCP", Protocol.TCP),
+    ],
+)
+def test_the_protocol_of_a_port_is_its_app_protocol_in_any_case(written: str, protocol: Protocol):
+    made = compiled(REVERSE, ROUTE, SERVICE.replace("port: 80,", f"port: 80, appProtocol: {written},"))
+    assert service_of(made).protocol is protocol

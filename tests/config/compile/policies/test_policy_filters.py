@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+
+from egressproxy.ir.policy import ExtensionIR
+from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, listener, policy, rule
+
+RATE = "egressproxy.io/RequestRateLimit:v1"
+
+
+def limit(section: str, target: str = "Gateway", name: str = "gw") -> str:
+    return policy(f"limits: {{{section}}}", target, name)
+
+
+def named(found: tuple[ExtensionIR, ...]) -> list[tuple[str, str, str, int]]:
+    return [(one.type, one.phase, one.scope, one.level) for one in found]
+
+
+def test_a_rate_per_gateway_is_one_bucket_for_all_routes():
+    made = compiled(FORWARD, PLAIN, ROUTE, limit("requests: [{per: Gateway, limit: 5, window: 1m, burst: 9}]"))
+    (found,) = rule(made).extensions
+    assert named((found,)) == [(RATE, "request-headers", "Gateway default/gw", 0)]
+    assert json.loads(found.config) == {"limit": 5, "window": 60.0, "burst": 9}
+    assert found.priority == 0
+    assert listener(made).extensions == (found,)
+
+
+def test_a_rate_per_route_is_a_bucket_for_each():
+    second = ROUTE.replace("name: route", "name: second")
+    made = compiled(FORWARD, PLAIN, ROUTE, second, limit("requests: [{per: Route, limit: 5}]"))
+    scopes = [one.rules[0].extensions[0].scope for one in listener(made).http_routes]
+    assert scopes == ["HTTPRoute default/route", "HTTPRoute default/second"]
+    assert listener(made).extensions[0].scope == "Gateway default/gw, no route"
+
+
+def test_a_rate_per_backend_is_counted_when_the_backend_is_asked():
+    made = compiled(FORWARD, PLAIN, ROUTE, limit("requests: [{per: Backend, limit: 5}]"))
+    assert rule(made).extensions == ()
+    assert named(rule(made).backends[0].extensions) == [(RATE, "backend-request", "Backend default/plain", 0)]
+    default = listener(made).default_backend
+    assert default is not None
+    assert default.extensions[0].scope == "Gateway default/gw, any destination"
+
+
+def test_whatever_a_backends_policy_limits_is_counted_there():
+    made = compiled(FORWARD, PLAIN, ROUTE, limit("requests: [{per: Gateway, limit: 5}]", "Backend", "plain"))
+    assert rule(made).extensions == ()
+    assert named(rule(made).backends[0].extensions) == [(RATE, "backend-request", "Gateway default/gw", 2)]
+
+
+def test_a_routes_limit_is_not_that_of_the_listener():
+    made = compiled(FORWARD, PLAIN, ROUTE, limit("requests: [{per: Route, limit: 5}]", "HTTPRoute", "route"))
+    assert named(rule(made).extensions) == [(RATE, "request-headers", "HTTPRoute default/route", 1)]
+    assert listener(made).extensions == ()
+
+
+def test_concurrency_is_limited_the_same_way():
+    made = compiled(FORWARD, PLAIN, ROUTE, limit("concurrency: [{per: Gateway, limit: 3}]"))
+    (found,) = rule(made).extensions
+    assert (found.type, json.loads(found.config)) == ("egressproxy.io/ConcurrencyLimit:v1", {"limit": 3})
+
+
+def test_a_body_limit_holds_for_all_requests_of_the_gateway():
+    made = compiled(FORWARD, PLAIN, ROUTE, limit("maxBodyBytes: 100"))
+    (found,) = rule(made).extensions
+    assert (found.type, found.phase) == ("egressproxy.io/BodyLimit:v1", "request-headers")
+    assert json.loads(found.config) == {"maxBytes": 100}
+    assert listener(made).extensions == (found,)
+
+
+def test_a_backends_body_limit_holds_for_the_rules_that_have_it():
+    two = ROUTE.replace(
+        "  rules:",
+        "  rules:\n  - matches: [{path: {value: /other}}]\n"
+        "    backendRefs: [{group: egressproxy.io, kind: Backend, name: dynamic}]",
+    )
+    made = compiled(FORWARD, PLAIN, DYNAMIC, two, limit("maxBodyBytes: 100", "Backend", "plain"))
+    assert rule(made, 0).extensions == ()
+    assert [one.type for one in rule(made, 1).extensions] == ["egressproxy.io/BodyLimit:v1"]
+
+
+def test_no_limit_is_no_filter():
+    assert rule(compiled(FORWARD, PLAIN, ROUTE, limit("maxBodyBytes: 0"))).extensions == ()
+
+
+def test_backends_of_one_name_in_two_groups_are_counted_apart():
+    rate = "  extensions: [{name: rate, type: QoSController, config: {requestsPerMinute: 5}}]\n"
+    other = PLAIN.replace("egressproxy.io/", "gateway.networking.k8s.io/")
+    to_other = ROUTE.replace("name: route", "name: other").replace("egressproxy.io", "gateway.networking.k8s.io")
+    limits = "limits: {requests: [{per: Backend, limit: 5}], concurrency: [{per: Backend, limit: 5}]}"
+    made = compiled(REVERSE, ROUTE, to_other, PLAIN + rate, other + rate, policy(limits))
+    ours, theirs = (each.rules[0].backends[0].extensions for each in listener(made).http_routes)
+    assert len(ours) == len(theirs) == 3
+    assert not set(ours) & set(theirs)

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+
+from egressproxy.ir.policy import (
+    ConnectionsIR,
+    Family,
+    Mode,
+    PolicyIR,
+)
+from tests.config.compile.kit import (
+    DYNAMIC,
+    FORWARD,
+    PLAIN,
+    ROUTE,
+    compiled,
+    listener,
+    of_policy,
+    on_gateway,
+    policy,
+    rule,
+)
+from tests.support.pki import Pki
+
+OLDER = 'creationTimestamp: "2024-01-01T00:00:00Z"'
+YOUNGER = 'creationTimestamp: "2025-01-01T00:00:00Z"'
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_without_policy_nothing_is_allowed_and_the_defaults_hold():
+    spec = on_gateway()
+    assert spec == PolicyIR()
+    assert spec.destinations.allow == ()
+
+
+def test_every_setting_arrives():
+    spec = on_gateway(
+        policy("""
+mode: Report
+dns: {servers: ["10.0.0.1:53"], transport: tcp, timeout: 2s, hosts: {a.example: [10.0.0.9]}, minTTL: 2s, maxTTL: 1m,
+  staleTTL: 0s, family: IPv4}
+traffic: {timeouts: {connect: 1s, tlsHandshake: 2s, requestHeaders: 3s, request: 4s, backendRequest: 3s, idle: 6s,
+  tunnelIdle: 7s}, connections: {maxAge: 8s, maxRequests: 9}}
+limits: {maxHeadBytes: 2048, maxFields: 7, connections: 8, connectionsPerClient: 9, tunnels: 10}
+""")
+    )
+    assert spec.mode is Mode.REPORT
+    assert spec.dns.servers == ("10.0.0.1:53",)
+    assert (spec.dns.transport, spec.dns.timeout_s, spec.dns.family) == ("tcp", 2.0, Family.IPV4)
+    assert spec.dns.hosts == (("a.example", (ip_address("10.0.0.9"),)),)
+    assert (spec.dns.min_ttl_s, spec.dns.max_ttl_s, spec.dns.stale_ttl_s) == (2.0, 60.0, 0.0)
+    times = spec.timeouts
+    assert (times.connect_s, times.tls_handshake_s, times.request_headers_s, times.request_s) == (1.0, 2.0, 3.0, 4.0)
+    assert (times.backend_request_s, times.idle_s, times.tunnel_idle_s) == (3.0, 6.0, 7.0)
+    assert spec.kept == ConnectionsIR(8.0, 9)
+    limits = spec.limits
+    assert (limits.max_head_bytes, limits.max_fields) == (2048, 7)
+    assert (limits.connections, limits.connections_per_client, limits.tunnels) == (8, 9, 10)
+    assert limits.tunnels_per_client == 9
+    assert spec.sources == ("default/policy",)
+
+
+def test_a_policy_without_timestamp_comes_after_those_with_one():
+    made = compiled(
+        FORWARD, policy("mode: Report", policy_name="a"), policy("mode: Open", policy_name="b", meta=YOUNGER)
+    )
+    assert listener(made).policy.mode is Mode.OPEN
+
+
+def test_without_timestamps_the_name_decides():
+    made = compiled(FORWARD, policy("mode: Report", policy_name="b"), policy("mode: Open", policy_name="a"))
+    assert listener(made).policy.mode is Mode.OPEN
+
+
+def test_equal_values_are_no_conflict():
+    made = compiled(FORWARD, policy("mode: Report", policy_name="a"), policy("mode: Report", policy_name="b"))
+    assert of_policy(made, "Conflicted", "default/b") == ("", "", "")
+
+
+def test_a_listeners_policy_goes_before_the_gateways():
+    section = policy("mode: Open", policy_name="b").replace("name: gw}", "name: gw, sectionName: forward}")
+    made = compiled(FORWARD, policy("mode: Report", policy_name="a", meta=OLDER), section)
+    assert listener(made).policy.mode is Mode.OPEN
+    assert of_policy(made, "Overridden", "default/a")[:2] == ("True", "Overridden")
+    assert "EgressPolicy default/b" in of_policy(made, "Overridden", "default/a")[2]
+
+
+def test_a_policy_for_one_port_of_a_backend_goes_before_one_for_all_of_it():
+    timeout = "traffic: {{timeouts: {{connect: {}s}}}}"
+    whole = policy(timeout.format(1), "Backend", "plain", policy_name="a", meta=OLDER)
+    port = policy(timeout.format(2), "Backend", "plain", policy_name="b").replace(
+        "name: plain}", "name: plain, sectionName: '80'}"
+    )
+    assert rule(compiled(FORWARD, PLAIN, ROUTE, whole, port)).backends[0].policy.timeouts.connect_s == 2.0
+
+
+def test_route_goes_before_backend_goes_before_gateway():
+    timeout = "traffic: {{timeouts: {{connect: {}s}}}}"
+    gateway, backend, route = (
+        policy(timeout.format(1), policy_name="g"),
+        policy(timeout.format(2), "Backend", "plain", policy_name="b"),
+        policy(timeout.format(3), "HTTPRoute", "route", policy_name="r"),
+    )
+
+    def connect(*policies: str) -> float:
+        return rule(compiled(FORWARD, PLAIN, ROUTE, *policies)).backends[0].policy.timeouts.connect_s
+
+    assert connect(gateway) == 1.0
+    assert connect(gateway, backend) == 2.0
+    assert connect(gateway, backend, route) == 3.0
+
+
+def test_settings_are_merged_field_by_field():
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        ROUTE,
+        policy(
+            "traffic: {timeouts: {connect: 1s, idle: 2s}}\ndns: {servers: [10.0.0.1], family: IPv4}", policy_name="g"
+        ),
+        policy("traffic: {timeouts: {idle: 3s}}\ndns: {family: IPv6}", "HTTPRoute", "route", policy_name="r"),
+    )
+    spec = rule(made).backends[0].policy
+    assert (spec.timeouts.connect_s, spec.timeouts.idle_s) == (1.0, 3.0)
+    assert (spec.dns.servers, spec.dns.family) == (("10.0.0.1",), Family.IPV6)
+
+
+def test_what_ends_connections_is_merged_field_by_field_and_0_is_no_limit():
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        ROUTE,
+        policy("traffic: {connections: {maxAge: 5m, maxRequests: 100}}", policy_name="g"),
+        policy("traffic: {connections: {maxRequests: 0}}", "Backend", "plain", policy_name="b"),
+        policy("traffic: {connections: {maxAge: 1m}}", "HTTPRoute", "route", policy_name="r"),
+    )
+    assert rule(made).backends[0].policy.kept == ConnectionsIR(60.0, 0)
+    assert listener(made).policy.kept == ConnectionsIR(300.0, 100)
+    assert "traffic.connections.maxAge" in of_policy(made, "Overridden", "default/g")[2]
+
+
+def test_the_transport_belongs_to_the_servers():
+    made = compiled(
+        FORWARD,
+        PLAIN,
+        ROUTE,
+        policy("dns: {servers: ['tls://10.0.0.1'], transport: tls}", policy_name="g"),
+        policy("dns: {servers: [10.0.0.2]}", "HTTPRoute", "route", policy_name="r"),
+    )
+    dns = rule(made).backends[0].policy.dns
+    assert (dns.servers, dns.transport) == (("10.0.0.2",), "udp")
+
+
+def test_the_resolver_of_a_backend_goes_before_its_policies():
+    backend = PLAIN.replace("spec:", "spec:\n  resolver: {servers: [10.0.0.7]}")
+    made = compiled(FORWARD, backend, ROUTE, policy("dns: {servers: [10.0.0.1]}", "Backend", "plain"))
+    assert rule(made).backends[0].policy.dns.servers == ("10.0.0.7",)
+    assert "Backend default/plain" in of_policy(made, "Conflicted")[2]
+
+
+def test_a_ceiling_below_the_default_floor_lowers_it():
+    spec = on_gateway(policy("dns: {maxTTL: 500ms}"))
+    assert (spec.dns.min_ttl_s, spec.dns.max_ttl_s) == (0.5, 0.5)
+
+
+# --- the TLS floor ---------------------------------------------------------------------------------------------------
+
+
+def config_map(name: str, key: str, text: str) -> str:
+    lines = "\n".join(f"    {line}" for line in text.splitlines())
+    return f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata:\n  {key}: |\n{lines}\n"
+
+
+def tls_backend(more: str = "") -> str:
+    return PLAIN.replace("number: 80, tls: {mode: None}", f"number: 443, tls: {{mode: Simple{more}}}")
+
+
+def test_the_tls_floor_raises_what_the_backend_says():
+    floor = policy("tls: {minVersion: '1.3'}")
+    found = rule(compiled(FORWARD, tls_backend(), ROUTE, floor)).backends[0].backend
+    assert found is not None
+    assert found.tls is not None
+    assert found.tls.min_version == "1.3"
+    default = listener(compiled(FORWARD, floor)).default_backend
+    assert default is not None
+    assert default.backend is not None
+    assert default.backend.tls is not None
+    assert default.backend.tls.min_version == "1.3"
+
+
+def test_the_floor_does_not_lower_the_version():
+    found = rule(compiled(FORWARD, tls_backend(", minVersion: '1.3'"), ROUTE, policy("tls: {minVersion: '1.2'}")))
+    assert found.backends[0].backend is not None
+    assert found.backends[0].backend.tls is not None
+    assert found.backends[0].backend.tls.min_version == "1.3"
+
+
+def test_only_cas_that_policy_and_backend_share_are_trusted():
+    one, two = Pki(), Pki()
+    floor = policy("tls: {caBundleRefs: [{kind: ConfigMap, name: floor}]}")
+    floor_ca = config_map("floor", "ca.crt", one.ca_pem)
+
+    def trusted(*manifests: str) -> str:
+        found = rule(compiled(FORWARD, ROUTE, floor, floor_ca, *manifests)).backends[0]
+        return found.backend.tls.ca_pem.strip() if found.backend is not None and found.backend.tls else found.error
+
+    mine = tls_backend(", caBundleRef: [{kind: ConfigMap, name: mine}]")
+    assert trusted(tls_backend()) == one.ca_pem.strip()
+    assert trusted(mine, config_map("mine", "ca.crt", one.ca_pem + two.ca_pem)) == one.ca_pem.strip()
+    assert "no CA in common" in trusted(mine, config_map("mine", "ca.crt", two.ca_pem))
+    assert "insecureSkipVerify" in trusted(tls_backend(", insecureSkipVerify: true"))
+
+
+def test_a_floor_whose_ca_is_missing_closes_the_place():
+    made = compiled(FORWARD, tls_backend(), ROUTE, policy("tls: {caBundleRefs: [{kind: ConfigMap, name: gone}]}"))
+    assert rule(made).backends[0].backend is None
+
+
+def test_pins_of_policy_and_backend_have_to_agree():
+    pins = [f"sha256/{letter * 43}=" for letter in "AB"]
+    floor = policy(f"tls: {{pins: ['{pins[0]}']}}")
+
+    def pinned(more: str) -> tuple[str, ...]:
+        found = rule(compiled(FORWARD, tls_backend(more), ROUTE, floor)).backends[0].backend
+        return found.tls.pins if found is not None and found.tls is not None else ()
+
+    assert pinned("") == (pins[0],)
+    assert pinned(f", pins: ['{pins[0]}', '{pins[1]}']") == (pins[0],)
+    assert pinned(f", pins: ['{pins[1]}']") == ()
+
+
+def test_revocation_lists_add_up():
+    one, two = Pki(), Pki()
+    made = compiled(
+        FORWARD,
+        ROUTE,
+        tls_backend(", crlRefs: [{kind: ConfigMap, name: one}]"),
+        policy("tls: {crlRefs: [{kind: ConfigMap, name: two}]}"),
+        config_map("one", "crl.pem", one.crl()),
+        config_map("two", "crl.pem", two.crl()),
+    )
+    found = rule(made).backends[0].backend
+    assert found is not None
+    assert found.tls is not None
+    assert found.tls.crl_pem.count("BEGIN X509 CRL") == 2
+
+
+# --- what cannot be enforced -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        "dns: {reverseCheck: Enforce}",
+        "dns: {transport: https}",
+        "dns: {servers: ['https://dns.example/q']}",
+        "identity: {token: {issuer: a, jwksRef: {kind: ConfigMap, name: keys}}}",
+        "identity: {basic: {secretRef: {name: users}}}",
+        "subjects: [{namespace: a}]\n"
+        "extensions: [{name: h, type: 'egressproxy.io/HeaderPolicy:v1', phase: request-headers}]",
+    ],
+)
+def test_what_would_let_more_pass_closes_the_place(sections: str):
+    made = compiled(FORWARD, PLAIN, ROUTE, policy(sections))
+    assert rule(made).backends[0].backend is None
+    default = listener(made).default_backend
+    assert default is not None
+    assert default.backend is None
+    assert of_policy(made, "Accepted")[:2] == ("False", "NotEnforceable")
+
+
+def test_a_closed_place_leaves_other_places_open():
+    made = compiled(FORWARD, PLAIN, ROUTE, policy("dns: {reverseCheck: Enforce}", "HTTPRoute", "route"))
+    assert rule(made).backends[0].backend is None
+    default = listener(made).default_backend
+    assert default is not None
+    assert default.backend is not None
+
+
+def test_dns_servers_over_https_are_left_out_where_others_are_there():
+    made = compiled(FORWARD, policy("dns: {servers: ['https://dns.example/q', 'udp://10.0.0.1']}"))
+    assert listener(made).policy.dns.servers == ("10.0.0.1",)
+    assert "over HTTPS" in of_policy(made, "Accepted")[2]
+
+
+def test_names_to_intercept_are_denied():
+    intercept = "intercept: {hostnames: ['*.a.example'], caCertificateRef: {name: ca}}"
+    made = compiled(FORWARD, policy(f"{intercept}\ndestinations: {{allow: [{{hostnames: ['*.example']}}]}}"))
+    assert [entry.hostnames for entry in listener(made).policy.destinations.deny] == [("*.a.example",)]
+    assert "intercept" in of_policy(made, "Accepted")[2]
+
+
+def test_what_a_policy_allows_some_clients_is_allowed_to_nobody():
+    made = compiled(
+        FORWARD,
+        policy("""
+subjects: [{namespace: agents}]
+mode: Open
+destinations: {allow: [{hostnames: [a.example]}], deny: [{hostnames: [b.example]}]}
+addresses: {allow: [{cidrs: [10.0.0.0/8]}]}
+dns: {servers: [10.0.0.1]}
+traffic: {timeouts: {connect: 1s}}
+"""),
+    )
+    spec = listener(made).policy
+    assert spec.mode is Mode.ENFORCE
+    assert spec.destinations.allow == ((),)
+    assert [entry.hostnames for entry in spec.destinations.deny] == [("b.example",)]
+    assert spec.addresses.allow == ((),)
+    assert spec.dns.servers == ()
+    assert spec.timeouts == PolicyIR().timeouts
+    assert of_policy(made, "Accepted")[:2] == ("False", "UnsupportedValue")
+    assert [entry.hostnames for entry in spec.destinations.withheld] == [("a.example",)]
+    assert "subjects" in of_policy(made, "Accepted")[2]
+
+
+def test_enforcing_for_some_clients_enforces_for_all():
+    section = policy("subjects: [{namespace: agents}]\nmode: Enforce", policy_name="b")
+    section = section.replace("name: gw}", "name: gw, sectionName: forward}")
+    made = compiled(FORWARD, policy("mode: Open", policy_name="a"), section)
+    assert listener(made).policy.mode is Mode.ENFORCE
+
+
+def test_a_dynamic_backends_policy_is_that_of_its_route():
+    route = ROUTE.replace("name: plain}", "name: dynamic}")
+    made = compiled(FORWARD, DYNAMIC, route, policy("addresses: {allow: [{cidrs: [10.0.0.0/8]}]}"))
+    assert rule(made).backends[0].policy.addresses.allow

@@ -1,0 +1,120 @@
+"""What rules and policies say of retries and sessions, as the data plane needs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.ir.policy import RetryBudgetIR, RetryIR
+from egressproxy.ir.route import HttpRuleIR, SessionIR
+from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, of_route, policy, rule
+
+
+def with_rule(fields: str) -> str:
+    """ROUTE with more fields in its rule."""
+    return ROUTE.replace("- backendRefs", f"- {fields}\n    backendRefs")
+
+
+def one_rule(fields: str, *more: str) -> HttpRuleIR:
+    return rule(compiled(FORWARD, PLAIN, with_rule(fields), *more))
+
+
+def session(fields: str) -> SessionIR:
+    found = one_rule(f"sessionPersistence: {{{fields}}}").session
+    assert found is not None
+    return found
+
+
+def test_a_retry_has_attempts_and_a_backoff_where_the_rule_names_none():
+    assert one_rule("retry: {codes: [503, 500, 503]}").retry == RetryIR(2, (500, 503), 0.025, 0.25)
+
+
+def test_a_retry_is_kept_as_the_rule_says_it():
+    assert one_rule("retry: {attempts: 7, backoff: 2s}").retry == RetryIR(7, (), 2.0, 20.0)
+
+
+def test_a_retry_has_a_bounded_number_of_attempts_and_status_says_so():
+    made = compiled(FORWARD, PLAIN, with_rule("retry: {attempts: 2000000000, backoff: 0s}"))
+    assert rule(made).retry == RetryIR(100, (), 0.0, 0.0)
+    assert "rules[0].retry: attempts 2000000000 counts as 100" in of_route(made, "Accepted")[2]
+    wide = policy("traffic: {retries: {attempts: 2000000000}}")
+    assert listener(compiled(FORWARD, PLAIN, ROUTE, wide)).policy.retries == RetryIR(100, (), 0.025, 0.25)
+
+
+def test_codes_of_a_rule_whose_backend_has_a_parent_are_told_as_not_applied():
+    parent = PLAIN.replace("plain", "proxy").replace("a.example", "proxy.example")
+    behind = PLAIN.replace("destination:", "parent: {name: proxy}\n  destination:")
+    note = "rules[0].retry.codes are not applied to default/plain: it has a parent."
+    made = compiled(FORWARD, parent, behind, with_rule("retry: {codes: [503]}"))
+    assert note in of_route(made, "Accepted")[2]
+    made = compiled(FORWARD, parent, behind, with_rule("retry: {attempts: 3}"))
+    assert "not applied" not in of_route(made, "Accepted")[2]
+    made = compiled(FORWARD, PLAIN, with_rule("retry: {codes: [503]}"))
+    assert "not applied" not in of_route(made, "Accepted")[2]
+
+
+def test_a_rule_without_retry_has_that_of_the_most_specific_policy():
+    gateway = policy("traffic: {retries: {attempts: 3}}", policy_name="wide")
+    route = policy(
+        "traffic: {retries: {attempts: 4, backoff: 1s, maxBackoff: 3s, budget: {percent: 5}}}", "HTTPRoute", "route"
+    )
+    made = compiled(FORWARD, PLAIN, ROUTE, gateway, route)
+    assert rule(made).retry == RetryIR(4, (), 1.0, 3.0, RetryBudgetIR(5, 10.0, 10))
+    assert listener(made).policy.retries == RetryIR(3, (), 0.025, 0.25)
+    assert "traffic.retries" in of_policy(made, "Overridden", "default/wide")[2]
+
+
+def test_a_rule_says_more_than_policies():
+    assert one_rule("retry: {attempts: 0}", policy("traffic: {retries: {attempts: 3}}")).retry == RetryIR(
+        0, (), 0.025, 0.25
+    )
+
+
+def test_retries_on_a_backend_do_nothing_and_status_says_so():
+    made = compiled(FORWARD, PLAIN, ROUTE, policy("traffic: {retries: {attempts: 3}}", "Backend", "plain"))
+    assert rule(made).retry is None
+    assert "does nothing on a backend" in of_policy(made, "Accepted")[2]
+
+
+def test_a_session_has_a_name_of_its_rule():
+    first, again, other = (
+        session(""),
+        session("type: Cookie"),
+        one_rule("name: other\n    sessionPersistence: {}").session,
+    )
+    assert other is not None
+    assert first == again
+    assert first.name.startswith("egress-session-")
+    assert first.name != other.name
+    assert first.scope == "default/route/0"
+    assert other.scope == "default/route/other"
+
+
+def test_a_session_is_kept_as_the_rule_says_it():
+    found = session("sessionName: sid, absoluteTimeout: 1h, idleTimeout: 5m, cookieConfig: {lifetimeType: Permanent}")
+    assert found == SessionIR("sid", "default/route/0", False, 3600.0, 300.0, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ('sessionName: "a b"', "is no token"),
+        ('sessionName: "a;b"', "is no token"),
+        ("sessionName: Content-Length, type: Header", "another meaning"),
+        ("sessionName: proxy-x, type: Header", "another meaning"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_replaced_and_status_says_so(fields: str, why: str):
+    made = compiled(FORWARD, PLAIN, with_rule(f"sessionPersistence: {{{fields}}}"))
+    found = rule(made).session
+    assert found is not None
+    assert found.name.startswith("egress-session-")
+    assert why in of_route(made, "Accepted")[2]
+
+
+def test_with_a_session_backends_of_weight_0_stay():
+    weightless = ROUTE.replace("name: plain", "name: plain, weight: 0")
+    assert weightless != ROUTE
+    made = compiled(FORWARD, PLAIN, weightless.replace("- backendRefs", "- sessionPersistence: {}\n    backendRefs"))
+    (backend,) = rule(made).backends
+    assert backend.backend is not None
+    assert backend.weight == 0

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.reading.load import load_text
+from egressproxy.filters.catalog import Catalog
+from egressproxy.ir.backend import Destination
+from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
+from egressproxy.routing.patterns import compile_pattern
+from tests.config.compile.kit import (
+    DYNAMIC,
+    FORWARD,
+    PLAIN,
+    REVERSE,
+    ROUTE,
+    compiled,
+    listener,
+    of_route,
+    route,
+    rule,
+    status,
+)
+
+
+def with_rule(lines: str) -> str:
+    return ROUTE.replace("- backendRefs", f"- {lines}\n    backendRefs")
+
+
+def stream(kind: str, refs: str, hostnames: str = "hostnames: [a.example]") -> str:
+    return f"""
+apiVersion: gateway.networking.k8s.io/v1
+kind: {kind}
+metadata: {{name: route}}
+spec:
+  parentRefs: [{{name: gw}}]
+  {hostnames}
+  rules: [{{backendRefs: [{refs}]}}]
+"""
+
+
+REF = "{group: egressproxy.io, kind: Backend, name: plain}"
+
+
+def test_a_rule_without_matches_matches_everything():
+    found = rule(compiled(REVERSE, PLAIN, ROUTE))
+    assert found.matches == (MatchIR("/", PathMatchType.PREFIX),)
+    assert route(compiled(REVERSE, PLAIN, ROUTE)).name == "default/route"
+
+
+def test_every_part_of_a_match_arrives():
+    text = with_rule(
+        "matches: [{path: {type: Exact, value: /a}, method: POST, "
+        "headers: [{name: X-A, value: b}, {name: x-a, value: c}], "
+        "queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]"
+    )
+    (match,) = rule(compiled(REVERSE, PLAIN, text)).matches
+    assert match == MatchIR(
+        "/a",
+        PathMatchType.EXACT,
+        "POST",
+        (ValueMatch("x-a", "b"),),
+        (ValueMatch("Q", "[0-9]+", MatchType.REGEX),),
+    )
+
+
+def test_timeouts_of_a_rule_are_its_own_and_zero_disables():
+    found = rule(compiled(REVERSE, PLAIN, with_rule("timeouts: {request: 0s, backendRequest: 2s}")))
+    assert (found.request_s, found.backend_request_s) == (0.0, 2.0)
+    found = rule(compiled(REVERSE, PLAIN, ROUTE))
+    assert (found.request_s, found.backend_request_s) == (None, None)
+
+
+def test_the_name_of_a_rule_arrives():
+    assert rule(compiled(REVERSE, PLAIN, with_rule("name: first"))).name == "first"
+
+
+def test_weights_arrive_and_backends_without_any_are_left_out():
+    refs = f"[{REF}, {REF[:-1]}, weight: 3}}, {REF[:-1]}, weight: 0}}]"
+    text = ROUTE.replace(f"[{REF}]", refs)
+    assert [one.weight for one in rule(compiled(REVERSE, PLAIN, text)).backends] == [1, 3]
+
+
+def test_a_rule_whose_weights_are_all_zero_answers_500():
+    text = ROUTE.replace(f"[{REF}]", f"[{REF[:-1]}, weight: 0}}]")
+    (found,) = rule(compiled(REVERSE, PLAIN, text)).backends
+    assert found.backend is None
+    assert "weight 0" in found.error
+
+
+def test_one_bad_reference_leaves_the_other_its_share():
+    text = ROUTE.replace(f"[{REF}]", f"[{REF}, {REF.replace('plain', 'gone')}]")
+    made = compiled(REVERSE, PLAIN, text)
+    assert [one.backend is None for one in rule(made).backends] == [False, True]
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    assert of_route(made, "Accepted")[0] == "True"
+
+
+def test_a_rule_without_backends_has_none():
+    text = ROUTE.replace(f"backendRefs: [{REF}]", "matches: [{path: {value: /}}]")
+    made = compiled(REVERSE, text)
+    assert rule(made).backends == ()
+    assert of_route(made, "ResolvedRefs")[0] == "True"
+
+
+def test_a_regular_expression_that_is_refused_drops_its_rule_alone():
+    text = with_rule("matches: [{path: {type: RegularExpression, value: '('}}]") + f"  - backendRefs: [{REF}]\n"
+    resources = load_text("\n---\n".join([REVERSE, PLAIN, text]))
+    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
+    assert len(route(made).rules) == 1
+    assert of_route(made, "PartiallyInvalid")[0] == "True"
+    message = of_route(made, "PartiallyInvalid")[2]
+    assert message.startswith("Dropped Rule 0: spec.rules[0].matches[0].path.value: the expression '(' is not one of")
+
+
+def test_a_route_has_so_many_different_regular_expressions_and_no_more():
+    def matching(first: int) -> str:
+        """Four matches with 16 expressions each."""
+        return "".join(
+            "{headers: ["
+            + "".join(f"{{name: h{n}, type: RegularExpression, value: v{first + n + start}}}, " for n in range(16))
+            + "]}, "
+            for start in range(0, 64, 16)
+        )
+
+    rules = [with_rule(f"matches: [{matching(0)}]")]
+    rules += [f"  - {{matches: [{matching(first)}], backendRefs: [{REF}]}}\n" for first in (64, 128, 192, 0)]
+    full = compiled(REVERSE, PLAIN, "".join(rules))
+    assert len(route(full).rules) == 5
+    rules.append(f"  - {{matches: [{matching(208)}], backendRefs: [{REF}]}}\n")
+    made = compiled(REVERSE, PLAIN, "".join(rules))
+    assert len(route(made).rules) == 5
+    assert of_route(made, "PartiallyInvalid")[2].startswith(
+        "Dropped Rule 5: spec.rules[5].matches[3].headers[0].value: the route has more than 256 regular expressions"
+    )
+
+
+def test_the_data_plane_says_which_expressions_it_refuses():
+    def refuse(pattern: str) -> None:
+        raise ValueError(f"{pattern} is too slow")
+
+    text = with_rule("matches: [{headers: [{name: a, type: RegularExpression, value: 'x+'}]}]")
+    resources = load_text("\n---\n".join([REVERSE, PLAIN, text]))
+    made = compile_config(resources, Catalog(), Defaults(check_pattern=refuse))
+    assert listener(made).http_routes == ()
+    assert "x+ is too slow" in of_route(made, "Accepted")[2]
+
+
+def test_a_field_that_does_nothing_is_named_in_status():
+    made = compiled(REVERSE, PLAIN, ROUTE.replace("  rules:", "  useDefaultGateways: All\n  rules:"))
+    assert of_route(made, "Accepted")[0] == "True"
+    assert "useDefaultGateways" in of_route(made, "Accepted")[2]
+
+
+def test_a_tls_route_on_a_forward_proxy_serves_tunnels():
+    made = compiled(FORWARD, DYNAMIC, stream("TLSRoute", REF.replace("plain", "dynamic")))
+    (found,) = listener(made).tls_routes
+    assert (found.name, found.hostnames, found.kind) == ("default/route", ("a.example",), "TLSRoute")
+    assert found.backends[0].backend is not None
+    assert found.backends[0].backend.destination is Destination.DYNAMIC
+
+
+def test_a_tcp_route_has_no_hostnames():
+    gateway = REVERSE.replace("protocol: HTTP", "protocol: TCP")
+    made = compiled(gateway, PLAIN, stream("TCPRoute", REF, ""))
+    (found,) = listener(made).tcp_routes
+    assert (found.hostnames, found.kind) == ((), "TCPRoute")
+
+
+def test_a_tls_listener_takes_tls_routes_below_its_hostname():
+    gateway = REVERSE.replace("protocol: HTTP}", "protocol: TLS, hostname: '*.example', tls: {mode: Passthrough}}")
+    made = compiled(gateway, PLAIN, stream("TLSRoute", REF))
+    assert listener(made).tls_routes[0].hostnames == ("a.example",)
+
+
+def test_a_grpc_route_is_attached_and_its_rules_are_closed_until_grpc_is_carried():
+    made = compiled(REVERSE, PLAIN, stream("GRPCRoute", "{group: egressproxy.io, kind: Backend, name: plain}"))
+    assert of_route(made, "Accepted", kind="GRPCRoute")[:2] == ("True", "Accepted")
+    assert (
+        "gRPC is not supported yet: its requests are answered with 500"
+        in of_route(made, "Accepted", kind="GRPCRoute")[2]
+    )
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[0] == "True"
+    assert status(made, "Gateway", "default/gw")["listeners"][0]["attachedRoutes"] == 1
+    (rule,) = route(made).rules
+    assert rule.matches[0].method == "POST"
+    assert [backend.error for backend in rule.backends] == ["gRPC is not supported yet"]
+
+
+def test_a_grpc_route_says_which_backends_are_not_there():
+    made = compiled(REVERSE, stream("GRPCRoute", "{name: svc, port: 80}"))
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[:2] == ("False", "BackendNotFound")
+
+
+def test_the_protocol_of_a_service_does_not_count_against_a_grpc_route():
+    service = """
+apiVersion: v1
+kind: Service
+metadata: {name: svc}
+spec: {ports: [{port: 80, appProtocol: kubernetes.io/h2c}]}
+"""
+    made = compiled(REVERSE, service, stream("GRPCRoute", "{name: svc, port: 80}"))
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[0] == "True"
+
+
+def test_the_mirrors_of_a_grpc_route_count_among_its_references():
+    text = stream("GRPCRoute", REF).replace(
+        "rules: [{",
+        "rules: [{filters: [{type: RequestMirror, requestMirror: {backendRef: {name: absent, port: 80}}}], ",
+    )
+    made = compiled(REVERSE, PLAIN, text)
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[:2] == ("False", "BackendNotFound")
+
+
+def test_a_rule_of_a_grpc_route_with_a_bad_expression_is_dropped():
+    text = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - {name: bad, matches: [{method: {type: RegularExpression, service: "("}}]}
+  - {name: good, matches: [{method: {service: a.B}}]}
+"""
+    resources = load_text("\n---\n".join([REVERSE, text]))
+    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
+    assert of_route(made, "PartiallyInvalid", kind="GRPCRoute")[0] == "True"
+    assert [rule.name for rule in route(made).rules] == ["good"]
+
+
+def test_an_unmatched_destination_is_served_by_the_default_backend():
+    default = listener(compiled(FORWARD)).default_backend
+    assert default is not None
+    assert default.backend is not None
+    assert (default.backend.name, default.backend.destination) == ("-", Destination.DYNAMIC)
+
+
+def test_a_reverse_listener_has_no_default_backend():
+    assert listener(compiled(REVERSE)).default_backend is None
+
+
+MIRROR = "{type: RequestMirror, requestMirror: {backendRef: {name: copy, port: 80}}}"
+AUTH = "{type: ExternalAuth, externalAuth: {protocol: HTTP, backendRef: {name: copy, port: 80}, http: {}}}"
+
+
+@pytest.mark.parametrize("entry", [MIRROR, AUTH])
+def test_the_backend_of_a_filter_counts_for_the_references_of_a_route(entry: str):
+    made = compiled(REVERSE, PLAIN, with_rule(f"filters: [{entry}]"))
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    on_backend = ROUTE.replace(f"[{REF}]", f"[{REF[:-1]}, filters: [{entry}]}}]")
+    assert of_route(compiled(REVERSE, PLAIN, on_backend), "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    elsewhere = with_rule(f"filters: [{entry.replace('name: copy', 'name: copy, namespace: other')}]")
+    assert of_route(compiled(REVERSE, PLAIN, elsewhere), "ResolvedRefs")[:2] == ("False", "RefNotPermitted")
+    known = entry.replace("name: copy, port: 80", "group: egressproxy.io, kind: Backend, name: plain")
+    assert of_route(compiled(REVERSE, PLAIN, with_rule(f"filters: [{known}]")), "ResolvedRefs")[0] == "True"
+
+
+def test_a_rule_whose_authorization_server_is_missing_makes_a_route_partially_invalid():
+    alone = compiled(REVERSE, PLAIN, with_rule(f"filters: [{AUTH}]"))
+    assert of_route(alone, "Accepted")[:2] == ("True", "Accepted")
+    assert of_route(alone, "PartiallyInvalid") == ("", "", "")
+    beside = f"  - backendRefs: [{REF}]\n"
+    made = compiled(REVERSE, PLAIN, with_rule(f"filters: [{AUTH}]") + beside)
+    assert of_route(made, "Accepted")[:2] == ("True", "Accepted")
+    assert of_route(made, "ResolvedRefs")[:2] == ("False", "BackendNotFound")
+    assert of_route(made, "PartiallyInvalid")[2].startswith("Rule 0 answers 500: ")
+
+
+CORS = "{type: CORS, cors: {allowOrigins: ['*']}}"
+GET_AND_ALL = "matches: [{path: {value: /a}, method: GET}, {path: {value: /b}}, {method: OPTIONS}]"
+
+
+def test_a_rule_with_cors_matches_the_preflight_requests_for_its_methods():
+    plain = rule(compiled(REVERSE, PLAIN, with_rule(GET_AND_ALL))).matches
+    text = with_rule(f"{GET_AND_ALL}\n    filters: [{CORS}]")
+    preflight = MatchIR("/a", method="GET", is_preflight=True)
+    assert rule(compiled(REVERSE, PLAIN, text)).matches == (*plain, preflight)
+    on_backend = with_rule(GET_AND_ALL).replace(f"[{REF}]", f"[{REF[:-1]}, filters: [{CORS}]}}]")
+    assert rule(compiled(REVERSE, PLAIN, on_backend)).matches == (*plain, preflight)

@@ -1,0 +1,66 @@
+"""What support.UNSERVED lists is told in status where it is written: the published schema and status say the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.compile.status.supported_features import UNSERVED
+from egressproxy.config.descriptions import models_by_name
+from egressproxy.config.reading.load import load_text
+from tests.config.compile.kit import FORWARD, PLAIN, compiled, policy
+
+RATE = "[{per: Gateway, limit: 1}]"
+WRITTEN = {
+    "BackendDestination.failover": """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: other}
+spec:
+  destination:
+    type: Failover
+    failover: {endpoints: [{backendRef: {group: egressproxy.io, kind: Backend, name: plain}}]}
+""",
+    "BackendDestination.endpointSelector": """
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: other}
+spec: {destination: {type: EndpointSelector, endpointSelector: {selectorRef: {name: s}}}}
+""",
+    "PayloadProcessingPipeline.spec": """
+apiVersion: egressproxy.io/v1alpha1
+kind: PayloadProcessingPipeline
+metadata: {name: other}
+spec: {processors: [{name: one, type: egressproxy.io/HeaderPolicy:v1}]}
+""",
+    "EgressPolicySpec.subjects": policy("subjects: [{namespace: team}]"),
+    "EgressPolicySpec.intercept": policy("intercept: {hostnames: [a.example], caCertificateRef: {name: ca}}"),
+    "EgressPolicySpec.identity": policy("identity: {address: {}}"),
+    "Identity.token": policy("identity: {token: {issuer: a, jwksRef: {kind: ConfigMap, name: keys}}}"),
+    "Identity.basic": policy("identity: {basic: {secretRef: {name: users}}}"),
+    "Dns.reverseCheck": policy("dns: {reverseCheck: Report}"),
+    "Limits.tokens": policy(f"limits: {{tokens: {RATE}}}"),
+    "Limits.bytes": policy(f"limits: {{bytes: {RATE}}}"),
+    "Limits.store": policy("limits: {store: {type: Redis, backendRef: {name: redis, port: 6379}}}"),
+    "Traffic.circuitBreaker": policy("traffic: {circuitBreaker: {maxRequests: 1}}"),
+    "Traffic.outlierDetection": policy("traffic: {outlierDetection: {}}"),
+    "Traffic.loadBalancing": policy("traffic: {loadBalancing: {type: Random}}"),
+    "Traffic.healthCheck": policy("traffic: {healthCheck: {}}"),
+}
+
+
+def test_every_unserved_field_is_one_and_is_written_here():
+    models = models_by_name()
+    for place in UNSERVED:
+        name, _, field = place.partition(".")
+        assert field in {info.alias or attribute for attribute, info in models[name].model_fields.items()}, place
+    assert WRITTEN.keys() == UNSERVED.keys()
+
+
+@pytest.mark.parametrize("place", sorted(UNSERVED))
+def test_a_field_that_is_not_served_is_told_where_it_is_written(place: str):
+    text = WRITTEN[place]
+    made = compiled(FORWARD, PLAIN, text)
+    resources = load_text("\n---\n".join((FORWARD, PLAIN, text)), "config.yaml")
+    told = [str(each) for each in shortcomings(resources, made) if "policy" in each.object or "other" in each.object]
+    assert any("not supported" in each or " yet" in each for each in told), told

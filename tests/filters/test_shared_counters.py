@@ -1,0 +1,83 @@
+"""Numbers that several processes share. Two tallies of one file are what two processes have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from egressproxy.filters import shared_counters as module
+from egressproxy.filters.shared_counters import Row, SharedCounters
+from egressproxy.net.file_lock import memory_file, opened_anew
+
+ROOT = Path(__file__).resolve().parents[2]
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+@pytest.fixture
+def pair() -> tuple[SharedCounters, SharedCounters]:
+    descriptor = memory_file("test")
+    return SharedCounters(descriptor, 2, 1), SharedCounters(descriptor, 2, 2)
+
+
+def test_a_row_is_the_same_for_all_who_ask_in_whatever_order(pair: tuple[SharedCounters, SharedCounters]):
+    first, second = pair
+    rows = {key: first.row(key) for key in (A, B)}
+    for key in (C, B, A):
+        rows[key] = second.row(key)
+    first.row(A).full_at[0] = 1.5
+    first.row(B).full_at[0] = 2.5
+    first.row(C).full_at[0] = 3.5
+    assert [rows[key].full_at[0] for key in (A, B, C)] == [1.5, 2.5, 3.5]
+
+
+def test_each_counts_what_it_holds_and_sees_what_all_hold(pair: tuple[SharedCounters, SharedCounters]):
+    mine, others = pair[0].row(A), pair[1].row(A)
+    mine.held[mine.mine] += 3
+    others.held[others.mine] += 4
+    assert sum(mine.held) == sum(others.held) == 7
+
+
+def test_what_a_worker_held_is_free_when_it_has_ended(pair: tuple[SharedCounters, SharedCounters]):
+    mine, others = pair[0].row(A), pair[1].row(A)
+    mine.held[mine.mine] = 3
+    others.held[others.mine] = 4
+    others.full_at[0] = 9.0
+    pair[0].forget(2)
+    assert list(mine.held) == [3, 0]
+    assert mine.full_at[0] == 9.0, "who drew it, drew it for all"
+
+
+def test_where_there_is_no_room_a_limit_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_ROWS", 2)
+    descriptor = memory_file("test")
+    first, second = SharedCounters(descriptor, 2, 1), SharedCounters(descriptor, 2, 2)
+    first.row(A), second.row(B)
+    alone = first.row(C)
+    alone.full_at[0] = 1.0
+    assert isinstance(alone.held, list)
+    assert second.row(C).full_at[0] == 0.0
+    assert second.row(A).full_at[0] == 0.0
+
+
+def test_without_a_tally_two_rows_have_nothing_in_common():
+    first, second = Row(), Row()
+    first.full_at[0], first.held[0] = 1.0, 1
+    assert (second.full_at[0], second.held[0]) == (0.0, 0)
+
+
+def test_another_process_sees_the_same(pair: tuple[SharedCounters, SharedCounters]):
+    mine = pair[0].row(B)
+    mine.full_at[0] = 4.5
+    descriptor = opened_anew(pair[0]._turn._descriptor)
+    text = (
+        "import sys; from egressproxy.filters.shared_counters import SharedCounters\n"
+        "row = SharedCounters(int(sys.argv[1]), 2, 2).row(b'b' * 16); row.held[row.mine] = 5; print(row.full_at[0])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", text, str(descriptor)], cwd=ROOT, pass_fds=(descriptor,), capture_output=True, check=True
+    )  # fmt: skip
+    assert said.stdout == b"4.5\n"
+    assert list(mine.held) == [0, 5]

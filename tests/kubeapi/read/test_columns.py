@@ -1,0 +1,69 @@
+"""The columns of every kind."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from egressproxy.kubeapi.kinds import KINDS
+from egressproxy.kubeapi.read.columns import columns
+from egressproxy.kubeapi.read.tables import age, table
+
+NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.group}/{kind.kind}")
+def test_an_object_that_says_nothing_has_empty_cells_and_no_error(kind):  # type: ignore[no-untyped-def]
+    for odd in ({}, {"metadata": {"name": "a"}, "spec": None, "status": None}, {"spec": {"rules": [{}], "ports": 3}}):
+        made = table(kind, [{"metadata": {}, **odd}], {}, NOW)
+        assert len(made["rows"][0]["cells"]) == len(made["columnDefinitions"])
+
+
+def cells(group: str, kind: str, manifest: dict[str, object]) -> dict[str, str | int]:
+    return {column.name: column.of(manifest) for column in columns(group, kind)}
+
+
+def test_a_gateway_shows_its_class_addresses_and_routes():
+    found = cells(
+        "gateway.networking.k8s.io",
+        "Gateway",
+        {
+            "metadata": {"name": "g"},
+            "spec": {"gatewayClassName": "c", "listeners": [{"name": "a", "port": 80}, {"name": "b", "port": 81}]},
+            "status": {
+                "addresses": [{"value": str(number)} for number in range(5)],
+                "conditions": [{"type": "Programmed", "status": "False"}],
+                "listeners": [{"attachedRoutes": 2}, {"attachedRoutes": 3}],
+            },
+        },
+    )
+    assert found == {
+        "Name": "g", "Class": "c", "Address": "0,1,2 + 2 more...", "Programmed": "False", "Age": "",
+        "Listeners": "a:80,b:81", "Routes": 5,
+    }  # fmt: skip
+
+
+def test_a_route_with_parents_that_disagree_shows_how_many_accept_it():
+    parents = [{"conditions": [{"type": "Accepted", "status": status}]} for status in ("True", "False")]
+    manifest = {"metadata": {"name": "r"}, "status": {"parents": parents}}
+    assert cells("gateway.networking.k8s.io", "HTTPRoute", manifest)["Accepted"] == "1/2"
+    manifest["status"] = {"parents": parents[:1] * 2}
+    assert cells("gateway.networking.k8s.io", "HTTPRoute", manifest)["Accepted"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("2026-07-01T11:59:59Z", "1s"),
+        ("2026-07-01T11:45:00Z", "15m"),
+        ("2026-07-01T02:00:00Z", "10h"),
+        ("2026-06-01T12:00:00Z", "30d"),
+        ("2020-07-01T12:00:00Z", "6y"),
+        ("2027-01-01T00:00:00Z", "0s"),
+        ("", "<unknown>"),
+        ("yesterday", "<unknown>"),
+    ],
+)
+def test_an_age_is_told_as_people_count(written: str, shown: str):
+    assert age(written, NOW) == shown

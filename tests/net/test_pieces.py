@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.net.pieces import JOINED_OCTETS, SMALL_OCTETS, Pieces
+
+SIZES = st.lists(st.one_of(st.integers(1, 5), st.integers(SMALL_OCTETS - 2, SMALL_OCTETS + 2)), max_size=60)
+
+
+def filled(sizes: list[int]) -> tuple[Pieces, bytes]:
+    pieces, octets = Pieces(), b""
+    for number, size in enumerate(sizes):
+        data = bytes([number & 0xFF]) * size
+        octets += data
+        pieces.append(data)
+    return pieces, octets
+
+
+@given(SIZES)
+def test_all_octets_are_kept_in_their_order(sizes: list[int]):
+    pieces, octets = filled(sizes)
+    assert bool(pieces) is bool(sizes)
+    assert pieces.joined() == octets
+    assert b"".join(pieces) == octets
+    taken = []
+    while pieces:
+        taken.append(pieces.popleft())
+    assert b"".join(taken) == octets
+    assert all(taken)
+
+
+def test_small_pieces_are_few():
+    pieces, octets = filled([2] * 32 * 1024)
+    assert len(pieces) <= len(octets) // JOINED_OCTETS + 1
+    assert len(pieces) <= 5
+
+
+def test_a_large_piece_is_not_copied():
+    pieces, data = Pieces(), bytes(SMALL_OCTETS)
+    pieces.append(data)
+    assert pieces.joined() is data
+    assert pieces.popleft() is data
+    with pytest.raises(IndexError):
+        pieces.popleft()
+
+
+def test_cleared_it_holds_nothing():
+    pieces, _ = filled([1, 1000, 1])
+    pieces.clear()
+    assert not pieces
+    assert pieces.joined() == b""

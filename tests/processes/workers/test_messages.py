@@ -1,0 +1,90 @@
+"""What goes through a channel comes back, and nothing else does."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from egressproxy.processes.workers.messages import (
+    Answered,
+    Asked,
+    Begin,
+    Begun,
+    Build,
+    Counted,
+    Drain,
+    Listen,
+    NotBuilt,
+    Noticed,
+    decode,
+    encode,
+)
+from egressproxy.telemetry.metrics import Counts, Histogram, MetricKind, Metrics, Reading
+from egressproxy.telemetry.notices import InvolvedObject, Notice
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Begin(1, 2, None, "info", b"name", b"key"),
+        Begun(),
+        Build(b"octets", 7, (("127.0.0.1", 15000),)),
+        Listen("::1", 80),
+        NotBuilt("why"),
+        Noticed(
+            (Notice("Warning", "NoPolicy", "Deny", InvolvedObject("Gateway", "a", "b"), None, "no", True, 2, 1.0, 2.0),)
+        ),
+        Drain(0.5),
+        Asked(1, "explain", (("url", "http://a.example/"),)),
+        Answered(1, b"{}", "why not"),
+    ],
+)
+def test_a_message_comes_back(message: object):
+    assert decode(encode(message)) == message  # type: ignore[arg-type]
+
+
+def test_counts_come_back():
+    metrics = Metrics("1")
+    metrics.series("g", "r", "b").attempt("ok")
+    metrics.count_dns("hit")
+    metrics.add_peak("lag", "Lag.", lambda: 0.25)
+    metrics.add_histogram("lags", "Lag.", (0.1, 1.0), lambda: ((3, 2, 1), 4.5))
+    found = decode(encode(Counted(3, metrics.gather(), True)))
+    assert isinstance(found.part, Counts)
+    assert found.part.series["g", "r", "b", "-", "-", "-", "-"].attempts == {"ok": 1}
+    assert found.part.dns_lookups == {"hit": 1}
+    assert found.part.readings["lag"] == Reading(MetricKind.PEAK, "Lag.", 0.25)
+    assert found.part.histograms["lags"] == Histogram("Lag.", (0.1, 1.0), (3, 2, 1), 4.5)
+
+
+def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.MonkeyPatch):
+    """CPython 3.11.2 writes a call of `getattr`, which nobody may make here."""
+    monkeypatch.setattr(MetricKind, "__reduce_ex__", lambda kind, _protocol: (getattr, (MetricKind, kind.name)))
+    metrics = Metrics("1")
+    metrics.add_peak("lag", "Lag.", lambda: 0.25)
+    found = decode(encode(Counted(3, metrics.gather(), True)))
+    assert found.part.readings["lag"].kind is MetricKind.PEAK
+
+
+@pytest.mark.parametrize("name", ["dataclass", "_Unpickler", "decode", "pickle", "__builtins__"])
+def test_what_the_module_of_messages_has_imported_is_not_called(name: str):
+    octets = b"\x80\x04\x8c\x1cegressproxy.workers.messages\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
+    with pytest.raises(pickle.UnpicklingError, match="no part of a message"):
+        decode(octets)
+
+
+@pytest.mark.parametrize("value", [Path("/"), print, getattr, subclass := type("Own", (), {})])
+def test_what_is_no_message_is_not_made(value: object):
+    octets = b"cos\nsystem\n(S'true'\ntR." if value is subclass else pickle.dumps(value)
+    with pytest.raises(pickle.UnpicklingError, match="no part of a message"):
+        decode(octets)
+
+
+def test_the_headers_of_a_question_are_not_shown():
+    assert "hush" not in repr(Asked(1, "explain", (("header", "Authorization: hush"),)))
+
+
+def test_a_configuration_is_not_shown():
+    assert "hush" not in repr(Build(b"hush", 1, ()))

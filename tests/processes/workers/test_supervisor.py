@@ -1,0 +1,289 @@
+"""The supervisor with real workers, in this process's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from egressproxy.ir.backend import BackendIR, Destination
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
+from egressproxy.ir.packing import pack
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.route import WeightedBackend
+from egressproxy.processes.workers import supervisor as module
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
+from egressproxy.processes.workers.handle import Handle
+from egressproxy.processes.workers.supervisor import Supervisor
+from egressproxy.telemetry.metrics import Counts, Metrics
+from tests.support.net import free_port
+from tests.support.waiting import WAIT_S
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Supervisor]:
+    made = Supervisor(2, "off", "error", Metrics("1"))
+    yield made
+    await made.stop()
+    assert not [handle for handle in made._handles.values() if not handle.has_ended.is_set()]
+
+
+def configuration(port: int, generation: int = 1, extensions: tuple[ExtensionIR, ...] = ()) -> Configuration:
+    listener = ListenerIR(
+        "agents/gw", "forward", (HOST,), port, ListenerProtocol.FORWARD_PROXY, extensions=extensions,
+        default_backend=WeightedBackend(BackendIR("-", Destination.DYNAMIC)),
+    )  # fmt: skip
+    return Configuration(pack(ConfigIR((listener,))), {(HOST, port): "agents/gw/forward"}, generation)
+
+
+def python_filter(folder: Path, when_loaded: str) -> tuple[ExtensionIR, ...]:
+    text = "import os, pathlib, time\nfrom egressproxy.filters import Filter\n" + when_loaded
+    (folder / "own.py").write_text(text + "\nclass Own(Filter):\n    def request_headers(self, x):\n        pass\n")
+    config = '{"path": "own.py"}'
+    return (
+        ExtensionIR("own", "egressproxy.io/Python:v1", "request-headers", config=config, folder=str(folder)),
+    )  # fmt: skip
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110 (nothing tells)
+            await asyncio.sleep(0.01)
+
+
+async def status(port: int) -> bytes:
+    """Of a request that no policy allows: who answers it, serves."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+    line = await asyncio.wait_for(reader.readline(), WAIT_S)
+    writer.close()
+    return line.split(b" ")[1]
+
+
+async def test_a_configuration_that_ends_who_builds_it_is_refused_and_the_one_before_stays(
+    fleet: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    port = free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    with pytest.raises(ConfigRefused, match=r"no worker could build it: worker \d \(process \d+\) ended with status 7"):
+        await fleet.apply(configuration(port, 2, python_filter(tmp_path, "os._exit(7)")))
+    await until(lambda: len(fleet._serving()) == 2)
+    assert await status(port) == b"403"
+    assert {handle.configuration and handle.configuration.generation for handle in fleet._serving()} == {1}
+    assert "it is replaced" in caplog.text
+
+
+async def test_who_has_not_built_in_time_is_replaced_by_one_that_serves_the_new_configuration(
+    fleet: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("egressproxy.processes.workers.handle.BUILD_S", 1.0)
+    port = free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    known = {handle.pid for handle in fleet._serving()}
+    marker = str(tmp_path / "marker")
+    once = f"try:\n    os.mkdir({marker!r})\n    time.sleep(600)\nexcept OSError:\n    pass"
+    await fleet.apply(configuration(port, 2, python_filter(tmp_path, once)))
+    await until(lambda: len(fleet._serving()) == 2)
+    assert len(known & {handle.pid for handle in fleet._serving()}) == 1
+    assert {handle.configuration and handle.configuration.generation for handle in fleet._serving()} == {2}
+    assert await status(port) == b"403"
+
+
+async def test_it_is_not_ready_while_nobody_serves_and_takes_a_configuration_all_the_same(fleet: Supervisor):
+    first, second = free_port(), free_port()
+    await fleet.start()
+    assert fleet.why_not_ready() == "no worker serves"
+    await fleet.apply(configuration(first))
+    assert fleet.why_not_ready() == ""
+    for handle in fleet._serving():
+        os.kill(handle.pid, signal.SIGKILL)
+    await until(lambda: fleet.why_not_ready() == "no worker serves")
+    await fleet.apply(configuration(second, 2))
+    await until(lambda: len(fleet._serving()) == 2)
+    assert await status(second) == b"403"
+    with pytest.raises(ConnectionRefusedError):
+        await status(first)
+
+
+async def test_who_dies_again_and_again_is_replaced_more_and_more_slowly(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    for _ in range(4):
+        pid = fleet._handles[1].pid
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda pid=pid: fleet._handles[1].pid != pid and fleet._handles[1].is_serving)  # type: ignore[misc]
+    told = [record.getMessage().partition("; ")[2] for record in caplog.records if "replaced" in record.getMessage()]
+    assert told == [
+        "it is replaced at once",
+        "it is replaced again in 0.05 s: it is number 2 in a row",
+        "it is replaced again in 0.1 s: it is number 3 in a row",
+        "it is replaced again in 0.2 s: it is number 4 in a row",
+    ]
+
+
+async def test_who_is_ended_while_it_starts_is_told_once(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    killed: list[int] = []
+    bring_up = fleet._bring_up
+
+    async def killed_at_first(handle: Handle) -> None:
+        if not killed:
+            killed.append(handle.pid)
+            os.kill(handle.pid, signal.SIGKILL)
+        await bring_up(handle)
+
+    monkeypatch.setattr(fleet, "_bring_up", killed_at_first)
+    os.kill(fleet._handles[1].pid, signal.SIGKILL)
+    await until(lambda: bool(killed) and len(fleet._serving()) == 2)
+    assert [f"(process {killed[0]})" in message for message in caplog.messages].count(True) == 1
+
+
+async def test_where_nobody_else_serves_nobody_waits_long(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_ALONE_S", 0.01)
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    for _ in range(2):
+        await until(lambda: len(fleet._serving()) == 2)
+        for handle in fleet._serving():
+            os.kill(handle.pid, signal.SIGKILL)
+        await until(lambda: not fleet._serving())
+    await until(lambda: len(fleet._serving()) == 2)
+    told = [record.getMessage() for record in caplog.records if "number 2 in a row" in record.getMessage()]
+    assert "again in 0.01 s" in told[-1]
+
+
+async def test_what_a_worker_counted_stays_when_it_is_gone(fleet: Supervisor):
+    port = free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    for _ in range(5):
+        await status(port)
+
+    async def denied() -> int:
+        counts = await fleet.counts()
+        return sum(sum(series.denied.values()) for series in counts.series.values())
+
+    assert await denied() == 5
+    spent = sum(figures.cpu_s for figures in fleet.figures())
+    for handle in fleet._serving():
+        os.kill(handle.pid, signal.SIGKILL)
+        assert await denied() == 5
+        assert sum(figures.cpu_s for figures in fleet.figures()) >= spent
+    await until(lambda: len(fleet._serving()) == 2)
+    assert await denied() == 5
+    counts = await fleet.counts()
+    assert counts.readings["egress_workers"].value == 2
+    assert counts.readings["egress_worker_restarts"].value == 2
+    assert counts.readings["egress_event_loop_lag_max_seconds"].value >= 0
+
+
+async def test_the_lag_of_all_workers_is_added_up(fleet: Supervisor):
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+
+    def ticks(counts: Counts) -> int:
+        return sum(counts.histograms["egress_event_loop_lag_seconds"].buckets)
+
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            total = ticks(await fleet.counts())
+            each = [ticks(handle.counts) for handle in fleet._serving()]
+            if len(each) == 2 and all(each):
+                break
+            await asyncio.sleep(0.05)
+    assert total == sum(each)
+
+
+async def test_a_place_that_cannot_be_bound_leaves_nothing_bound(fleet: Supervisor):
+    port, free = free_port(), free_port()
+    await fleet.start()
+    await fleet.apply(configuration(port))
+    with socket.create_server((HOST, 0)) as taken:
+        busy = taken.getsockname()[1]
+        asked = configuration(port, 2)
+        places = {**asked.places, (HOST, free): "agents/gw/b", (HOST, busy): "agents/gw/c"}
+        with pytest.raises(ConfigRefused, match=f"listener agents/gw/c: cannot bind {HOST} port {busy}"):
+            await fleet.apply(Configuration(asked.octets, places, 2))
+    with pytest.raises(ConnectionRefusedError):
+        await status(free)
+    assert await status(port) == b"403"
+
+
+async def test_a_worker_that_cannot_begin_fails_the_start(tmp_path: Path):
+    fleet = Supervisor(2, str(tmp_path / "no" / "log"), "error", Metrics("1"))
+    with pytest.raises(ConfigRefused, match=r"access log .*: No such file or directory"):
+        await fleet.start()
+    await fleet.stop()
+
+
+async def test_a_worker_whose_python_misreads_http_fails_the_start(monkeypatch: pytest.MonkeyPatch):
+    broken = (
+        "import re, sys; sys.path[:] = {path!r}; from egressproxy.protocols.http1 import request_head;"
+        " request_head.plain_request_pattern = lambda _: re.compile(b'(.*)');"
+        " from egressproxy.processes.workers.process import main; sys.exit(main({descriptor}))"
+    )
+
+    def start(descriptor: int) -> subprocess.Popen[bytes]:
+        program = broken.format(path=sys.path, descriptor=descriptor)
+        return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
+
+    monkeypatch.setattr("egressproxy.processes.workers.handle._start", start)
+    fleet = Supervisor(1, "off", "error", Metrics("1"))
+    with pytest.raises(ConfigRefused, match="this Python misreads HTTP"):
+        await fleet.start()
+    await fleet.stop()
+
+
+async def test_nothing_is_told_of_a_fleet_that_goes_well(fleet: Supervisor, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    assert await fleet.drain(1.0) == 0
+    assert caplog.messages == []
+
+
+async def test_who_cannot_be_sent_a_socket_is_replaced_and_nobody_is_forgotten(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    first, second = free_port(), free_port()
+    await fleet.start()
+    await fleet.apply(configuration(first))
+    known = {handle.pid for handle in fleet._serving()}
+    real, failures = os.dup, [OSError(24, "Too many open files") for _ in range(2)]
+
+    def dup(descriptor: int) -> int:
+        if failures:
+            raise failures.pop()
+        return real(descriptor)
+
+    monkeypatch.setattr("egressproxy.processes.workers.channel.os.dup", dup)
+    await fleet.apply(configuration(second, 2))  # both cannot be sent the new socket
+    assert not failures
+    failures.append(OSError(24, "Too many open files"))  # nor, at first, what a fresh one begins with
+    await until(lambda: len(fleet._serving()) == 2)
+    assert not failures
+    assert not known & {handle.pid for handle in fleet._serving()}
+    assert {handle.configuration and handle.configuration.generation for handle in fleet._serving()} == {2}
+    assert await status(second) == b"403"
+    assert "no longer looked after" not in caplog.text
