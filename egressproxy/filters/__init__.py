@@ -1,9 +1,32 @@
-"""Filters: one file each, behind one interface (`base`), compiled into flat chains (`chain`).
+"""Everything that a filter is written with. A filter imports nothing else of egressproxy; its test imports `testing`.
 
-The names below are what a filter of one's own is written with.
+The interface is in `base`, one file each holds the built-in filters, and `chain` compiles filters into flat tuples.
 """
 
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, Phase, Rejected
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.errors import Reason
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, HeaderResult, Phase, Rejected
+from egressproxy.filters.settings import SecretRef
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.secret import SecretBytes
 
-__all__ = ["BodyMode", "Exchange", "Filter", "FilterContext", "LocalResponse", "Phase", "Rejected"]
+__all__ = [
+    "Authority",
+    "BodyMode",
+    "CallerIdentity",
+    "Exchange",
+    "Fields",
+    "Filter",
+    "FilterContext",
+    "HeaderResult",
+    "LocalResponse",
+    "Phase",
+    "Reason",
+    "Rejected",
+    "RequestHead",
+    "ResponseHead",
+    "SecretBytes",
+    "SecretRef",
+]

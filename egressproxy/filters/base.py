@@ -1,8 +1,8 @@
-"""The filter interface: phases, what a filter may do in each, and how a filter type is declared.
+"""The filter interface: the phases, what a filter may do in each, and how a filter type is declared.
 
-A filter never does I/O on the path unless it says so by being `async`; an awaited call has a deadline. To refuse, raise
-`Rejected`; to answer instead of the backend, return an `Answer`. Anything else that is raised means the filter failed:
-the request is answered 502 with the filter's name, unless `failOpen` is set.
+A method that is not `async` must not block: it runs on the event loop. An `async` method runs under the extension's
+`timeout`. To refuse, raise `Rejected`; to respond without asking a backend, return a `LocalResponse`. Any other
+exception means that the filter failed: the client gets 502 with the filter's name, unless `failOpen` is set.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["BodyMode", "Filter", "FilterContext", "FilterType", "HeaderResult", "Phase", "Rejected"]
+__all__ = ["BodyMode", "Filter", "FilterContext", "FilterType", "HeaderResult", "Phase", "Rejected", "overrides"]
 
-#: What a header-phase method gives back: nothing, an Answer, or something to await that gives one of these.
+#: What a header-phase method returns: None, a LocalResponse, or (`async def`) an awaitable of one of these.
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]
 
 
 class Phase(str, Enum):
-    """In the order a request meets them (resources.md, extensions)."""
+    """The points of an exchange at which filters run, in this order. The values are those of `phase` in a manifest."""
 
     REQUEST_HEADERS = "request-headers"
     REQUEST_BODY = "request-body"
@@ -35,18 +35,28 @@ class Phase(str, Enum):
     RESPONSE_HEADERS = "response-headers"
     RESPONSE_BODY = "response-body"
 
+    @property
+    def method(self) -> str:
+        """The name of the Filter method that runs in this phase."""
+        return self.value.replace("-", "_")
+
 
 class BodyMode(Enum):
-    """How a body filter takes the body."""
+    """How a body filter gets the body."""
 
-    STREAM = "stream"  # piece by piece, as it comes; each call returns what goes on instead
-    BUFFER = "buffer"  # once, whole, up to `max_buffer_bytes` (413 for a request, 502 for a response beyond)
+    STREAM = "stream"  # piece by piece, as it arrives; each call returns what is sent instead
+    BUFFER = "buffer"  # once, whole, up to `max_buffer_bytes`; a longer request is answered 413, a longer response 502
 
 
 class Rejected(GatewayError):
-    """A filter refuses the request. `message` is shown to the client and stands in the status phrase."""
+    """A filter refuses the request: the exchange ends with this `status`, whatever `failOpen` says.
 
-    is_quotable = False  # a filter may repeat what it has seen
+    `message` and `remedy` (what the client can do) are sent to the client in the body of the response. `reason` is the
+    word in metrics and the access log. `retry_after_s` is sent as Retry-After in seconds; 0: no such field.
+    Raised by `__init__`, it refuses the configuration.
+    """
+
+    is_quotable = False  # a filter may repeat what it has seen: Events leave the message out
 
     def __init__(
         self,
@@ -61,13 +71,17 @@ class Rejected(GatewayError):
 
 
 class Filter:
-    """Base of every filter. Override the methods of the phases that the type declares; each may be `async`.
+    """Base of every filter. Override the methods of the phases that it runs in; each may be `async def`, except
+    `forecast` and `complete`.
 
-    One instance serves every exchange of the places that share its spec: keep no state of one exchange in `self`
-    (there is `x.note`). `complete` runs exactly once for every exchange for which any other method of this filter ran.
+    One instance serves all exchanges of the places that share its spec: keep the state of one exchange in `x.note`,
+    never in `self`.
 
-    `runs_in` narrows the phases that the type gives this instance (None: all of them). `keeps_length` promises that
-    the body methods give back as many octets as they took, so that Content-Length stays true.
+    Attributes:
+        runs_in: the phases in which it runs; None: those that the placement and the type declare.
+        body_mode: how the body methods get the body.
+        max_buffer_bytes: the largest body that `BodyMode.BUFFER` collects, in bytes.
+        keeps_length: the body methods return as many bytes as they get, so Content-Length stays.
     """
 
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
@@ -76,43 +90,63 @@ class Filter:
     runs_in: frozenset[Phase] | None = None
 
     def request_headers(self, x: Exchange) -> HeaderResult:
-        """`x.request` may be changed. Tunnels come here too: `x.is_tunnel`, and a request without meaningful fields."""
+        """Before a backend is chosen; may change `x.request`. For tunnels too (`x.is_tunnel`), whose fields say little.
+
+        Returns a LocalResponse to respond without asking a backend. Raises Rejected to refuse.
+        """
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
-        """STREAM: a piece, and whether it is the last (then maybe empty). BUFFER: the whole body, once, last=True."""
+        """A piece of the client's body; returns the bytes that are sent instead. Raises Rejected to refuse.
+
+        STREAM: called for every piece; the one with `last` may be empty. BUFFER: called once, with the whole body.
+        """
         return data
 
     def connect(self, x: Exchange) -> HeaderResult:
-        """Before a socket is opened: `x.authority`, `x.addresses` (checked), `x.identity`. Must not change the head."""
+        """Before a socket is opened, with `x.authority`, `x.addresses` (all of them allowed) and `x.identity`.
+
+        Must not change the head. Raises Rejected to refuse.
+        """
 
     def backend_request(self, x: Exchange) -> HeaderResult:
-        """Once per attempt, with `x.backend` and `x.backend_is_secure`; `x.request.fields` are a copy for it alone."""
+        """Once for each attempt, with `x.backend` and `x.backend_is_secure`; changes to `x.request` hold for it alone.
+
+        Returns a LocalResponse to respond without this backend. Raises Rejected to refuse.
+        """
 
     def backend_response(self, x: Exchange) -> HeaderResult:
-        """Once per attempt, with `x.response`."""
+        """With the head that the backend sent, `x.response`, which may be changed. Returns and raises as above."""
 
     def response_headers(self, x: Exchange) -> HeaderResult:
-        """What the client gets: `x.response` may be changed, also for answers that the gateway made itself."""
+        """With the head for the client, `x.response`, which may be changed; also for another filter's LocalResponse.
+
+        Does not run for error responses of the gateway: a refusal, an upstream that fails. Returns and raises as above.
+        """
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
-        """As `request_body`. Content codings are not undone: look at Content-Encoding first."""
+        """As `request_body`, for the body to the client. Content codings are not decoded: see Content-Encoding."""
         return data
 
     def forecast(self, x: Exchange) -> None:
-        """For explanations: raises what it would refuse of every request to `x.backend`; changes and counts nothing."""
+        """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""
 
     def complete(self, x: Exchange) -> None:
-        """Always the last: counts, releases. Must not raise or wait."""
+        """At the end of each exchange in which another method ran: releases what was taken. Must not raise or wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilterContext:
     """What a filter is built from.
 
-    `config` is the validated config, an instance of the type's `config_model`; `secrets` by `SecretRef.label`,
-    which is "name/key" (missing ones have no entry: fail closed);
-    `scope` is the place that shares this instance; `folder` where relative paths start; `source` the declaring object.
-    `row` has the numbers of a type that `is_shared` and serves in several processes.
+    Attributes:
+        config: the validated config: an instance of the file's `Config`, or of the type's `config_model`.
+        secrets: values by `SecretRef.label` ("name/key"); a missing Secret has no entry.
+        name: the extension's name.
+        scope: the object that shares this instance, "Kind namespace/name".
+        source: the object that declares it, "Kind namespace/name".
+        folder: the folder of that object's file, where relative paths start; "" if it is from no file.
+        phase: the declared phase.
+        row: the numbers of a type that `is_shared`, if several processes serve.
     """
 
     config: object
@@ -127,16 +161,22 @@ class FilterContext:
 
 @dataclass(frozen=True, slots=True)
 class FilterType:
-    """A declared type; `name` is `domain/Kind:version`.
+    """A filter type.
 
-    `config_model` is a pydantic model, or a dataclass of `settings.FilterConfig`: that one is checked once, where the
-    configuration is compiled, and whoever serves needs no pydantic.
-    `phases` where it may be placed. A placed filter runs in its declared phase and, additionally, in every phase of
-    `also` (an injector in backend-request that also scrubs responses). `secret_refs` lists the Secrets that a
-    config refers to. `revision` says what else decides, besides the spec, whether an instance lives on across a reload.
-    `blocks`: to build one reads files or runs code of others, which is nothing for the event loop. `is_shared`: what it
-    counts is counted over all workers. `inspect`: to build one runs code of the operator's; this says what is wrong as
-    far as it can be said without running any (raises ValueError or OSError).
+    Attributes:
+        name: `domain/Kind:version`.
+        phases: where it may be placed.
+        config_model: a pydantic model, or a dataclass derived from `settings.FilterConfig`. Such a dataclass is checked
+            once, where the configuration is compiled, and the process that serves does not import pydantic for it.
+        build: makes the filter. Raises ValueError or OSError.
+        also: phases in which a placed filter runs besides its own (an injector that also masks responses).
+        secret_refs: the Secrets that a config refers to.
+        summary: one sentence for `egressproxy filters`.
+        revision: what decides, besides the spec, whether an instance is kept across a reload.
+        blocks: `build` reads files or runs the operator's code, so it must not run on the event loop.
+        is_shared: its counters are shared by all workers.
+        inspect: only for types that run the operator's code: says what is wrong without running it. Raises ValueError
+            or OSError.
     """
 
     name: str
@@ -153,5 +193,10 @@ class FilterType:
 
     @property
     def runs_code(self) -> bool:
-        """Whether a config of this type names a program of the operator's."""
+        """Whether a config of this type names code of the operator."""
         return self.inspect is not None
+
+
+def overrides(cls: type[Filter], phase: Phase) -> bool:
+    """Whether this class has a method of its own for the phase."""
+    return getattr(cls, phase.method) is not getattr(Filter, phase.method)

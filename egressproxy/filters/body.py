@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Filter, Phase
-from egressproxy.filters.cooperative_rules import FilterStats, Step, settle, start, wait
+from egressproxy.filters.filter_step import FilterStats, Step, settle, start, wait
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from egressproxy.filters.base import Filter, FilterType, Phase
+from egressproxy.filters.base import Filter, FilterType, Phase, overrides
 from egressproxy.filters.body import BodyPlan, BodyStep
-from egressproxy.filters.cooperative_rules import FilterStats, Step, settle, start, wait
+from egressproxy.filters.filter_step import FilterStats, Step, settle, start, wait
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.telemetry.notices import Notices
@@ -37,7 +37,6 @@ __all__ = [
     "run",
 ]
 
-_METHODS = {phase: phase.value.replace("-", "_") for phase in Phase}
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
 
@@ -57,11 +56,11 @@ class PlacedFilter:
         phases = {Phase(self.spec.phase)} | self.type.also
         if self.filter.runs_in is not None:
             phases &= self.filter.runs_in
-        return frozenset(phase for phase in phases if _overrides(self.filter, _METHODS[phase]))
+        return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
 
     def in_phase(self, phase: Phase) -> tuple[Callable[..., object], ExtensionIR, FilterStats, str]:
         """What a step of this phase is made from."""
-        return getattr(self.filter, _METHODS[phase]), self.spec, self.stats_in(phase), self.mark
+        return getattr(self.filter, phase.method), self.spec, self.stats_in(phase), self.mark
 
     def stats_in(self, phase: Phase) -> FilterStats:
         if phase not in self.stats:
@@ -123,19 +122,19 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
     filters = [make(spec) for spec in ordered if spec not in skipped] if skipped else [make(spec) for spec in ordered]
     phases: dict[str, Any] = {"skipped": skipped}
-    for phase, method in _METHODS.items():
+    for phase in Phase:
         running = [placed for placed in filters if phase in placed.phases()]
         if not running:
             continue
         if phase in _BODY_PHASES:
-            phases[method] = BodyPlan(
+            phases[phase.method] = BodyPlan(
                 tuple(BodyStep(*placed.in_phase(phase), placed.filter) for placed in running), phase
             )
             continue
         steps: Steps = ()
         for placed in reversed(running):
             steps = (HeaderStep(*placed.in_phase(phase), steps), *steps)
-        phases[method] = steps
+        phases[phase.method] = steps
     # Each instance once, though the same spec may stand in the chain twice.
     completing = {id(placed): placed for placed in filters if placed.mark}
     if completing:
@@ -203,7 +202,3 @@ def _answered(step: HeaderStep, x: Exchange, answer: LocalResponse) -> LocalResp
     step.stats.answered += 1
     x.answered_by = step.name
     return answer
-
-
-def _overrides(instance: Filter, method: str) -> bool:
-    return getattr(type(instance), method) is not getattr(Filter, method)

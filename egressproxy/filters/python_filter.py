@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected, overrides
 from egressproxy.filters.settings import FilterConfig, SecretRef
 from egressproxy.model import state_folder
 
@@ -78,12 +78,11 @@ def load_filter(context: FilterContext) -> Filter:
 
 def _expect_method(cls: type[Filter], phase: Phase, path: Path, why: str) -> None:
     """Raise ValueError where the class would run in this phase and do nothing there."""
-    method = phase.value.replace("-", "_")
-    if getattr(cls, method) is not getattr(Filter, method):
+    if overrides(cls, phase):
         return
-    near = get_close_matches(method, _own_names(cls), n=1)
+    near = get_close_matches(phase.method, _own_names(cls), n=1)
     hint = f" (did you mean this by `{near[0]}`?)" if near and near[0] not in vars(Filter) else ""
-    raise ValueError(f"{path}: class {cls.__name__} {why} but has no `{method}`{hint}")
+    raise ValueError(f"{path}: class {cls.__name__} {why} but has no `{phase.method}`{hint}")
 
 
 def _locate(folder: str, relative: str) -> Path:

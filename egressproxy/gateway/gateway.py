@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.cooperative_rules import FilterStats
+from egressproxy.filters.filter_step import FilterStats
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import building
 from egressproxy.gateway.exchange.conductor import Conductor

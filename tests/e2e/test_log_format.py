@@ -39,14 +39,14 @@ LOUD_FILTER = """
 import logging
 import os
 import sys
-from egressproxy.filters import Answer, Filter
+from egressproxy.filters import Filter, LocalResponse
 
 
 class Loud(Filter):
     def request_headers(self, x):
         print("P" * 20_000 + "\\n" + "p" * 20_000, file=sys.stderr)
         logging.getLogger("loud").warning("L" * 20_000)
-        return Answer(200, [], str(os.getpid()).encode())
+        return LocalResponse(200, [], str(os.getpid()).encode())
 """
 LEVELS = {"debug", "info", "warning", "error"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import Rejected
-from egressproxy.filters.cooperative_rules import FilterStats
+from egressproxy.filters.filter_step import FilterStats
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.telemetry import notices as module
 from egressproxy.telemetry.metrics import Series

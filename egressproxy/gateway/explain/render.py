@@ -7,7 +7,7 @@ from typing import Any
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import Chain
-from egressproxy.filters.cooperative_rules import Step
+from egressproxy.filters.filter_step import Step
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.exchange.error_responses import is_denial

@@ -1,4 +1,4 @@
-"""Steps: what header chains and body chains have in common: counters, deadlines, and what a failure becomes."""
+"""One filter in one phase, as header chains and body chains run it: its counters, its deadline, its failures."""
 
 from __future__ import annotations
 
