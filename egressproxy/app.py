@@ -154,7 +154,7 @@ class App:
         self._events = Events(self.metrics, self._objects_changed, wait_s)
         self._fleet = _fleet(options, self.metrics, errors)
         self._loaded: Loaded | None = None
-        self._packed = b""  # the spec in service, as `spec.packing` writes it, compressed
+        self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
         self._generation = 0
         self._is_rejected = False  # the configuration that was read last
         self._published = PublishedConfiguration()

@@ -84,7 +84,7 @@ class AdminState(Protocol):
         """
 
     async def model(self) -> bytes:
-        """What is served, as JSON: `spec.outline`."""
+        """What is served, as JSON: `ir.outline`."""
 
     async def decisions(self) -> Sequence[bytes]:
         """The recent decisions of each worker, the latest first, as JSON."""

@@ -1,7 +1,7 @@
 """Which fields are served: of Gateway API's kinds with their level in the API, and of ours.
 
 Those of Gateway API stand in `gateway_api_fields.md`, whose tables docs/gateway-api.md repeats; what is not served of
-ours stands in `config.compile.support`. `config.schema` publishes both.
+ours stands in `config.compile.status.supported_features`. `config.schema` publishes both.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The file is imported under a private name, so that it neither shadows a module nor is shadowed. It is trusted like the
 configuration itself: it runs in the gateway's process. So it is never one that came in through the admin API, and no
-object that did can name one (`config.compile.filters`). What fails while it is loaded is told with file and line; what
-fails while requests are served is told by the type of the exception alone, since it may hold anything.
+object that did can name one (`config.compile.routes.filters`). An error while it is loaded is reported with file and
+line; an error while requests are served is reported by the type of the exception alone, since its text may hold
+anything.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Row:
 
 
 class SharedCounters:
-    """`descriptor`: of the same `transport.turn.memory_file` in each. `worker` counts from 1; a supervisor is 0."""
+    """`descriptor`: of the same `net.file_lock.memory_file` in each. `worker` counts from 1; a supervisor is 0."""
 
     def __init__(self, descriptor: int, workers: int, worker: int) -> None:
         self._turn = FileLock(descriptor)

@@ -5,5 +5,5 @@ from typing import Final
 
 __all__ = ["LOOP_NAME"]
 
-#: The package of the loop that `transport.loop.new_loop` makes.
+#: The package of the loop that `net.loop.new_loop` makes.
 LOOP_NAME: Final = "uvloop" if find_spec("uvloop") is not None else "asyncio"

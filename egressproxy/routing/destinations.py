@@ -2,7 +2,7 @@
 
 Deny beats allow at any level; every level that says something has to allow; nothing said allows nothing. A deny holds
 for the place: for the host that a client named, and for the hostname of a backend that stands for it.
-Source: resources.md, EgressPolicy `destinations`.
+Source: `destinations` of an EgressPolicy (docs/policies.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ addresses global. For IPv6 everything outside 2000::/3 is special, and so is eve
 THE RULE OF OWN SOCKETS: the admin and metrics addresses are never dialled for traffic, whatever is allowed, and
 whoever wrote the address; our listeners only where an allowance names exactly that address. `check` (what a name or a
 client gave) and `check_operator` (what the configuration gave) are the two doors; every dial, and every authority that
-goes to a parent, passes one of them in `gateway.opening`.
+goes to a parent, passes one of them in `gateway.backends.opener`.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from egressproxy.config.compile.routes.filters import INJECTOR, Placed
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
 
-__all__ = ["Lookups", "exposed_by_parent", "exposed_sender", "keeps_from_plain_text"]
+__all__ = ["CredentialDns", "exposed_by_parent", "exposed_sender", "keeps_from_plain_text"]
 
 #: The setting of an injector that lets it send without TLS.
 _PLAIN: Final = "allow_plaintext"
 
 
-class Lookups:
+class CredentialDns:
     """How names are looked up that alone decide who reads a credential: not as another namespace says."""
 
     __slots__ = ("_policies", "_with_own_dns")

@@ -77,7 +77,7 @@ class FilterTypeInfo(Protocol):
 
     @property
     def phases(self) -> frozenset[Enum]:
-        """Where it may be placed; the members' values are the phase names of resources.md."""
+        """The phases where it may be placed: members of `filters.base.Phase`."""
 
     @property
     def config_model(self) -> type[Any]:

@@ -1,7 +1,7 @@
 """Kubernetes' own kinds, as far as they are read.
 
-Their many other fields are let through, since real manifests have them. A Secret's values are `model.secret.Secret`
-from the moment they are decoded; its manifest is kept with the values redacted.
+Their many other fields are let through, since real manifests have them. A Secret's values are
+`model.secret.SecretBytes` from the moment they are decoded; its manifest is kept with the values redacted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The destination of a Backend, as ours and as every published form of the working group's proposals writes it.
 
 Enum values are compared without regard to case, field names exactly. What the fields mean together is read in one
-place: `config.compile.published_forms`. The object itself keeps the form in which it was written.
+place: `config.compile.backends.published_forms`. The object itself keeps the form in which it was written.
 Sources: the AI Gateway working group's egress proposal and its prototype, and its draft of a Backend GEP for egress and
 service decoration.
 """

@@ -121,7 +121,7 @@ class Connector:
         return DialTarget(str(endpoint.address), endpoint.port)
 
     def host_field(self, x: Exchange, target: Target) -> bytes:
-        """The Host value for this backend, unless the route rewrote it (resources.md, Backend)."""
+        """The Host value for this backend, unless the route rewrote it."""
         authority = x.authority
         if self._fixed is not None or authority is None:
             return target.host_field

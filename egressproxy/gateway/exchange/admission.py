@@ -1,8 +1,7 @@
 """Admission: what a request asks for, and whether policy lets it. Decided on names alone: nothing is resolved here.
 
 Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.2 (Max-Forwards), 7.6.3 (loops) and 9.3.8
-(TRACE),
-resources.md sections 2 and 4.
+(TRACE).
 """
 
 from __future__ import annotations

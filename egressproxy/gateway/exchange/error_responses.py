@@ -3,7 +3,7 @@
 A denial answers four questions in every form it takes: what was refused, by which rule, why, and what to add. It
 shows no
 secret, no address that DNS gave, and nothing of the request but the host that policy was asked about.
-Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15, clients.md.
+Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15.
 """
 
 from __future__ import annotations

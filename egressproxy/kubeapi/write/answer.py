@@ -29,7 +29,7 @@ from egressproxy.processes.loader.write_result import Outcomes, Result, write_ou
 
 __all__ = ["written"]
 
-#: What is not begun by then waits for the next time: a process that loads has `loading.apart.LIMIT_S` for everything.
+#: A write that is not begun by then waits for the next load: a load has `processes.loader.process.LIMIT_S` in all.
 BUDGET_S: Final = 10.0
 
 HandOver = Callable[[ResourceSet, Compiled, Compiled | None], Loaded]
@@ -43,7 +43,7 @@ def written(
     writes: Sequence[Write],
     hand_over: HandOver,
 ) -> bytes:
-    """Outcomes, as `loading.outcome` writes them."""
+    """Outcomes, as `processes.loader.write_result` writes them."""
     try:
         resources = load(paths, state)
     except ConfigError as error:

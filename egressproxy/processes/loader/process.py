@@ -1,8 +1,8 @@
 """Loading in a process of its own: what it takes of time and memory, the traffic does not feel.
 
 The process is started by this constructor (early, so that it works while its parent still imports), and waits for
-requests when it has imported what they take (`loading.child`). Whatever it does but answer is a LoadingFailed, and its
-end: nothing is served of it.
+requests when it has imported what they take (`processes.loader.main`). Anything but an answer raises LoadingFailed and
+ends the process: nothing of it is served.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class RequestKind(Enum):
 
 
 class Request(NamedTuple):
-    """The arguments of `loading.answer.answer`. Without writes it is a loading."""
+    """The arguments of `processes.loader.answer.answer`. Without writes it is a loading."""
 
     paths: tuple[ConfigSource, ...]
     bind: tuple[str, ...]

@@ -61,7 +61,7 @@ class ListenerAddress(NamedTuple):
 class Loaded:
     """A configuration that was read and compiled, for processes that did neither.
 
-    `spec` is for `spec.packing`, `shown` for `shown` below, `memory` for the next loading. `findings` are what `check`
+    `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next loading. `findings` are what `check`
     would say.
     `validities` are those of all certificates.
     `broken` are objects (group, kind, namespace, name) with a sentence on a reference that resolved before.

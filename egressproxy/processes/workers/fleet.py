@@ -40,7 +40,7 @@ class NotBound(ConfigRefused):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A ConfigSpec as `spec.packing` writes it, and what a process that does not serve it has to know of it.
+    """A ConfigSpec as `ir.packing` writes it, and what a process that does not serve it has to know of it.
 
     `places` are those to bind: address (IP literal), port, and whose it is (`gateway/listener`, …). `generation` counts
     the configurations that were put into service, from 1. `own` are further sockets of ours, which nobody may reach
@@ -72,7 +72,7 @@ class Fleet(Protocol):
     def reopen_access_log(self) -> None: ...
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request (`gateway.question`, `gateway.explain`), as JSON. Raises NotAnswered."""
+        """What would become of a request (`gateway.explain`), as JSON. Raises NotAnswered."""
 
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that serves, the latest first, as JSON."""

@@ -4,7 +4,7 @@ A Gateway binds what its `spec.addresses` name. One that names none binds the si
 them), unless an older Gateway has one of its ports there and the process has networks to choose from: then it gets an
 address of its own from them. Which one depends on its name and on older Gateways alone, so that it is the same after
 every reload, restart and `check`.
-Source: Gateway API v1 Gateway.spec.addresses; resources.md section 2.
+Source: Gateway API v1 Gateway.spec.addresses.
 """
 
 from __future__ import annotations

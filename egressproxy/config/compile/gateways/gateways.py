@@ -2,7 +2,7 @@
 
 A Gateway that is not accepted serves nothing, and neither do the ListenerSets at it. One that is accepted serves those
 of its listeners that are good, on those of its addresses that this machine has.
-Source: Gateway API v1 GatewayClass, Gateway, ListenerSet; resources.md section 2.
+Source: Gateway API v1 GatewayClass, Gateway, ListenerSet.
 """
 
 from __future__ import annotations

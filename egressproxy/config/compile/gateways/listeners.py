@@ -1,7 +1,7 @@
 """One listener: what it serves, with which certificates, and what may attach to it.
 
 A listener that cannot do all that was asked of it is not programmed: half a listener (without its client certificates,
-say) would let in whom it was told to keep out. Source: Gateway API v1 Listener; resources.md section 2.
+say) would let in whom it was told to keep out. Source: Gateway API v1 Listener.
 """
 
 from __future__ import annotations

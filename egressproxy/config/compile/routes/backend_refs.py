@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from egressproxy.config.compile.backends.backends import Backends, ResolvedBackend
-from egressproxy.config.compile.exposure import Lookups, exposed_by_parent
+from egressproxy.config.compile.exposure import CredentialDns, exposed_by_parent
 from egressproxy.config.compile.gateways.certificates import common_ca
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listeners import ListenerPlan
@@ -69,7 +69,7 @@ class BackendRefCompiler:
         #: a stream or requests), and each way lives as long as this.
         self._behind_policies: dict[tuple[int, Key], ResolvedBackend] = {}
         self._of_services: dict[Layer, Layer] = {}
-        self._lookups = Lookups(policies)
+        self._lookups = CredentialDns(policies)
 
     def choices(
         self,

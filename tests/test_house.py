@@ -1,0 +1,241 @@
+"""The rules of the house that no linter knows: names, imports, references in prose, docstrings.
+
+Each list of exceptions may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "egressproxy"
+
+#: Class names that still stand for two things.
+TWO_MEANINGS = {"_Pickler", "_Unpickler"}
+
+#: Modules that still import each other in a circle.
+CIRCLES = {
+    frozenset({"config.compile.gateways.gateway_tls", "config.compile.gateways.listeners"}),
+    frozenset(
+        f"gateway.{name}"
+        for name in (
+            "backends.mirror", "backends.retries", "backends.session_persistence",
+            "exchange.admission", "exchange.client_connection", "exchange.conductor", "exchange.connect",
+            "exchange.default_routes", "exchange.held_resources", "exchange.relay",
+            "ext_authz.filter", "open_connections", "snapshot",
+        )
+    ),
+}  # fmt: skip
+
+#: Public functions of more than one statement that have no docstring. The number may only go down.
+WITHOUT_DOCSTRING = 177
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def module_name(path: Path) -> str:
+    """`gateway.exchange.conductor`: the name below `egressproxy`."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+# ---- names
+
+
+def test_a_class_name_stands_for_one_thing():
+    places = defaultdict(list)
+    for path in sources("egressproxy"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module_name(path))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in twice.items() if name not in TWO_MEANINGS} == {}
+
+
+# ---- imports
+
+
+def imports() -> dict[str, set[str]]:
+    """Which module imports which, under `TYPE_CHECKING` and inside functions too."""
+    modules = {module_name(path): path for path in sources("egressproxy")}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        named: set[str] = set()
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= whole if all(each.removeprefix("egressproxy.") in modules for each in whole) else {node.module}
+        short = {each.removeprefix("egressproxy.") for each in named if each.startswith("egressproxy.")}
+        graph[name] = (short & set(modules)) - {name}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The sets of modules that reach each other."""
+    reached = {name: _reach(graph, name) for name in graph}
+    found = (
+        frozenset({name} | {each for each in reached[name] if name in reached.get(each, ())})
+        for name in graph
+        if name in reached[name]
+    )
+    return set(found)
+
+
+def _reach(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    left = list(graph[start])
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left.extend(graph[name])
+    return seen
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = circles(imports())
+    new = [sorted(circle) for circle in found if not any(circle <= known for known in CIRCLES)]
+    assert new == [], "hidden imports (TYPE_CHECKING, inside functions) count, too"
+
+
+def test_a_circle_of_three_is_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
+    assert circles(graph) == {frozenset("abc")}
+
+
+# ---- references in docstrings and comments
+
+#: Rooms that were renamed or divided: a path that begins with one of them leads nowhere.
+FORMER_ROOMS = ("transport", "loading", "workers", "explaining", "authorization", "writes", "spec")
+
+ROOMS = {*FORMER_ROOMS, *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
+#: `gateway/exchange/conductor`, `net.loop.new_loop`, if its first part is a room; not `gateway.example.com/x`.
+_REFERENCE = re.compile(r"(?<![\w/.\-:<])(?:egressproxy[./])?([a-z]+(?:[./][A-Za-z_]\w*)+)(?![\w/\-:<>]|\.\w)")
+_DOCUMENT = re.compile(r"(?<![\w/.*{-])([\w./-]+\.md)\b")
+#: Fields of manifests (`spec.rules`), file names of examples, what Envoy's API is called, and names of objects.
+_NOT_OURS = re.compile(
+    r"spec\.(?!packing|outline)|\w+\.(?:yaml|md|json|crt|key|example|local|test|io)\b"
+    r"|config/(?:samples|core|filters|gateway_api_fields)\b|gateway[./](?:listener|section|egress|networking)\b"
+)
+_ELSEWHERE = {"DATE.md", "proposals/10-egress-gateways.md"}
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """The docstrings and comments of a Python file, the lines of any other, each with the number of its line."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+    for line, code in enumerate(text.splitlines(), 1):
+        if (comment := re.search(r"(?:^|\s)#[ :].*", code)) is not None:
+            yield line, comment[0]
+
+
+def mentions(pattern: re.Pattern[str], paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """What the prose of these files names, with its place. Files without a match are not taken apart."""
+    for path in paths:
+        if path != Path(__file__) and pattern.search(path.read_text(encoding="utf-8")):
+            for line, text in prose(path):
+                for match in pattern.finditer(text):
+                    yield f"{path.relative_to(ROOT)}:{line}: {match[1]}", match[1]
+
+
+def leads_somewhere(reference: str) -> bool:
+    """Whether `room/module` or `room.module.name` is there: the path, and the name in the module."""
+    place = PACKAGE
+    parts = re.split(r"[./]", reference.removesuffix(".py"))
+    for index, part in enumerate(parts):
+        if (place / part).is_dir():
+            place /= part
+        elif (place / f"{part}.py").is_file():
+            return _defines(place / f"{part}.py", parts[index + 1 :])
+        else:  # what a package's own file defines, or its outer directory's: `gateway.Conductor`
+            return _defines(place / "__init__.py", parts[index:])
+    return True
+
+
+def _defines(path: Path, names: list[str]) -> bool:
+    if not names:
+        return True
+    return re.search(rf"^(?:class |(?:async )?def )?{names[0]}\b", path.read_text(encoding="utf-8"), re.M) is not None
+
+
+PROSE = [*sources("egressproxy", "tests", "benchmarks"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+
+
+def test_every_module_that_is_named_is_there():
+    wrong = [
+        place
+        for place, reference in mentions(_REFERENCE, PROSE)
+        if re.split(r"[./]", reference)[0] in ROOMS
+        and not _NOT_OURS.match(reference)
+        and not leads_somewhere(reference)
+    ]
+    assert wrong == []
+
+
+def test_every_document_that_is_named_is_there():
+    pages = {path.name for folder in (ROOT, ROOT / "docs", PACKAGE / "config") for path in folder.glob("*.md")}
+    wrong = [
+        place
+        for place, name in mentions(_DOCUMENT, PROSE)
+        if name not in _ELSEWHERE
+        and name not in pages
+        and not any((folder / name).is_file() for folder in (ROOT, PACKAGE))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "is_there"),
+    [
+        ("net/loop", True), ("net.loop.new_loop", True), ("config/compile/routes", True), ("ir.packing", True),
+        ("net/turn", False), ("transport/loop", False), ("net.loop.old_loop", False), ("gateway/live", False),
+    ],
+)  # fmt: skip
+def test_a_reference_is_followed_to_the_name(reference: str, is_there: bool):
+    match = _REFERENCE.search(f"See `{reference}`, where it is.")
+    assert match is not None
+    assert leads_somewhere(match[1]) is is_there
+
+
+# ---- docstrings
+
+
+def without_docstring(path: Path) -> Iterator[str]:
+    """The public functions and methods of a file that do more than one thing, and do not say what."""
+    left: list[tuple[str, ast.AST]] = [("", tree(path))]
+    while left:
+        prefix, node = left.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If | ast.Try):
+                left.append((prefix, child))
+            elif isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+                left.append((f"{prefix}{child.name}.", child))
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+                statements = sum(isinstance(each, ast.stmt) for each in ast.walk(child)) - 1
+                if statements > 1 and ast.get_docstring(child) is None:
+                    yield f"{path.relative_to(ROOT)}: {prefix}{child.name}"
+
+
+def test_public_functions_have_docstrings():
+    found = [name for path in sources("egressproxy") for name in without_docstring(path)]
+    assert len(found) <= WITHOUT_DOCSTRING, "one of these is new:\n" + "\n".join(found)
