@@ -22,7 +22,6 @@ TWO_MEANINGS = {"_Pickler", "_Unpickler"}
 
 #: Modules that still import each other in a circle.
 CIRCLES = {
-    frozenset({"config.compile.gateways.gateway_tls", "config.compile.gateways.listeners"}),
     frozenset(
         f"gateway.{name}"
         for name in (
@@ -35,7 +34,7 @@ CIRCLES = {
 }  # fmt: skip
 
 #: Public functions of more than one statement that have no docstring. The number may only go down.
-WITHOUT_DOCSTRING = 177
+WITHOUT_DOCSTRING = 173
 
 
 def sources(*folders: str) -> list[Path]:

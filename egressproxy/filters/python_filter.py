@@ -2,9 +2,9 @@
 
 The file is imported under a private name, so that it neither shadows a module nor is shadowed. It is trusted like the
 configuration itself: it runs in the gateway's process. So it is never one that came in through the admin API, and no
-object that did can name one (`config.compile.routes.filters`). An error while it is loaded is reported with file and
-line; an error while requests are served is reported by the type of the exception alone, since its text may hold
-anything.
+object that did can name one (`config.compile.extensions.extension_compiler`). An error while it is loaded is reported
+with file and line; an error while requests are served is reported by the type of the exception alone, since its text
+may hold anything.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ class FairQueue(Generic[T]):
         return chain.from_iterable(self._of.values())
 
     def clear(self) -> None:
+        """Remove every waiter. Nobody is told."""
         self._of.clear()
         self._size = 0
 

@@ -14,33 +14,29 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 
+from egressproxy.config.compile.backends.backend_compiler import Backends
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
-from egressproxy.config.compile.backends.backends import Backends
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
-from egressproxy.config.compile.backends.namesakes import Namesakes
+from egressproxy.config.compile.backends.same_names import Namesakes
 from egressproxy.config.compile.backends.services import Services
+from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
-from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates, add_revocations
-from egressproxy.config.compile.gateways.gateways import (
-    GatewayPlan,
-    class_statuses,
-    of_others,
-    plan_gateways,
-    set_statuses,
-)
+from egressproxy.config.compile.gateways.client_revocations import add_revocations
+from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
+from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, set_statuses
+from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.hostname_conflicts import HostsTaken
-from egressproxy.config.compile.gateways.listeners import ListenerPlan
+from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
+from egressproxy.config.compile.load_errors import LoadErrors, problem_at
 from egressproxy.config.compile.policies.denials import Denials
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policies import Policies
+from egressproxy.config.compile.policies.policy_attachment import Policies
 from egressproxy.config.compile.policies.policy_filters import Placement
 from egressproxy.config.compile.references import Namespaces, References
-from egressproxy.config.compile.routes.filters import ExtensionCompiler
+from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
 from egressproxy.config.compile.routes.route_validation import Findings
-from egressproxy.config.compile.routes.routes import RouteCompiler, is_dynamic
-from egressproxy.config.compile.status.problems import Problems, problem_at
-from egressproxy.config.compile.status.status import Conditions, RouteParents, keep_times
+from egressproxy.config.compile.status.conditions import Conditions, RouteParents, keep_times
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.backend import Backend
@@ -84,7 +80,7 @@ def compile_config(
     listeners = run.compile()
     statuses = run.statuses()
     if not listeners:
-        run.warnings.extend(of_others(resources))
+        run.warnings.extend(of_other_controllers(resources))
         run.warnings.append(
             Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING, Severity.UNSERVED, "NothingServed")
         )
@@ -123,14 +119,13 @@ class _Run:
         self._resources = resources
         self._defaults = defaults
         self._generations = generations
-        self._problems = Problems()
+        self._load_errors = LoadErrors()
         self._references = References(resources)
         self._namespaces = Namespaces(resources)
         self._tls_policies = BackendTlsPolicies(resources, self._references)
         self._services = Services(resources, self._tls_policies)
-        self._extensions = ExtensionCompiler(catalog, self._references, self._problems)
-        self._names = self._references.meant
-        self._policies = Policies(resources, self._references, self._names)
+        self._extensions = ExtensionCompiler(catalog, self._references, self._load_errors)
+        self._policies = Policies(resources, self._references)
         self._placement = Placement(self._extensions)
         self._backends = Backends(resources, self._references, self._services, self._extensions)
         self._certificates = ClientCertificates(resources, self._references)
@@ -147,7 +142,7 @@ class _Run:
     def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status. Raises ConfigError."""
         self._plans, warnings = plan_gateways(
-            self._resources, self._references, self._namespaces, self._names, self._defaults, self._generation
+            self._resources, self._references, self._namespaces, self._defaults, self._generation
         )
         self.warnings += [*self._resources.warnings, *warnings]
         for plan in self._plans:
@@ -165,7 +160,7 @@ class _Run:
         parents = Parents(self._plans, self._namespaces)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
-        self._problems.raise_if_any()
+        self._load_errors.raise_if_any()
         return tuple(
             self._listener(gateway, plan) for gateway in self._plans for plan in gateway.listeners if not plan.problem
         )
@@ -260,7 +255,9 @@ class _Run:
                 elif self._is_absent(route, ref.group, ref.kind, ref.namespace, ref.name):
                     namespace = ref.namespace or route.namespace
                     message = f"{ref.kind} {namespace}/{ref.name} does not exist"
-                    remedy = self._names.remedy(ref.group, ref.kind, namespace, ref.name, "name it in parentRefs")
+                    remedy = self._references.suggestions.remedy(
+                        ref.group, ref.kind, namespace, ref.name, "name it in parentRefs"
+                    )
                     where = f"spec.parentRefs[{index}]"
                     message += ": the route is not served there"
                     self._say_unserved(route, where, message, remedy, "ParentNotFound")

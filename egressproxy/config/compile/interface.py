@@ -108,17 +108,20 @@ RefusesBackends = Callable[[BackendIR], Denied | None]
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the application says. `bind_addresses` are IP literals and networks (see `addresses`) for Gateways that give
-    no address of their own.
+    """What the application gives the compiler.
 
-    `check_pattern` raises ValueError for a regular expression that the data plane would refuse; without it none is
-    looked at. `why_unusable` says why this machine cannot bind an IP address, "" where it can. `denials` makes of a
-    policy what refuses backends under it, whatever their clients ask for; without it status says nothing of that.
+    `bind_addresses` are IP literals and networks (see `addresses`) for Gateways without `spec.addresses`.
+    `check_pattern` raises ValueError for a regular expression that the data plane does not accept; the default accepts
+    all. `why_unusable` returns why this machine cannot bind an IP address, "" if it can. `can_take_any_certificate`
+    returns whether a TLS server can accept clients whose certificate is not valid (GEP-91 AllowInsecureFallback).
+    `denials` returns for a policy the function that says why a backend is denied under it, whatever clients ask for;
+    the default denies nothing.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
     check_pattern: Callable[[str], object] = lambda _pattern: None
     why_unusable: Callable[[str], str] = lambda _address: ""
+    can_take_any_certificate: Callable[[], bool] = lambda: False
     denials: Callable[[PolicyIR], RefusesBackends] = lambda _policy: lambda _backend: None
 
 
@@ -127,10 +130,9 @@ class Compiled:
     """A configuration ready to be put into service.
 
     `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
-    object with a spec, `written` digests of those specs. `created` says since when objects are there that do not say it
-    themselves, for people alone: nobody is older by it. `warnings` are about what has no status to say it in.
-    `validities` are those of all certificates. `created` says since when objects are there that do not say it
-    themselves: for people alone, nobody is older by it.
+    object with a spec; `written` the digests of those specs. `warnings` are about objects without a status.
+    `validities` are those of all certificates. `created` is the RFC 3339 time at which an object without a
+    creationTimestamp was first seen; it is shown to users and does not decide which object is older.
     """
 
     spec: ConfigIR

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from heapq import nsmallest
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol, TypeVar
 
-from egressproxy.config.compile.gateways.certificates import (
+from egressproxy.config.compile.certificates import (
     CertificateProblem,
     crl_span,
     read_ca_bundle,
@@ -23,6 +21,7 @@ from egressproxy.config.compile.gateways.certificates import (
     spans,
 )
 from egressproxy.config.compile.interface import SecretReference
+from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
 from egressproxy.config.resources.gateway import ReferenceGrant
@@ -31,14 +30,9 @@ from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import SecretBytes as SecretValue
 
-__all__ = ["Gathering", "Names", "Namespaces", "Reference", "References", "Unresolved"]
+__all__ = ["Gathering", "Namespaces", "Reference", "References", "Unresolved"]
 
 T = TypeVar("T")
-
-
-#: Names that are compared in one compilation to find what was meant: some 30 us each.
-MAX_COMPARISONS = 50_000
-
 
 #: Under which keys people keep a credential, for references that say none: the first that is there.
 CREDENTIAL_KEYS: Final = ("token", "apiKey", "api-key")
@@ -127,93 +121,15 @@ class Namespaces:
         return False
 
 
-class Names:
-    """What else an author may have meant by a name that leads nowhere."""
-
-    __slots__ = ("_comparisons", "_found", "_namespaces", "_of_options", "_places")
-
-    def __init__(self, resources: ResourceSet) -> None:
-        self._comparisons = MAX_COMPARISONS
-        #: (group, kind) -> (namespace, name)
-        self._found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
-        for group, kind, namespace, name in resources.by_key:
-            self._found[group, kind].append((namespace, name))
-        #: Secrets that an option of the command line has put into a namespace: they stand at no line of a file.
-        self._of_options = {
-            (secret.namespace, secret.name)
-            for secret in resources.of(Secret)
-            if secret.origin.file and not secret.origin.line
-        }
-        self._places = {key: frozenset(places) for key, places in self._found.items()}
-        self._namespaces = {namespace for _, _, namespace, _ in resources.by_key if namespace}
-        self._namespaces |= {namespace.name for namespace in resources.of(Namespace)}
-
-    def has_namespace(self, name: str) -> bool:
-        """Whether any object is in this namespace, or declares it."""
-        return name in self._namespaces
-
-    def remedy(
-        self,
-        group: str,
-        kind: str,
-        namespace: str,
-        name: str,
-        elsewhere: str,
-        kinds: Collection[tuple[str, str]] = (),
-    ) -> str:
-        """The same name in another group, or of one of these other `kinds` (group, kind); in another namespace
-        (`elsewhere` says what to do then); or the nearest name. "" where nothing is near.
-        """
-        found = self._found.get((group, kind), [])
-        place = (namespace, name)
-        others = [each for each in sorted(kinds) if each != (group, kind)]
-        others += [(other, known) for other, known in self._found if known == kind and other != group]
-        there = [each for each in dict.fromkeys(others) if place in self._places.get(each, ())]
-        if there:
-            return ", or ".join(_as_written(group, kind, *each, namespace, name) for each in there)
-        homes = sorted(home for home, other in found if other == name)
-        if homes:
-            if kind == "Secret" and any((home, name) in self._of_options for home in homes):
-                elsewhere = (
-                    f"give it as {namespace}/{name}: --secret {namespace}/{name}=…, "
-                    f"or --secrets with a folder for {namespace}"
-                )
-            shown = ", ".join(f"{home}/{name}" for home in homes[:3]) + (" and more" if len(homes) > 3 else "")
-            return f"{shown} {'are' if len(homes) > 1 else 'is'} in another namespace: {elsewhere}"
-        here = [other for home, other in found if home == namespace]
-        near = self._near(name, here)
-        if near:
-            return f"did you mean {near}?"
-        groups = [other for other, known in self._found if known == kind and other != group]
-        if groups and not found:
-            return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
-        return f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
-
-    def _near(self, name: str, names: Sequence[str]) -> str:
-        """The nearest of these names; "" where none is, or after too many comparisons."""
-        if len(names) > self._comparisons:
-            return ""
-        self._comparisons -= len(names)
-        return next(iter(difflib.get_close_matches(name, names, 1, 0.6)), "")
-
-
-def _as_written(group: str, kind: str, other_group: str, other_kind: str, namespace: str, name: str) -> str:
-    """That an object of this name is there, and what to write for it."""
-    written = [f"kind: {other_kind}"] if other_kind != kind else []
-    written += [f"group: {other_group or chr(34) * 2}"] if other_group != group else []
-    of_group = f" of group {other_group}" if other_group else ""
-    return f"{other_kind} {namespace}/{name}{of_group} is there: write {', '.join(written)}"
-
-
 class References:
     """Looks objects up on behalf of other objects."""
 
-    __slots__ = ("_grants", "_resources", "meant", "validities")
+    __slots__ = ("_grants", "_resources", "suggestions", "validities")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._resources = resources
         #: For hints on what is not there.
-        self.meant = Names(resources)
+        self.suggestions = NameSuggestions(resources)
         #: Of every certificate that was read, by use, kind, namespace and name, with the object that asked first.
         self.validities: dict[tuple[CertificateUse, str, str, str], tuple[Validity, Resource]] = {}
         #: target namespace -> (from group, kind, namespace, to group, kind, name or "")
@@ -245,7 +161,7 @@ class References:
         place = (source.group, source.KIND, source.namespace, ref.group, kind or ref.kind)
         if (*place, ref.name) not in grants and (*place, "") not in grants:
             hint = ""
-            if not self.meant.has_namespace(namespace):
+            if not self.suggestions.has_namespace(namespace):
                 is_here = self._resources.get(ref.group, ref.kind, source.namespace, ref.name) is not None
                 remedy = f"; {source.namespace}/{ref.name} is there: leave namespace out" if is_here else ""
                 hint = f"nothing is in namespace {namespace}{remedy}"
@@ -285,7 +201,7 @@ class References:
     ) -> Unresolved:
         """That an object is not there, and what may have been meant: `kinds` could be in its place."""
         elsewhere = f"add namespace to the reference, and a ReferenceGrant for {kind} there"
-        hint = self.meant.remedy(group, kind, namespace, name, elsewhere, kinds)
+        hint = self.suggestions.remedy(group, kind, namespace, name, elsewhere, kinds)
         return Unresolved(reason, f"{kind} {namespace}/{name} does not exist", hint)
 
     def secret_value(self, source: Resource, ref: SecretReference) -> SecretValue:

@@ -81,6 +81,7 @@ class Secret(_Core):
         return {**kept, "metadata": metadata, "data": dict.fromkeys(self.keys, REDACTED)}
 
     def to_manifest(self) -> dict[str, Any]:
+        """As that of every resource: the keys are there, and no value."""
         made = super().to_manifest()
         made.pop("stringData", None)
         made["data"] = dict.fromkeys(self.keys, REDACTED)

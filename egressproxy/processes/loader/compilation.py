@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
-from egressproxy.config.compile.routes.filters import settings_adapter
+from egressproxy.config.compile.extensions.extension_compiler import settings_adapter
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN_TYPES
 from egressproxy.filters.catalog import Catalog
 from egressproxy.model.secret_source import ConfigSource
+from egressproxy.net.any_certificate import can_take_any_certificate
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 
@@ -43,7 +44,12 @@ def compiled(
 
     `why_unusable` looks whether this machine has an address; without it (`check` may be asked elsewhere) all are there.
     """
-    defaults = Defaults(bind_addresses=bind, check_pattern=compile_pattern, denials=denials)
+    defaults = Defaults(
+        bind_addresses=bind,
+        check_pattern=compile_pattern,
+        can_take_any_certificate=can_take_any_certificate,
+        denials=denials,
+    )
     if why_unusable is not None:
         defaults = replace(defaults, why_unusable=why_unusable)
     return compile_config(resources, Catalog(), defaults, previous)

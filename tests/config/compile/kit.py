@@ -64,10 +64,17 @@ def compiled(
     previous: Compiled | None = None,
     bind: tuple[str, ...] = ("127.0.0.1",),
     why_unusable: Callable[[str], str] = lambda _address: "",
+    can_take_any_certificate: bool = True,
 ) -> Compiled:
     """Compile some YAML documents as one file, with the built-in filter types."""
     resources = load_text("\n---\n".join(manifests), "config.yaml")
-    return compile_config(resources, Catalog(), Defaults(bind, why_unusable=why_unusable, denials=denials), previous)
+    defaults = Defaults(
+        bind,
+        why_unusable=why_unusable,
+        can_take_any_certificate=lambda: can_take_any_certificate,
+        denials=denials,
+    )
+    return compile_config(resources, Catalog(), defaults, previous)
 
 
 def policy(

@@ -4,8 +4,9 @@ import base64
 
 import pytest
 
-from egressproxy.config.compile import references
-from egressproxy.config.compile.references import Names, References, Unresolved
+from egressproxy.config.compile import suggestions
+from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import ObjectReference
@@ -54,8 +55,8 @@ def test_what_is_not_there_has_a_reason(kind: str, name: str, key: str, reason: 
 
 
 def test_what_was_meant_is_looked_for_among_so_many_names_and_no_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(references, "MAX_COMPARISONS", 3)
-    names = Names(load_text(PLAIN + "---" + CONFIG))
+    monkeypatch.setattr(suggestions, "MAX_COMPARISONS", 3)
+    names = NameSuggestions(load_text(PLAIN + "---" + CONFIG))
     wanted = ("", "ConfigMap", "default", "mop", "name it")
     assert [names.remedy(*wanted) for _ in range(3)] == ["did you mean map?"] * 3
     assert names.remedy(*wanted) == "in this namespace there is map"

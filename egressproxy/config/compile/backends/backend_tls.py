@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.references import References, Unresolved
-from egressproxy.config.compile.status.status import Ancestors, Conditions
+from egressproxy.config.compile.status.conditions import Ancestors, Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy, BackendTlsValidation
 from egressproxy.config.resources.core import Service, ServicePort
@@ -115,7 +115,9 @@ class BackendTlsPolicies:
             return Unresolved("TargetNotFound", message)
         service = self._resources.get(*_SERVICE, policy.namespace, ref.name)
         if not isinstance(service, Service):
-            remedy = self._references.meant.remedy(*_SERVICE, policy.namespace, ref.name, "a policy stands beside it")
+            remedy = self._references.suggestions.remedy(
+                *_SERVICE, policy.namespace, ref.name, "a policy stands beside it"
+            )
             return Unresolved("TargetNotFound", f"Service {ref.name} does not exist", remedy)
         if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
             named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from egressproxy.config.compile.backends.kinds import AnyBackend
 from egressproxy.config.compile.backends.published_forms import described, notes, port_forms, unknown_options
-from egressproxy.config.compile.policies.policy_merge import dns_notes
-from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.compile.dns_section import dns_notes
+from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.backend import Backend, XBackend
 
 __all__ = ["backend_notes", "degrade", "insecurity", "what_became", "wrong_options"]

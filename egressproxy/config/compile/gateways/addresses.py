@@ -45,6 +45,7 @@ class AddressBook:
         return taken.get(str(parsed)) or taken.get(every)
 
     def take(self, port: int, address: str, name: str) -> None:
+        """Give this port of an IP address (or of every address: `0.0.0.0`, `::`) to a Gateway, unless one has it."""
         taken, parsed = self._taken[port], ip_address(address)
         taken.setdefault(str(parsed), name)
         taken.setdefault(f"any {parsed.version}", name)

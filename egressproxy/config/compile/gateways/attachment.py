@@ -11,8 +11,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from egressproxy.config.compile.gateways.gateways import GatewayPlan
-from egressproxy.config.compile.gateways.listeners import ListenerPlan, have_hosts_in_common
+from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
+from egressproxy.config.compile.gateways.listener_plan import ListenerPlan, have_hosts_in_common
 from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.references import Namespaces
 from egressproxy.config.resources.meta import ParentReference, Resource

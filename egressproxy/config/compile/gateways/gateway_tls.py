@@ -5,24 +5,17 @@ Source: Gateway API v1 GatewayTLSConfig; GEP-91 (frontend), GEP-3155 (backend).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from egressproxy.config.compile.references import References, Unresolved
-from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.gateway import FrontendValidation, Gateway
-from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse
 
-if TYPE_CHECKING:
-    from egressproxy.config.compile.gateways.listeners import ListenerPlan
-
-__all__ = ["ClientCertificates", "add_revocations", "frontend_validation", "state_frontend"]
+__all__ = ["ClientCertificates", "frontend_validation", "state_frontend"]
 
 
 def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | None:
@@ -52,39 +45,6 @@ def state_frontend(gateway: Gateway, conditions: Conditions) -> None:
             f"clients are let in with any certificate, or none: mode AllowInsecureFallback of {', '.join(open_to_all)}"
         )
         conditions.set("InsecureFrontendValidationMode", True, "ConfigurationChanged", message)
-
-
-def add_revocations(
-    listeners: Iterable[ListenerPlan],
-    policies_of: Callable[[ListenerPlan], Iterable[EgressPolicy]],
-    references: References,
-) -> None:
-    """EgressPolicy `identity.certificate.crlRefs`: they hold for all listeners of a port of a Gateway, since a client
-    has shown its certificate before one of them is chosen. A list that cannot be read closes them.
-    """
-    by_port: dict[int, list[ListenerPlan]] = defaultdict(list)
-    for listener in listeners:
-        by_port[listener.listener.port].append(listener)
-    for together in by_port.values():
-        lists: dict[str, None] = {}
-        problems: dict[str, None] = {}
-        for policy in dict.fromkeys(policy for listener in together for policy in policies_of(listener)):
-            identity = policy.spec.identity
-            for ref in (
-                identity.certificate.crl_refs if identity is not None and identity.certificate is not None else ()
-            ):
-                try:
-                    lists[references.crl(policy, ref)] = None
-                except Unresolved as unresolved:
-                    problems[f"identity.certificate.crlRefs of {policy}: {unresolved.message}"] = None
-        for listener in together:
-            if listener.tls is None or listener.tls.clients is None:
-                continue
-            if problems:
-                listener.refuse("Accepted", "UnsupportedValue", "; ".join(problems))
-            elif lists:
-                clients = replace(listener.tls.clients, crl_pem="".join(lists))
-                listener.tls = replace(listener.tls, clients=clients)
 
 
 class ClientCertificates:

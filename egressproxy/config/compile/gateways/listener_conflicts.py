@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from egressproxy.config.compile.gateways.listeners import ListenerPlan, have_hosts_in_common
+from egressproxy.config.compile.gateways.listener_plan import ListenerPlan, have_hosts_in_common
 from egressproxy.ir.gateway import ListenerProtocol
 
 __all__ = ["find_conflicts"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from egressproxy.config.compile.exposure import keeps_from_plain_text
 from egressproxy.config.compile.interface import RefusesBackends
+from egressproxy.config.compile.policies.credential_exposure import keeps_from_plain_text
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.policy import Mode, PolicyIR

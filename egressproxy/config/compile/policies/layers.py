@@ -42,5 +42,6 @@ class Layer:
 
     @property
     def place(self) -> str:
+        """The target for people: `Kind namespace/name`, and the section if it is one."""
         _, kind, namespace, name = self.target
         return f"{kind} {namespace}/{name}" + (f", section {self.section}" if self.section else "")

@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from egressproxy.config.compile.extension_faults import closing, must_run
+from egressproxy.config.compile.extensions.extension_compiler import (
+    AttachmentPoint,
+    ExtensionCompiler,
+    FilterNotSupported,
+    Placed,
+)
+from egressproxy.config.compile.extensions.extension_faults import closing, must_run
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.routes.filters import AttachmentPoint, ExtensionCompiler, FilterNotSupported, Placed
 from egressproxy.config.resources.policy import EgressPolicy
 
 __all__ = ["Placement", "Where"]

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from egressproxy.config.compile.gateways.certificates import common_ca
+from egressproxy.config.compile.certificates import common_ca
+from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
 from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.restrictions import (
@@ -32,14 +33,14 @@ from egressproxy.config.compile.policies.restrictions import (
     merge_destinations,
     merge_limits,
 )
+from egressproxy.config.compile.policies.retries import policy_retry
 from egressproxy.config.compile.references import References, Unresolved
-from egressproxy.config.compile.routes.retries import policy_retry
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy, Traffic, TrafficTimeouts
 from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, TimeoutsIR
 
-__all__ = ["ChosenParent", "Merged", "Merger", "Overridden", "dns_notes"]
+__all__ = ["ChosenParent", "Merged", "Merger", "Overridden"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class Merger:
         for layer in ordered:
             if layer.resolver is not None:
                 sections.append((layer, None, layer.resolver))
-                blockers.update(dict.fromkeys(_dns_blockers(layer.resolver, layer.place)))
+                blockers.update(dict.fromkeys(dns_blockers(layer.resolver, layer.place)))
             sections += [
                 (layer, policy, policy.spec.dns)
                 for policy in layer.policies
@@ -202,7 +203,7 @@ class Merger:
 
         # The transport belongs to the servers: one policy decides both.
         said = [
-            _PolicyCandidate(layer, policy, _servers(dns))
+            _PolicyCandidate(layer, policy, plain_servers(dns))
             for layer, policy, dns in sections
             if {"servers", "transport"} & dns.model_fields_set
         ]
@@ -288,7 +289,7 @@ class Merger:
         """What this policy restricts and nobody would enforce."""
         spec = policy.spec
         if spec.dns is not None:
-            yield from _dns_blockers(spec.dns, str(policy))
+            yield from dns_blockers(spec.dns, str(policy))
         if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
             yield f"identity of {policy}: clients cannot be told by token or password yet"
         if spec.subjects and spec.parent is not None and not spec.parent.direct:
@@ -343,28 +344,3 @@ def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
         and not supported_features.ROUTED_ALLOW
     ):
         yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"
-
-
-def _servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
-    """Transport and servers in the form of DnsSpec; those over HTTPS are left out."""
-    transport = "tcp" if any(server.startswith("tcp://") for server in dns.servers) else dns.transport
-    servers = [server for server in dns.servers if not server.startswith("https://")]
-    return transport, tuple(server.removeprefix("udp://").removeprefix("tcp://") for server in servers)
-
-
-def dns_notes(dns: Dns, section: str) -> list[str]:
-    """What a `dns` or `resolver` section says and nobody does; for status."""
-    notes = []
-    if dns.reverse_check == "Report":
-        notes.append(f"{section}.reverseCheck is not supported yet and does nothing.")
-    if any(server.startswith("https://") for server in dns.servers):
-        notes.append(f"{section}.servers over HTTPS are not supported yet and left out.")
-    return notes
-
-
-def _dns_blockers(dns: Dns, owner: str) -> Iterable[str]:
-    over_https = [server for server in dns.servers if server.startswith("https://")]
-    if dns.transport == "https" or (over_https and len(over_https) == len(dns.servers)):
-        yield f"dns of {owner}: DNS over HTTPS is not supported yet"
-    if dns.reverse_check == "Enforce":
-        yield f"dns.reverseCheck of {owner} is not enforced yet"

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
-from egressproxy.config.compile.backends.backends import Backends, ResolvedBackend
-from egressproxy.config.compile.exposure import CredentialDns, exposed_by_parent
-from egressproxy.config.compile.gateways.certificates import common_ca
+from egressproxy.config.compile.backends.backend_compiler import Backends, ResolvedBackend
+from egressproxy.config.compile.certificates import common_ca
+from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
-from egressproxy.config.compile.gateways.listeners import ListenerPlan
+from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, scope_of
+from egressproxy.config.compile.policies.credential_exposure import CredentialDns, exposed_by_parent
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policies import Policies
+from egressproxy.config.compile.policies.policy_attachment import Policies
 from egressproxy.config.compile.policies.policy_filters import Placement, Where
 from egressproxy.config.compile.policies.policy_merge import Merged
 from egressproxy.config.compile.references import Unresolved
-from egressproxy.config.compile.routes.filters import FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.policy import Addresses, EgressPolicy, EgressPolicySpec
@@ -52,9 +52,16 @@ class BackendRefCompiler:
     """Makes WeightedBackends."""
 
     __slots__ = (
-        "_backends", "_behind_policies", "_certificates", "_hardened", "_lookups", "_of_parents", "_of_services",
-        "_placement", "_policies",
-    )  # fmt: skip
+        "_backends",
+        "_behind_policies",
+        "_certificates",
+        "_credential_dns",
+        "_hardened",
+        "_of_parents",
+        "_of_services",
+        "_placement",
+        "_policies",
+    )
 
     def __init__(
         self, backends: Backends, policies: Policies, placement: Placement, certificates: ClientCertificates
@@ -69,7 +76,7 @@ class BackendRefCompiler:
         #: a stream or requests), and each way lives as long as this.
         self._behind_policies: dict[tuple[int, Key], ResolvedBackend] = {}
         self._of_services: dict[Layer, Layer] = {}
-        self._lookups = CredentialDns(policies)
+        self._credential_dns = CredentialDns(policies)
 
     def choices(
         self,
@@ -246,7 +253,7 @@ class BackendRefCompiler:
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
         if isinstance(behind, str):
             return behind
-        return replace(spec, parent=behind, parent_dns=self._lookups.of_parent(spec, around, namespace))
+        return replace(spec, parent=behind, parent_dns=self._credential_dns.of_parent(spec, around, namespace))
 
     def _weigh(
         self,
@@ -285,7 +292,7 @@ class BackendRefCompiler:
         error = exposed_by_parent(resolved, merged.parent, own)
         if error:
             return WeightedBackend(None, weight, error=error)
-        policy = self._lookups.of_backend(merged.policy, resolved, layers, own)
+        policy = self._credential_dns.of_backend(merged.policy, resolved, layers, own)
         extensions = ordered([*resolved.extensions, *placed, *filters])
         return WeightedBackend(spec, weight, policy, extensions, parent_by=resolved.parent_by)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, Placed, ordered
 from egressproxy.config.compile.policies.layers import Layer
 from egressproxy.config.compile.policies.policy_filters import Where
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
-from egressproxy.config.compile.routes.filters import INJECTOR, Placed, ordered
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.route_filters import HttpFilter, RequestMirror
 from egressproxy.ir.route import MirrorIR

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile import Compiled
-from egressproxy.config.compile.gateways import listeners as listeners_module
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.gateway import ClientCertificatesIR
 from tests.config.compile.backends.test_backend_tls import POLICY, ca
 from tests.config.compile.backends.test_services import ROUTE, SERVICE
-from tests.config.compile.gateways.test_listeners import HTTPS, gateway, pair, secret
+from tests.config.compile.gateways.test_listener_plan import HTTPS, gateway, pair, secret
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -164,9 +163,11 @@ def test_letting_everybody_in_is_a_condition_of_the_gateway(is_default: bool):
     assert of_object(made, "Gateway", "default/gw", "Accepted")[:2] == ("True", "Accepted")
 
 
-def test_where_any_certificate_cannot_be_taken_the_listener_stays_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(listeners_module, "can_take_any_certificate", lambda: False)
-    made = made_with(validation(CA, mode="AllowInsecureFallback"), "", ca())
+def test_where_any_certificate_cannot_be_taken_the_listener_stays_closed():
+    insecure = frontend(validation(CA, mode="AllowInsecureFallback"), "")
+    manifests = (gateway(HTTPS, more=insecure), SERVER, ca())
+    assert compiled(*manifests).spec.listeners
+    made = compiled(*manifests, can_take_any_certificate=False)
     assert not made.spec.listeners
     assert of_listener(made, "Accepted")[:2] == ("False", "UnsupportedValue")
 

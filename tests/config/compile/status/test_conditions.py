@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from egressproxy.config.compile.status.status import MAX_MESSAGE, Ancestors, Conditions, RouteParents, keep_times
+from egressproxy.config.compile.status.conditions import MAX_MESSAGE, Ancestors, Conditions, RouteParents, keep_times
 
 KEY = ("g", "K", "ns", "name")
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from egressproxy.config.compile.backends.backends import ResolvedBackend
+from egressproxy.config.compile.backends.backend_compiler import ResolvedBackend
+from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, Placed
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policies import Policies
+from egressproxy.config.compile.policies.policy_attachment import Policies
 from egressproxy.config.compile.policies.policy_merge import ChosenParent
-from egressproxy.config.compile.routes.filters import INJECTOR, Placed
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
 

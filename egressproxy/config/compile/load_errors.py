@@ -5,7 +5,7 @@ from __future__ import annotations
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
-__all__ = ["Problems", "problem_at"]
+__all__ = ["LoadErrors", "problem_at"]
 
 
 def problem_at(
@@ -23,7 +23,7 @@ def problem_at(
     return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy, severity, code)
 
 
-class Problems:
+class LoadErrors:
     """Every load error found so far."""
 
     __slots__ = ("_found",)

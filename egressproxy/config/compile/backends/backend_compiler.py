@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from egressproxy.config.compile.backends.backend_references import backend_refs, stream_carriers
 from egressproxy.config.compile.backends.backend_tls import validated_tls
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
 from egressproxy.config.compile.backends.notes import (
@@ -32,13 +33,18 @@ from egressproxy.config.compile.backends.published_forms import (
     tls_field,
 )
 from egressproxy.config.compile.backends.services import Services
-from egressproxy.config.compile.backends.uses import backend_refs, stream_carriers
-from egressproxy.config.compile.extension_faults import must_run
+from egressproxy.config.compile.extensions.extension_compiler import (
+    BACKEND_LEVEL,
+    AttachmentPoint,
+    ExtensionCompiler,
+    Placed,
+    ordered,
+)
+from egressproxy.config.compile.extensions.extension_faults import must_run
 from egressproxy.config.compile.interface import Key, Status, kind_of, scope_of
 from egressproxy.config.compile.references import Gathering, Reference, References, Unresolved
-from egressproxy.config.compile.routes.filters import BACKEND_LEVEL, AttachmentPoint, ExtensionCompiler, Placed, ordered
 from egressproxy.config.compile.status import supported_features
-from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,
@@ -221,7 +227,7 @@ class Backends:
         if (group, kind) not in KNOWN_KINDS:
             known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(KNOWN_KINDS))
             message = f"{kind} ({group or 'core'}) is no kind of backend; known are {known}"
-            hint = self._references.meant.remedy(*key, "write one of the known kinds", KNOWN_KINDS)
+            hint = self._references.suggestions.remedy(*key, "write one of the known kinds", KNOWN_KINDS)
             raise Unresolved("InvalidKind", message, hint)
         raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
 

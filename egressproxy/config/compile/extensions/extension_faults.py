@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.config.compile.references import Unresolved
-from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.ir.policy import ExtensionIR
 
 __all__ = ["ExtensionFaults", "closing", "must_run", "nearest_types"]

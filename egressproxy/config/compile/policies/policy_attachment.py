@@ -10,17 +10,18 @@ import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from egressproxy.config.compile.backends.backend_references import only_parents
 from egressproxy.config.compile.backends.kinds import object_key
 from egressproxy.config.compile.backends.published_forms import port_forms
-from egressproxy.config.compile.backends.uses import only_parents
-from egressproxy.config.compile.extension_faults import ExtensionFaults
+from egressproxy.config.compile.dns_section import dns_notes
+from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden, dns_notes
-from egressproxy.config.compile.references import Names, References, Unresolved
-from egressproxy.config.compile.routes.retries import retry_problem
+from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden
+from egressproxy.config.compile.policies.retries import retry_problem
+from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import supported_features
-from egressproxy.config.compile.status.status import Ancestors, Conditions
+from egressproxy.config.compile.status.conditions import Ancestors, Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
@@ -40,13 +41,12 @@ class Policies:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
     __slots__ = (
-        "_by_target", "_layers", "_merged", "_merger", "_names", "_only_parents", "_policies", "_references",
+        "_by_target", "_layers", "_merged", "_merger", "_only_parents", "_policies", "_references",
         "_resources", "_seen",
     )  # fmt: skip
 
-    def __init__(self, resources: ResourceSet, references: References, names: Names) -> None:
+    def __init__(self, resources: ResourceSet, references: References) -> None:
         self._resources = resources
-        self._names = names
         self._references = references
         self._only_parents: set[Key] | None = None
         self._merger = Merger(references)
@@ -192,7 +192,7 @@ class Policies:
         sections = [known for seen, known in self._seen if seen == target and known]
         if self._resources.get(*target) is None:
             message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
-            remedy = self._names.remedy(*target, "a policy stands beside its target") or _known(kind)
+            remedy = self._references.suggestions.remedy(*target, "a policy stands beside its target") or _known(kind)
         elif (target, "") in self._seen or sections:
             near = difflib.get_close_matches(section, sections, 1, 0.6)
             message = f"{shown} has no section {section}"

@@ -7,7 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from egressproxy.config.compile.gateways.certificates import (
+from egressproxy.config.compile.certificates import (
     CertificateProblem,
     common_ca,
     covers,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from egressproxy.config.compile.extension_faults import nearest_types
+from egressproxy.config.compile.extensions.extension_faults import nearest_types
 from egressproxy.config.compile.status.status_warnings import shortcomings
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog

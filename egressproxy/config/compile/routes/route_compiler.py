@@ -13,17 +13,23 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, overload
 
-from egressproxy.config.compile.backends.backends import Backends
+from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.extensions.extension_compiler import (
+    ExtensionCompiler,
+    FilterNotSupported,
+    Placed,
+    ordered,
+)
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
-from egressproxy.config.compile.gateways.listeners import ListenerPlan
+from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policies import Policies
+from egressproxy.config.compile.policies.policy_attachment import Policies
 from egressproxy.config.compile.policies.policy_filters import Placement, Where
+from egressproxy.config.compile.policies.retries import retry_problem, rule_retry
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, Choices, default_where
-from egressproxy.config.compile.routes.filters import ExtensionCompiler, FilterNotSupported, Placed, ordered
 from egressproxy.config.compile.routes.matches import (
     MAX_PATTERNS,
     NO_GRPC,
@@ -33,8 +39,8 @@ from egressproxy.config.compile.routes.matches import (
     http_patterns,
 )
 from egressproxy.config.compile.routes.mirrors import mirrors
-from egressproxy.config.compile.routes.retries import retry_problem, rule_retry, session_problem, session_spec
 from egressproxy.config.compile.routes.route_validation import Findings
+from egressproxy.config.compile.routes.session_persistence import session_ir, session_problem
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import BackendObjectReference, Resource
 from egressproxy.config.resources.route_filters import ExternalAuthFilter, ExternalAuthHttp, GrpcFilter, HttpFilter
@@ -307,7 +313,7 @@ class RouteCompiler:
         error: str,
     ) -> HttpRuleIR:
         rule = route.spec.rules[index]
-        session = session_spec(route.full_name, index, rule)
+        session = session_ir(route.full_name, index, rule)
         if rule.name:
             layers += self._policies.layer(Level.RULE, route.key, rule.name)
         merged = self._policies.merge(layers, is_routed=True)

@@ -4,7 +4,11 @@ import json
 
 import pytest
 
-from egressproxy.config.compile.routes.filters import CORS_PRIORITY, EXTERNAL_AUTH_PRIORITY, ROUTE_FILTER_PRIORITY
+from egressproxy.config.compile.extensions.extension_compiler import (
+    CORS_PRIORITY,
+    EXTERNAL_AUTH_PRIORITY,
+    ROUTE_FILTER_PRIORITY,
+)
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain

@@ -11,16 +11,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from egressproxy.config.compile.gateways.certificates import covers
+from egressproxy.config.compile.certificates import covers
 from egressproxy.config.compile.gateways.gateway_tls import frontend_validation
 from egressproxy.config.compile.interface import Status
 from egressproxy.config.compile.references import References, Unresolved
-from egressproxy.config.compile.status.status import Conditions
+from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
 from egressproxy.config.resources.meta import GATEWAY_GROUP, SecretObjectReference
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.model.certificate import CertificateState, CertificateUse
-from egressproxy.net.any_certificate import can_take_any_certificate
 
 __all__ = ["ListenerPlan", "have_hosts_in_common", "plan_listener"]
 
@@ -234,8 +233,4 @@ def _find_clients(plan: ListenerPlan, references: References) -> ClientCertifica
         plan.conditions.set("ResolvedRefs", False, reason, f"client certificates: {message}")
     if not pem:
         plan.refuse("Accepted", "NoValidCACertificate", f"no client certificate could be verified: {message}")
-    takes_any = validation.mode == "AllowInsecureFallback"
-    if takes_any and not can_take_any_certificate():
-        message = "mode AllowInsecureFallback is not possible with the OpenSSL of this Python: use AllowValidOnly"
-        plan.refuse("Accepted", "UnsupportedValue", message)
-    return ClientCertificatesIR(pem, takes_any)
+    return ClientCertificatesIR(pem, takes_any=validation.mode == "AllowInsecureFallback")

@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from egressproxy.config.compile.extension_faults import ExtensionFaults
-from egressproxy.config.compile.filter_configs import header_changes, redirect, rewrite
+from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
+from egressproxy.config.compile.extensions.filter_configs import header_changes, redirect, rewrite
 from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key, age_of
+from egressproxy.config.compile.load_errors import LoadErrors
 from egressproxy.config.compile.references import References, Unresolved
-from egressproxy.config.compile.status.problems import Problems
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.meta import Resource
@@ -116,16 +116,16 @@ def ordered(placed: Iterable[Placed]) -> tuple[ExtensionIR, ...]:
 class ExtensionCompiler:
     """Turns what was written into ExtensionSpecs; collects what is a load error and which Secrets are missing."""
 
-    def __init__(self, catalog: FilterCatalog, references: References, problems: Problems) -> None:
+    def __init__(self, catalog: FilterCatalog, references: References, load_errors: LoadErrors) -> None:
         self._catalog = catalog
         self._references = references
-        self._problems = problems
+        self._load_errors = load_errors
         self._valid: dict[tuple[str, str], FilterSettings | None] = {}
         #: What is wrong with extensions and is told in status, by declaring object.
         self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
 
     def extensions(self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint) -> tuple[Placed, ...]:
-        """The `spec.extensions` of a Backend or EgressPolicy. Load errors go to the problems."""
+        """The `spec.extensions` of a Backend or EgressPolicy. Load errors are noted."""
         made = []
         for index, extension in enumerate(declared):
             path = f"spec.extensions[{index}]"
@@ -236,7 +236,7 @@ class ExtensionCompiler:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
-            self._problems.add(owner, f"{path}.type", message, remedy)
+            self._load_errors.add(owner, f"{path}.type", message, remedy)
             return None
         phase, turn = self._phase(owner, extension, found, path, place)
         if not phase:
@@ -255,7 +255,7 @@ class ExtensionCompiler:
                 where = f"{path}.{path_text((raw_name, *loc))}"
                 on_key = on_key or detail["type"] in UNKNOWN_FIELD
                 remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
-                self._problems.add(owner, where, message, remedy, on_key=on_key)
+                self._load_errors.add(owner, where, message, remedy, on_key=on_key)
             return None
         text = _canonical(raw)
         return ExtensionIR(
@@ -323,13 +323,13 @@ class ExtensionCompiler:
             return next(iter(possible)), turn
         listed = ", ".join(sorted(possible)) or "none"
         if phase is None:
-            self._problems.add(
+            self._load_errors.add(
                 owner, f"{path}.phase", f"{found.name} runs in more than one phase", f"choose of: {listed}"
             )
             return "", turn
         if phase not in possible:
             where = " for a backend" if place.level == BACKEND_LEVEL else ""
-            self._problems.add(
+            self._load_errors.add(
                 owner, f"{path}.phase", f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
             )
             return "", turn

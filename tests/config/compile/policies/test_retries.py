@@ -1,11 +1,9 @@
-"""What rules and policies say of retries and sessions, as the data plane needs it."""
+"""What rules and policies say of retries, as the data plane needs it."""
 
 from __future__ import annotations
 
-import pytest
-
 from egressproxy.ir.policy import RetryBudgetIR, RetryIR
-from egressproxy.ir.route import HttpRuleIR, SessionIR
+from egressproxy.ir.route import HttpRuleIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, of_route, policy, rule
 
 
@@ -16,12 +14,6 @@ def with_rule(fields: str) -> str:
 
 def one_rule(fields: str, *more: str) -> HttpRuleIR:
     return rule(compiled(FORWARD, PLAIN, with_rule(fields), *more))
-
-
-def session(fields: str) -> SessionIR:
-    found = one_rule(f"sessionPersistence: {{{fields}}}").session
-    assert found is not None
-    return found
 
 
 def test_a_retry_has_attempts_and_a_backoff_where_the_rule_names_none():
@@ -73,48 +65,3 @@ def test_retries_on_a_backend_do_nothing_and_status_says_so():
     made = compiled(FORWARD, PLAIN, ROUTE, policy("traffic: {retries: {attempts: 3}}", "Backend", "plain"))
     assert rule(made).retry is None
     assert "does nothing on a backend" in of_policy(made, "Accepted")[2]
-
-
-def test_a_session_has_a_name_of_its_rule():
-    first, again, other = (
-        session(""),
-        session("type: Cookie"),
-        one_rule("name: other\n    sessionPersistence: {}").session,
-    )
-    assert other is not None
-    assert first == again
-    assert first.name.startswith("egress-session-")
-    assert first.name != other.name
-    assert first.scope == "default/route/0"
-    assert other.scope == "default/route/other"
-
-
-def test_a_session_is_kept_as_the_rule_says_it():
-    found = session("sessionName: sid, absoluteTimeout: 1h, idleTimeout: 5m, cookieConfig: {lifetimeType: Permanent}")
-    assert found == SessionIR("sid", "default/route/0", False, 3600.0, 300.0, True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ('sessionName: "a b"', "is no token"),
-        ('sessionName: "a;b"', "is no token"),
-        ("sessionName: Content-Length, type: Header", "another meaning"),
-        ("sessionName: proxy-x, type: Header", "another meaning"),
-    ],
-)
-def test_a_name_that_cannot_be_used_is_replaced_and_status_says_so(fields: str, why: str):
-    made = compiled(FORWARD, PLAIN, with_rule(f"sessionPersistence: {{{fields}}}"))
-    found = rule(made).session
-    assert found is not None
-    assert found.name.startswith("egress-session-")
-    assert why in of_route(made, "Accepted")[2]
-
-
-def test_with_a_session_backends_of_weight_0_stay():
-    weightless = ROUTE.replace("name: plain", "name: plain, weight: 0")
-    assert weightless != ROUTE
-    made = compiled(FORWARD, PLAIN, weightless.replace("- backendRefs", "- sessionPersistence: {}\n    backendRefs"))
-    (backend,) = rule(made).backends
-    assert backend.backend is not None
-    assert backend.weight == 0

@@ -1,0 +1,1 @@
+"""Extensions and filters of routes, read into ExtensionIR."""

@@ -1,0 +1,161 @@
+"""GatewayPlan: one Gateway on its way into the IR, with its listeners and ListenerSets, and what their status says.
+
+A Gateway that is not accepted serves nothing, and neither do the ListenerSets at it. One that is accepted serves those
+of its listeners that are good, on those of its addresses that this machine has.
+Source: Gateway API v1 Gateway, ListenerSet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
+from egressproxy.config.compile.interface import Key, Status
+from egressproxy.config.compile.status.conditions import Conditions
+from egressproxy.config.resources.gateway import Gateway, ListenerSet
+
+__all__ = ["GatewayPlan", "SetPlan", "set_statuses"]
+
+
+@dataclass(slots=True, eq=False)
+class SetPlan:
+    """A ListenerSet that names a Gateway of ours. `refusal` is why none of it is served, "" if its listeners decide."""
+
+    listener_set: ListenerSet
+    conditions: Conditions
+    refusal: str = ""
+
+    def refuse(self, accepted: str, programmed: str, message: str) -> None:
+        """Take all of it out of service, with the reasons of both conditions."""
+        if not self.refusal:
+            self.refusal = message
+            self.conditions.set("Accepted", False, accepted, message)
+            self.conditions.set("Programmed", False, programmed, message)
+
+
+@dataclass(slots=True, eq=False)
+class GatewayPlan:
+    """One Gateway of ours. `addresses` is what it binds; `problem` why it is not accepted, "" if it is.
+
+    `unusable` is the reason and message of `Programmed` where an address that it asks for cannot be had.
+    """
+
+    gateway: Gateway
+    conditions: Conditions
+    addresses: tuple[str, ...] = ()
+    listeners: list[ListenerPlan] = field(default_factory=list)
+    sets: list[SetPlan] = field(default_factory=list)
+    problem: str = ""
+    unusable: tuple[str, str] | None = None
+
+    @property
+    def own(self) -> list[ListenerPlan]:
+        """The listeners of the Gateway itself."""
+        return [plan for plan in self.listeners if plan.owner is self.gateway]
+
+    def refuse(self, reason: str, message: str) -> None:
+        """Not accept it: nothing of it is served, and nothing that others attach to it."""
+        if self.problem:
+            return
+        self.problem = message
+        self.conditions.set("Accepted", False, reason, message)
+        of_others = f"{self.gateway} is not accepted: {message}"
+        for listener in self.listeners:
+            listener.leave_out("Invalid", message if listener.owner is self.gateway else of_others)
+        for attached in self.sets:
+            attached.refuse("ParentNotAccepted", "ParentNotProgrammed", of_others)
+
+    def refuse_without_listeners(self) -> None:
+        """Not accept it where none of its own listeners can be served."""
+        if all(listener.problem for listener in self.own):
+            names = "; ".join(f"{listener.listener.name}: {listener.problem}" for listener in self.own)
+            self.refuse("ListenersNotValid", f"no listener can be served ({names})")
+
+    def judge_again(self) -> None:
+        """The same, when more was found to be wrong with its listeners: not where they only have no address."""
+        if self.unusable is None or self.addresses:
+            self.refuse_without_listeners()
+
+    def close(self) -> None:
+        """State the Gateway's own conditions, once everything about its listeners is known."""
+        for plan in self.listeners:
+            plan.close()
+        if self.problem:
+            self.conditions.set("Programmed", False, "Invalid", self.problem)
+        else:
+            _state_listeners(self.conditions, self.invalid(self.own))
+            if self.unusable is not None:
+                self.conditions.set("Programmed", False, *self.unusable)
+        for note in _gateway_notes(self.gateway):
+            self.conditions.add_note("Accepted", note)
+        self._state_references()
+        for attached in self.sets:
+            if not attached.refusal:
+                self._close_set(attached)
+
+    def _state_references(self) -> None:
+        """`ResolvedRefs` sums up those of the listeners, unless a reference of the Gateway's own is bad."""
+        if self.conditions.says("ResolvedRefs") and not self.conditions.holds("ResolvedRefs"):
+            return
+        bad = [plan.listener.name for plan in self.own if not plan.conditions.holds("ResolvedRefs")]
+        if bad:
+            message = f"these listeners have references that cannot be resolved: {', '.join(bad)}"
+            self.conditions.set("ResolvedRefs", False, "ListenersNotResolved", message)
+        else:
+            self.conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+
+    def invalid(self, listeners: Iterable[ListenerPlan]) -> list[str]:
+        """The names of those that are not served for what they are, whatever is wrong with the addresses."""
+        unusable = self.unusable[1] if self.unusable is not None else ""
+        return [plan.listener.name for plan in listeners if plan.problem and plan.problem != unusable]
+
+    def _close_set(self, attached: SetPlan) -> None:
+        listeners = [plan for plan in self.listeners if plan.owner is attached.listener_set]
+        lost = self.invalid(listeners)
+        if len(lost) == len(listeners):
+            attached.refuse("ListenersNotValid", "ListenersNotValid", "no listener can be served")
+            return
+        _state_listeners(attached.conditions, lost)
+        if self.unusable is not None and not self.addresses:
+            attached.conditions.set("Programmed", False, "ParentNotProgrammed", self.unusable[1])
+
+    def to_status(self) -> Status:
+        return {
+            "addresses": [{"type": "IPAddress", "value": address} for address in self.addresses],
+            "conditions": self.conditions.to_list(),
+            "listeners": [plan.to_status() for plan in self.own],
+            "attachedListenerSets": sum(attached.conditions.holds("Accepted") for attached in self.sets),
+        }
+
+
+def set_statuses(plan: GatewayPlan) -> dict[Key, Status]:
+    """The status of the ListenerSets of a Gateway."""
+    statuses: dict[Key, Status] = {}
+    for attached in plan.sets:
+        owner = attached.listener_set
+        listeners: list[dict[str, Any]] = [p.to_status() for p in plan.listeners if p.owner is owner]
+        statuses[owner.key] = {"conditions": attached.conditions.to_list(), "listeners": listeners}
+    return statuses
+
+
+def _state_listeners(conditions: Conditions, lost: list[str]) -> None:
+    """`Accepted` and `Programmed` of a Gateway or ListenerSet some of whose listeners are served. `lost` are not."""
+    if lost:
+        conditions.set("Accepted", True, "ListenersNotValid", f"these listeners are not served: {', '.join(lost)}.")
+        conditions.set("Programmed", True, "Programmed", "the other listeners are served")
+    else:
+        conditions.set("Accepted", True, "Accepted", "every listener is valid.")
+        conditions.set("Programmed", True, "Programmed", "every listener is served")
+
+
+def _gateway_notes(gateway: Gateway) -> list[str]:
+    """Fields that are accepted and do nothing."""
+    notes = []
+    spec = gateway.spec
+    if spec.infrastructure is not None and (spec.infrastructure.labels or spec.infrastructure.annotations):
+        notes.append("infrastructure has nothing to be applied to: no objects are created for a Gateway.")
+    if spec.default_scope != "None":
+        notes.append("defaultScope is not supported: routes have to name this Gateway.")
+    return notes
