@@ -35,12 +35,12 @@ def stages() -> Iterator[Stage]:
 
 def allowed(name: str, rules: tuple[DestinationRule, ...], authority: Authority) -> Stage:
     policy = DestinationPolicy(DestinationsIR((rules,)))
-    assert policy.refusal(authority) is None
-    return Stage(GROUP, name, lambda: policy.refusal(authority))
+    assert policy.decide(authority) is None
+    return Stage(GROUP, name, lambda: policy.decide(authority))
 
 
 def denied(name: str, rules: tuple[DestinationRule, ...], authority: Authority) -> Stage:
     """With the error that says so."""
     policy = DestinationPolicy(DestinationsIR((rules,)))
-    assert policy.refusal(authority) is not None
-    return Stage(GROUP, name, lambda: policy.refusal(authority))
+    assert policy.decide(authority) is not None
+    return Stage(GROUP, name, lambda: policy.decide(authority))

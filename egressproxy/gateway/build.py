@@ -1,4 +1,4 @@
-"""Build: ConfigSpec → Snapshot. Everything that configuration alone decides is decided here, so that a request looks
+"""Build: ConfigIR → Snapshot. Everything that configuration alone decides is decided here, so that a request looks
 up nothing.
 
 What has an equal spec in the snapshot before is kept: connectors with their pools, filters with their buckets, series
@@ -328,7 +328,7 @@ class _Builder:
         """The `deny` entry that holds for this backend itself, whatever its clients ask for."""
         if weighted.backend is None or not weighted.policy.destinations.deny:
             return None
-        return self.destination_policy(weighted.policy).denial_of(weighted.backend)
+        return self.destination_policy(weighted.policy).explicit_deny_of(weighted.backend)
 
     def connector(self, weighted: WeightedBackend) -> Connector | None:
         if weighted.backend is None:

@@ -1,4 +1,4 @@
-"""Gateways and listeners: what is bound, and what is served there. `ConfigSpec` is the whole of a configuration."""
+"""Gateways and listeners: what is bound, and what is served there. `ConfigIR` is the whole of a configuration."""
 
 from __future__ import annotations
 

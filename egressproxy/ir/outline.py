@@ -1,4 +1,4 @@
-"""Outline: a ConfigSpec as named objects with fields, in the words of the resource model: for people, and comparisons.
+"""Outline: a ConfigIR as named objects with fields, in the words of the resource model: for people, and comparisons.
 
 What has its default is left out. A Secret is "set" and no more; a certificate is its digest. The policy of a rule or of
 a backend is shown as far as it differs from that of the listener.

@@ -1,4 +1,4 @@
-"""ConfigSpec as octets, for another process of ours: pickles in a row, with one memo, so that what is shared stays so.
+"""ConfigIR as octets, for another process of ours: pickles in a row, with one memo, so that what is shared stays so.
 
 They hold secrets, so they go through an inherited pipe alone, never into a file, a log or a message. Reading them makes
 specs and nothing else: a name that is no spec's, nor that of a filter's settings, is refused.

@@ -132,7 +132,7 @@ class AddressesIR:
     """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect).
 
     Of these what no `deny` closes, at whatever level, and what stands within every `only`. It is a part of every
-    ConnectionSpec, and its lists may be long: its hash does not walk over them.
+    ConnectionIR, and its lists may be long: its hash does not walk over them.
     """
 
     allow: tuple[tuple[AddressAllowance, ...], ...] = ()
@@ -226,7 +226,7 @@ class ExtensionIR:
 
 @dataclass(frozen=True, slots=True)
 class LimitsIR:
-    """Limits of a listener's connections. Those of requests are compiled into filters (see ExtensionSpec). 0: no
+    """Limits of a listener's connections. Those of requests are compiled into filters (see ExtensionIR). 0: no
     limit.
     """
 

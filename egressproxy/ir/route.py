@@ -177,7 +177,7 @@ class HttpRouteIR:
 class StreamRouteIR:
     """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames`, `named` as above; empty for TCPRoute.
 
-    `extensions` as in HttpRuleSpec (request-headers phase sees a tunnel).
+    `extensions` as in HttpRuleIR (request-headers phase sees a tunnel).
     """
 
     name: str

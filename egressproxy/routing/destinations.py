@@ -1,7 +1,7 @@
 """Destinations: may a client reach this authority? Decided on what it named, before any name is resolved.
 
-Deny beats allow at any level; every level that says something has to allow; nothing said allows nothing. A deny holds
-for the place: for the host that a client named, and for the hostname of a backend that stands for it.
+Deny beats allow at any level. Every level that has an allow list must allow; without any list nothing is allowed. A
+deny holds for the place: for the host that a client named, and for the hostname of a backend that stands for it.
 Source: `destinations` of an EgressPolicy (docs/policies.md).
 """
 
@@ -20,24 +20,24 @@ from egressproxy.routing.hosts import HostMap
 
 __all__ = ["Denial", "DestinationPolicy"]
 
-#: Destinations whose permission is kept, for they are asked for again; a policy never changes.
+#: How many allowed destinations are remembered; a policy never changes, so that the memory stays true.
 MAX_KNOWN = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A `deny` entry that matches a destination: one that a client named, or that of a `backend` ("" for the first)."""
+    """A `deny` entry that matches a destination: the client's (`backend` is "") or that of the backend of this name."""
 
     authority: Authority
     rule: DestinationRule
     backend: str = ""
 
     def holds(self, mode: Mode) -> bool:
-        """Whether it closes the place where this is the mode, and is not only noted."""
+        """Whether it closes the place in this mode; otherwise it is only reported."""
         return self.rule.is_firm or mode is not Mode.REPORT
 
     def error(self) -> Denied:
-        """What is raised, made anew each time; explanations and status tell it in the same words."""
+        """A new error to raise. Explanations and status use its text, too."""
         rule, authority = self.rule, self.authority
         where = f"on port {authority.port} " if rule.ports else ""
         field = "intercept.hostnames" if rule.intercepts else "destinations.deny"
@@ -55,8 +55,10 @@ class Denial:
 
 
 class DestinationPolicy:
-    """Compiled `destinations`. Lookups cost a few dictionary probes, however many entries there are, and one for a
-    destination that was allowed before.
+    """Compiled `destinations` of the policies that hold at one place.
+
+    A decision costs a few dictionary probes whatever the number of entries, and one for a destination that was allowed
+    before.
     """
 
     __slots__ = (
@@ -74,39 +76,42 @@ class DestinationPolicy:
     def __init__(self, spec: DestinationsIR, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)
         self._firm_allow = spec.firm_allow
-        #: Whether something of it holds in mode Report, too: then so does what a tunnel's ClientHello has to say.
+        #: Whether an entry holds in mode Report, too; then the SNI check of a tunnel holds there as well.
         self.is_firm = spec.firm_allow > 0 or any(rule.is_firm for rule in spec.deny)
         self._deny = self._deny_backends = _firm_first(spec.deny)
         if any(rule.intercepts for rule in spec.deny):
             self._deny_backends = _firm_first(rule for rule in spec.deny if not rule.intercepts)
-        self.denies = bool(spec.deny)  # else there is nothing to ask `denial` for
+        self.denies = bool(spec.deny)  # otherwise `explicit_deny` need not be called
         self._sources = tuple(sources)
         self._withheld = _Entries(spec.withheld)
-        self._allowed: dict[tuple[str, int], SniCheck] = {}  # what was asked for and may be reached
+        self._allowed: dict[tuple[str, int], SniCheck] = {}  # the remembered decisions
 
     @property
     def has_allow_list(self) -> bool:
-        """Whether any policy says what is allowed, be it nothing."""
+        """Whether any policy has an allow list, an empty one included."""
         return bool(self._allow)
 
-    def denial(self, authority: Authority) -> Denied | None:
-        """The refusal if a `deny` entry matches: holds for routes too."""
+    def explicit_deny(self, authority: Authority) -> Denied | None:
+        """The error of the `deny` entry that matches this host and port, or None. It holds for routes, too.
+
+        An address is compared in each of its spellings. Nothing is raised: the caller knows the mode.
+        """
         if not self.denies:
             return None
         for entries in self._deny:
             rule = entries.find(authority)
             if rule is None and authority.address is not None:
-                # Another spelling of a denied address is no way round: RFC 4291 section 2.5.5, `model.aliases`.
+                # Another spelling must not get around the entry: RFC 4291 section 2.5.5, `model.aliases`.
                 others = (Authority(str(each), authority.port, each) for each in aliases(authority.address)[1:])
                 rule = next(filter(None, map(entries.find, others)), None)
             if rule is not None:
                 return Denial(authority, rule).error()
         return None
 
-    def denial_of(self, backend: BackendIR) -> Denial | None:
-        """The `deny` entry that holds for this backend: for its hostname and port, or for a parent's on the way there.
+    def explicit_deny_of(self, backend: BackendIR) -> Denial | None:
+        """The `deny` entry that matches the hostname and port of this backend or of one of its parents, or None.
 
-        Depends on configuration alone. What is to be intercepted is denied to clients that name it, and to no backend.
+        It depends on configuration alone. Entries that mean interception deny clients that name the host, not backends.
         """
         for entries in self._deny_backends:
             on_the_way: BackendIR | None = backend
@@ -119,11 +124,14 @@ class DestinationPolicy:
                 on_the_way = on_the_way.parent
         return None
 
-    def refusal(self, authority: Authority) -> Denied | None:
-        """The refusal of a destination that no route matched; None if it is allowed."""
+    def decide(self, authority: Authority) -> Denied | None:
+        """The decision about a destination that no route matched: None allows it, an error says why it is denied.
+
+        Asks deny entries first, then the allow list of every level.
+        """
         if (authority.host, authority.port) in self._allowed:
             return None
-        denied = self.firm_refusal(authority)
+        denied = self.decide_firm(authority)
         if denied is not None:
             return denied
         if not self._allow:
@@ -142,9 +150,9 @@ class DestinationPolicy:
         self._allowed[authority.host, authority.port] = self._sni_check(authority)
         return None
 
-    def firm_refusal(self, authority: Authority) -> Denied | None:
-        """The refusal for all that mode Open leaves: a `deny` entry, or an allow list that no mode lifts."""
-        denied = self.denial(authority)
+    def decide_firm(self, authority: Authority) -> Denied | None:
+        """The decision in mode Open: only deny entries, and allow lists that hold in every mode, deny; None allows."""
+        denied = self.explicit_deny(authority)
         if self._firm_allow and (denied is None or not denied.is_firm):
             outside = self._outside(authority, self._allow[: self._firm_allow])
             if outside is not None:
@@ -153,7 +161,7 @@ class DestinationPolicy:
         return denied
 
     def _outside(self, authority: Authority, groups: Iterable[_Entries]) -> Denied | None:
-        """The refusal of the first of these groups that does not allow it."""
+        """The error of the first of these groups that does not allow it, or None."""
         for group in groups:
             if group.find(authority) is None:
                 policy = group.policy or (self._sources[0] if self._sources else "-")
@@ -161,7 +169,7 @@ class DestinationPolicy:
         return None
 
     def sni_check(self, authority: Authority) -> SniCheck:
-        """What the entry that allows this destination says about SNI; ANY only if every level says so."""
+        """The `sni` of the entries that allow this destination: ANY only if every level says ANY."""
         known = self._allowed.get((authority.host, authority.port))
         return known if known is not None else self._sni_check(authority)
 
@@ -172,21 +180,21 @@ class DestinationPolicy:
         return SniCheck.MATCH
 
     def entry(self, authority: Authority) -> tuple[str, str] | None:
-        """What allows this destination: a policy, and the hostname or range of its entry, as it is written.
+        """The policy that allows this destination, and the hostname or range of its entry as it was written.
 
-        Of several levels the most specific; None unless each of them has such an entry (Mode Open, Report).
+        Of several levels the most specific. None where a level has no such entry (modes Open and Report let it pass).
         """
         rules = [group.find(authority) for group in self._allow]
         found = rules[-1] if rules and None not in rules else None
         return (found.policy, self._allow[-1].pattern(authority)) if found is not None else None
 
     def grounds(self, authority: Authority) -> tuple[DestinationRule, ...]:
-        """The entries that allow this destination, one of each level that says something; for explanations."""
+        """The entries that allow this destination, one of each level that has one; for explanations."""
         found = (group.find(authority) for group in self._allow)
         return tuple(rule for rule in found if rule is not None)
 
     def _not_allowed(self, authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
-        """`is_port_alone`: on another port it would be allowed."""
+        """The error, with what to add. `is_port_alone`: on another port it would be allowed."""
         host, port = authority.host, authority.port
         withheld = self._withheld.find(authority)
         if withheld is not None:
@@ -198,7 +206,7 @@ class DestinationPolicy:
         else:
             remedy = f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow'
             if not authority.address.is_global:
-                remedy += "; not being public, it has to be in addresses.allow, too"
+                remedy += "; add it to addresses.allow, too, since it is not public"
         where = f"on port {port} " if is_port_alone else ""
         message = f"{host} is not allowed {where}by policy {policy}"
         denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
@@ -207,14 +215,14 @@ class DestinationPolicy:
 
 
 def _for_others(authority: Authority, rule: DestinationRule) -> Denied:
-    """An entry would allow it to clients whom nobody tells apart."""
+    """The error where an entry allows this destination to its `subjects` only: client identities are not known."""
     denied = Denied(
         Reason.DESTINATION_NOT_ALLOWED,
-        f"{authority.host} is allowed by policy {rule.policy} to its subjects alone, and no client is known to be one",
+        f"{authority.host} is allowed to the subjects of policy {rule.policy} only; client identities are not known",
         rule=f"EgressPolicy {rule.policy}",
-        remedy=f"its entry is there; identities of clients are not supported yet: remove subjects from policy "
-        f"{rule.policy}, and it holds for everybody",
-        detail=f"{_entry(rule, authority)} in destinations.allow is for subjects",
+        remedy=f"identities of clients are not supported yet: remove subjects from policy {rule.policy} "
+        "to allow it to everybody",
+        detail=f"{_entry(rule, authority)} in destinations.allow has subjects",
     )
     denied.policy = rule.policy
     return denied
@@ -246,7 +254,7 @@ class _Entries:
                 everywhere.append(rule)
 
     def names(self, authority: Authority) -> bool:
-        """Whether an entry matches the host, on whatever port."""
+        """Whether an entry matches the host, on any port."""
         address = authority.address
         if address is not None and any(
             address.version == network.version and address in network for network, _ in self._networks
@@ -272,9 +280,9 @@ class _Entries:
         return None
 
     def pattern(self, authority: Authority) -> str:
-        """The hostname or range by which `find` finds its entry, as it is written; "*" for every host.
+        """The hostname or range by which `find` finds its entry, as it was written; "*" for every host.
 
-        A few probes, however many names stand in the entry: a client names as many hosts below a wildcard as it likes.
+        Costs a few probes whatever the number of names: a client may name any number of hosts below a wildcard.
         """
         address, port, host = authority.address, authority.port, authority.host
         if address is not None:
@@ -293,7 +301,7 @@ class _Entries:
 
 
 def _firm_first(rules: Iterable[DestinationRule]) -> tuple[_Entries, ...]:
-    """The entries of a deny list. Those that mode Report does not lift stand in front: they decide, if one matches."""
+    """The entries of a deny list, those that hold in mode Report first, so that they decide where both match."""
     deny = tuple(rules)
     firm = [rule for rule in deny if rule.is_firm]
     return (_Entries(firm), _Entries(rule for rule in deny if not rule.is_firm)) if firm else (_Entries(deny),)

@@ -38,7 +38,7 @@ class HostMap(Generic[T]):
             self._exact.setdefault(pattern, value)
 
     def exactly(self, pattern: str) -> T | None:
-        """The value that was put under this very pattern."""
+        """The value that was put under the same pattern."""
         if not pattern or pattern == "*":
             return self._anywhere
         return self._suffixes.get(pattern[2:]) if pattern.startswith("*.") else self._exact.get(pattern)
@@ -61,9 +61,11 @@ class HostMap(Generic[T]):
             yield self._anywhere
 
     def exact(self, host: str) -> T | None:
+        """The value of this host (lower case) without wildcards."""
         return self._exact.get(host)
 
     def values(self) -> Iterator[T]:
+        """Every value: exact hosts, then wildcards, then that of every host."""
         yield from self._exact.values()
         yield from self._suffixes.values()
         if self._anywhere is not None:

@@ -1,8 +1,8 @@
-"""Permission: what a route to a Dynamic backend opens by itself: the hosts that it names.
+"""Permission: the hosts that a route to a Dynamic backend allows by itself, which are those that it names.
 
-A route to a backend with an address of its own is the permission for it: somebody wrote the place down. A Dynamic
-backend has none, so for whatever such a route does not name the `destinations` of its listener decide, as if there were
-no route; the route serves what they allow. So no route with a filter for everything opens the gateway.
+A route to a backend with an address of its own allows that address: somebody wrote it down. A Dynamic backend has no
+address, so the `destinations` of the listener decide about every host that the route does not name, as if there were no
+route; the route serves what they allow. So a route for every host, made for its filters, does not open the gateway.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _STRICTNESS = (Mode.OPEN, Mode.REPORT, Mode.ENFORCE)
 
 
 class Permission:
-    """What one rule with a Dynamic backend permits. A deny is not asked for here: it holds for every rule.
+    """What one rule with a Dynamic backend permits. Deny entries are not its task: they hold for every rule.
 
-    `hostnames` are those of the route, without what a listener made of them. A name is permitted; what is below a
-    wildcard is where no policy of the listener has an allow list, for such a list says which part of it is meant.
-    `ports` are those that stand in the backend; None: every port.
-    `destinations` are the listener's. `mode`: how what is refused is treated. `permitted` has the texts of authorities
-    that were asked for and are named.
+    `hostnames` are those of the route as written. A name is permitted. A wildcard is permitted only where no policy of
+    the listener has an allow list, since such a list says which part of the wildcard is meant.
+    `ports` are those of the backend; None is every port.
+    `destinations` are the listener's. `mode` says whether what is denied is refused. `permitted` holds the texts of the
+    authorities that were permitted before.
     """
 
     __slots__ = ("_destinations", "_hosts", "_ports", "_says", "mode", "permitted")
@@ -57,31 +57,31 @@ class Permission:
         )
 
     def names(self, authority: Authority) -> bool:
-        """Whether the route itself permits this. A wildcard in place of the host stands for all below it."""
+        """Whether the route itself permits this host and port. The host may be a wildcard, for all hosts below it."""
         if self._ports is not None and authority.port not in self._ports:
             return False
         return self._hosts.first(authority.host) is not None
 
-    def refusal(self, authority: Authority) -> Denied | None:
-        """The refusal of a destination that neither the route names nor the listener's policies allow."""
+    def decide(self, authority: Authority) -> Denied | None:
+        """None if the route names this destination or the listener's policies allow it; otherwise the error."""
         if self.names(authority):
             if len(self.permitted) >= MAX_KNOWN:
                 self.permitted.clear()
             self.permitted.add(authority.text)
             return None
         if self.mode is Mode.OPEN:
-            denied = self._destinations.firm_refusal(authority)
+            denied = self._destinations.decide_firm(authority)
         else:
-            denied = self._destinations.refusal(authority)
+            denied = self._destinations.decide(authority)
         if denied is not None:
             denied.detail = denied.detail or self._says
         return denied
 
     def grounds(self, authority: Authority) -> tuple[DestinationRule, ...]:
-        """The entries that allow what the route does not name; for explanations."""
+        """The policy entries that allow a destination that the route does not name; for explanations."""
         return () if self.names(authority) else self._destinations.grounds(authority)
 
 
 def strictest(*modes: Mode) -> Mode:
-    """The one that lets the least pass."""
+    """The strictest of these modes: Enforce before Report before Open."""
     return max(modes, key=_STRICTNESS.index)

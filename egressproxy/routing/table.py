@@ -311,7 +311,7 @@ class _Bucket(Generic[T]):
                     ):
                         return candidate.result
             prefixes = self._prefixes
-            # No prefix is longer than `longest`: a path of many slashes costs no more than the longest prefix has.
+            # No prefix is longer than `_longest`: a path of many slashes costs no more than the longest prefix has.
             cut = len(path) if len(path) <= self._longest else path.rfind(b"/", 0, self._longest + 1)
             while cut > 0:
                 for candidate in prefixes.get(path[:cut], ()):

@@ -180,7 +180,7 @@ class AddressPolicy:
         the admin address, and for what is denied, in any case.
         """
         host = str(address)
-        if self._closed is not None and self._closed.denial(address, port) is not None:
+        if self._closed is not None and self._closed.explicit_deny(address, port) is not None:
             raise self._denied(host, (address,), port)
         if self._is_closed_metadata(address) or self._is_loop(host, address, port):
             raise self._denied(host, (address,), port)
@@ -203,16 +203,16 @@ class AddressPolicy:
         closed = self._closed
         if closed is None:
             return endpoints
-        return tuple(each for each in endpoints if closed.denial(each.address, each.port) is None)
+        return tuple(each for each in endpoints if closed.explicit_deny(each.address, each.port) is None)
 
-    def denial_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
+    def explicit_deny_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
         """The refusal where every one of an operator's endpoints is closed by a deny."""
         if not endpoints or self.open_endpoints(endpoints):
             return None
         first = endpoints[0]
         return self._denied(str(first.address), (first.address,), first.port)
 
-    def metadata_denial_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
+    def metadata_deny_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
         """The refusal where every one of an operator's endpoints is cloud metadata that no allowance names."""
         if not endpoints or not all(self._is_closed_metadata(each.address) for each in endpoints):
             return None
@@ -232,7 +232,7 @@ class AddressPolicy:
     def would_deny(self, addresses: Sequence[IPAddress], port: int) -> bool:
         """Whether, were it not for mode Report, none of these addresses would be left."""
         reported = self._reported
-        return reported is not None and all(reported.denial(address, port) is not None for address in addresses)
+        return reported is not None and all(reported.explicit_deny(address, port) is not None for address in addresses)
 
     def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
         """Whether `check` leaves this address, and why, in words: for explanations."""

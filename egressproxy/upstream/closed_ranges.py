@@ -58,9 +58,9 @@ class ClosedRanges:
 
     def closing(self, address: IPAddress, port: int) -> Closing | None:
         """Why this address, which a name or a client gave, is closed."""
-        return self.denial(address, port) or self._outside(address)
+        return self.explicit_deny(address, port) or self._outside(address)
 
-    def denial(self, address: IPAddress, port: int) -> Closing | None:
+    def explicit_deny(self, address: IPAddress, port: int) -> Closing | None:
         """The deny that holds for this address, whoever wrote it."""
         for each in aliases(address):
             for network, denial in self._denied.find(each):

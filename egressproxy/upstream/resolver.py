@@ -87,7 +87,7 @@ class _Entry:
 
 
 class Resolver:
-    """Resolves by one DnsSpec. `stats` is told how each lookup went.
+    """Resolves by one DnsIR. `stats` is told how each lookup went.
 
     The words: `hit` and `stale` for answers from the cache; `ok`, `nxdomain`, `no_address`, `servfail`, `timeout` and
     `error` for what a question to the servers (or to a hosts file) gave, however many waited for it.

@@ -158,10 +158,10 @@ import egressproxy.processes.workers.process
 from egressproxy.routing.table import HttpTable
 from egressproxy.ir.route import *
 def build(*matches):
-    HttpTable.build([(HttpRouteSpec("n/r", (), (HttpRuleSpec(matches=matches),)), [None])])
-build(MatchSpec("/a"), MatchSpec("/a", method="PUT", is_preflight=True), MatchSpec(headers=(ValueMatch("a", "b"),)))
+    HttpTable.build([(HttpRouteIR("n/r", (), (HttpRuleIR(matches=matches),)), [None])])
+build(MatchIR("/a"), MatchIR("/a", method="PUT", is_preflight=True), MatchIR(headers=(ValueMatch("a", "b"),)))
 assert "re2" not in sys.modules
-build(MatchSpec("/a", PathMatchType.REGEX))
+build(MatchIR("/a", PathMatchType.REGEX))
 assert "re2" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=WAIT_S, check=False)

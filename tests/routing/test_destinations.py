@@ -18,7 +18,7 @@ def rule(*hostnames: str, **more: object) -> DestinationRule:
 
 
 def reason(spec: DestinationsIR, authority: bytes, *sources: str) -> Reason | None:
-    refused = DestinationPolicy(spec, sources).refusal(parse_authority(authority, None))
+    refused = DestinationPolicy(spec, sources).decide(parse_authority(authority, None))
     return refused.reason if refused is not None else None
 
 
@@ -80,7 +80,7 @@ def test_policies_of_one_level_unite_and_levels_intersect():
 
 
 def test_a_refusal_says_what_to_add():
-    refused = DestinationPolicy(DestinationsIR(allow=((rule("a.test"),),))).refusal(
+    refused = DestinationPolicy(DestinationsIR(allow=((rule("a.test"),),))).decide(
         parse_authority(b"b.test:8443", None)
     )
     assert refused is not None
@@ -90,8 +90,8 @@ def test_a_refusal_says_what_to_add():
 
 def test_a_refusal_of_an_address_says_under_which_key_and_what_else_it_takes():
     policy = DestinationPolicy(DestinationsIR(allow=((rule("a.test"),),)))
-    for address, more in (("1.1.1.1", ""), ("10.0.0.7", "; not being public, it has to be in addresses.allow, too")):
-        refused = policy.refusal(parse_authority(f"{address}:80".encode(), None))
+    for address, more in (("1.1.1.1", ""), ("10.0.0.7", "; add it to addresses.allow, too, since it is not public")):
+        refused = policy.decide(parse_authority(f"{address}:80".encode(), None))
         assert refused is not None
         assert refused.remedy == f'add {{cidrs: ["{address}"], ports: [80]}} to destinations.allow{more}'
 
@@ -106,7 +106,7 @@ def test_a_refusal_for_the_port_alone_says_so():
         (b"b.test:81", "b.test is not allowed by policy ns/p"),
         (b"192.0.3.9:443", "192.0.3.9 is not allowed by policy ns/p"),
     ):
-        refused = policy.refusal(parse_authority(authority, None))
+        refused = policy.decide(parse_authority(authority, None))
         assert refused is not None
         assert str(refused) == found
 
@@ -114,7 +114,7 @@ def test_a_refusal_for_the_port_alone_says_so():
 def test_a_refusal_of_cloud_metadata_does_not_say_how_to_open_it():
     policy = DestinationPolicy(DestinationsIR(allow=((rule("a.test"),),)))
     for address in (b"169.254.169.254:80", b"[fd00:ec2::254]:80", b"[::ffff:169.254.169.254]:80"):
-        refused = policy.refusal(parse_authority(address, None))
+        refused = policy.decide(parse_authority(address, None))
         assert refused is not None
         assert refused.remedy.startswith("leave it closed")
 
@@ -138,10 +138,10 @@ def test_what_was_allowed_is_known_again_by_host_and_port_and_what_was_refused_i
     for _ in range(3):
         for host in range(MAX_KNOWN + 10):
             allowed = parse_authority(b"h%d.a.test:443" % host, None)
-            assert policy.refusal(allowed) is None
+            assert policy.decide(allowed) is None
             assert policy.sni_check(allowed) is SniCheck.ANY
-        assert policy.refusal(parse_authority(b"h1.a.test:80", None)) is not None
-        assert policy.refusal(parse_authority(b"a.test:443", None)) is not None
+        assert policy.decide(parse_authority(b"h1.a.test:80", None)) is not None
+        assert policy.decide(parse_authority(b"a.test:443", None)) is not None
         assert len(policy._allowed) <= MAX_KNOWN
 
 
@@ -191,23 +191,23 @@ def fqdn(hostname: str, port: int = 443, parent: BackendIR | None = None) -> Bac
 def test_a_deny_holds_for_a_backend_of_that_name_and_for_its_parents(
     entry: DestinationRule, backend: BackendIR, is_denied: bool
 ):
-    denial = DestinationPolicy(DestinationsIR(deny=(entry,))).denial_of(backend)
+    denial = DestinationPolicy(DestinationsIR(deny=(entry,))).explicit_deny_of(backend)
     assert (denial is not None) is is_denied
 
 
 def test_what_is_to_be_intercepted_hides_no_deny_of_the_same_name():
     policy = DestinationPolicy(DestinationsIR(deny=(rule("b.test", intercepts=True), rule("b.test"))))
-    assert policy.denial_of(fqdn("b.test")) is not None
+    assert policy.explicit_deny_of(fqdn("b.test")) is not None
 
 
 def test_of_several_denies_that_match_one_that_report_mode_does_not_lift_decides():
     deny = (rule("b.test"), rule("*.test", is_firm=True), rule("p.test", is_firm=True), rule("b.other"))
     policy = DestinationPolicy(DestinationsIR(deny=deny))
     for host, is_firm in ((b"b.test:443", True), (b"c.test:443", True), (b"b.other:443", False)):
-        denied = policy.denial(parse_authority(host, None))
+        denied = policy.explicit_deny(parse_authority(host, None))
         assert denied is not None
         assert denied.is_firm is is_firm
-    denial = policy.denial_of(fqdn("b.other", parent=fqdn("p.test", 3128)))
+    denial = policy.explicit_deny_of(fqdn("b.other", parent=fqdn("p.test", 3128)))
     assert denial is not None
     assert denial.holds(Mode.REPORT)
     assert denial.authority.host == "p.test"
@@ -217,7 +217,7 @@ def test_an_allow_list_that_no_mode_lifts_decides_before_a_deny_that_mode_report
     spec = DestinationsIR(((rule("a.test"),), (rule("b.test"),)), (rule("a.test"), rule("b.test")), firm_allow=1)
     policy = DestinationPolicy(spec)
     for host, why, is_firm in (("a.test", Reason.DESTINATION_DENIED, False), ("b.test", NO, True)):
-        for ask in (policy.refusal, policy.firm_refusal):
+        for ask in (policy.decide, policy.decide_firm):
             denied = ask(parse_authority(f"{host}:443".encode(), None))
             assert denied is not None
             assert (denied.reason, denied.is_firm) == (why, is_firm)
@@ -225,8 +225,8 @@ def test_an_allow_list_that_no_mode_lifts_decides_before_a_deny_that_mode_report
 
 def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry():
     policy = DestinationPolicy(DestinationsIR(deny=(rule("a.test", "*.test", ports=(443, 8443)),)))
-    named = policy.denial(parse_authority(b"b.test:443", None))
-    denial = policy.denial_of(fqdn("b.test"))
+    named = policy.explicit_deny(parse_authority(b"b.test:443", None))
+    denial = policy.explicit_deny_of(fqdn("b.test"))
     assert named is not None
     assert denial is not None
     behind = denial.error()
@@ -241,13 +241,13 @@ def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry()
 def test_an_entry_that_is_there_for_subjects_is_not_advised_once_more():
     spec = DestinationsIR(allow=((),), withheld=(rule("a.test", ports=(443,)),))
     policy = DestinationPolicy(spec, ("ns/p",))
-    refused = policy.refusal(parse_authority(b"a.test:443", None))
+    refused = policy.decide(parse_authority(b"a.test:443", None))
     assert refused is not None
     assert refused.reason is NO
-    assert "to its subjects alone" in str(refused)
+    assert "to the subjects of policy" in str(refused)
     assert "remove subjects from policy ns/p" in refused.remedy
     assert "add {hostnames" not in refused.remedy
-    other = policy.refusal(parse_authority(b"a.test:80", None))
+    other = policy.decide(parse_authority(b"a.test:80", None))
     assert other is not None
     assert "add {hostnames" in other.remedy
 

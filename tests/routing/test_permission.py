@@ -23,7 +23,7 @@ def permission(
 
 
 def reason(made: Permission, authority: bytes) -> Reason | None:
-    refused = made.refusal(parse_authority(authority, None))
+    refused = made.decide(parse_authority(authority, None))
     return refused.reason if refused is not None else None
 
 
@@ -41,7 +41,7 @@ def test_a_wildcard_stands_for_what_is_below_it_until_an_allow_list_says_which_p
 
 def test_a_refusal_says_what_the_route_permits():
     for ports, said in ((None, "names;"), ((80, 443), "names, on port 80, 443;"), ((), "names, on no port;")):
-        refused = permission("a.test", ports=ports).refusal(parse_authority(b"b.test:80", None))
+        refused = permission("a.test", ports=ports).decide(parse_authority(b"b.test:80", None))
         assert refused is not None
         assert f"permits by itself the hosts that it {said}" in refused.detail
 

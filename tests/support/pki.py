@@ -25,7 +25,7 @@ from egressproxy.model.secret import SecretBytes
 
 
 class Pki:
-    """One root. `certificate` issues a server certificate as a CertificateSpec.
+    """One root. `certificate` issues a server certificate as a CertificateIR.
 
     With a folder, the root also lies there as `ca.crt`.
     """

@@ -478,9 +478,9 @@ def test_the_endpoints_that_are_denied_are_left_out_and_all_of_them_are_a_denial
     policy = closing(denied("10.0.0.0/8"))
     inside, outside = EndpointAddress(ip_address("10.1.2.3"), 80), EndpointAddress(ip_address("192.168.0.1"), 80)
     assert policy.open_endpoints((inside, outside)) == (outside,)
-    assert policy.denial_of((inside, outside)) is None
-    assert policy.denial_of(()) is None
-    error = policy.denial_of((inside,))
+    assert policy.explicit_deny_of((inside, outside)) is None
+    assert policy.explicit_deny_of(()) is None
+    error = policy.explicit_deny_of((inside,))
     assert error is not None
     assert error.rule == "EgressPolicy agents/closing"
 

@@ -71,7 +71,7 @@ def test_what_is_outside_of_only(bounds: list[AddressBound], address: str, is_cl
 
 
 def test_what_an_operator_wrote_is_not_asked_of_only():
-    assert ClosedRanges([], [only("203.0.113.0/24")]).denial(ip_address("8.8.8.8"), 443) is None
+    assert ClosedRanges([], [only("203.0.113.0/24")]).explicit_deny(ip_address("8.8.8.8"), 443) is None
 
 
 def test_a_deny_within_only_holds():
@@ -99,9 +99,9 @@ def test_a_look_up_finds_what_a_walk_over_the_list_finds(address, written):
     walked = any(address.version == n.version and address in n for n in networks)
     ranges = ClosedRanges([AddressDenial((network,)) for network in networks])
     if walked:
-        assert ranges.denial(address, 1) is not None
+        assert ranges.explicit_deny(address, 1) is not None
     elif address.version == 4 and all(n.version == 4 for n in networks) and int(address):
-        assert ranges.denial(address, 1) is None
+        assert ranges.explicit_deny(address, 1) is None
 
 
 def test_equal_rules_are_compiled_once():

@@ -1,7 +1,7 @@
 """Value types of manifests: durations, hostnames, networks, ports, names.
 
 Each is checked once, where the manifest is read, and is then a plain Python value. A value that is refused says what is
-wrong and what to write instead (`Refused`); nothing is repaired silently.
+wrong and what to write instead (`RefusedValue`); nothing is repaired silently.
 Sources: Gateway API v1 (Hostname, PreciseHostname, SectionName), GEP-2257 (Duration), RFC 1123, RFC 9110.
 """
 
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def check_unique(values: Iterable[object], what: str, where: str) -> None:
-    """Raises Refused if a value stands more than once: "`what` x stands more than once in `where`"."""
+    """Raises RefusedValue if a value stands more than once: "`what` x stands more than once in `where`"."""
     seen: set[object] = set()
     for value in values:
         if value in seen:

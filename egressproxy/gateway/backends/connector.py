@@ -1,7 +1,7 @@
 """Connector: how one backend is reached, under one set of DNS, address and TLS rules. Says which target an exchange
 goes to, and gives and takes back connections; `opening` makes new ones.
 
-A pool lives as long as its ConnectionSpec is in the configuration, whatever else is reloaded.
+A pool lives as long as its ConnectionIR is in the configuration, whatever else is reloaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UpstreamChannel(ABC):
 
 
 class Connector:
-    """Gives connections to a backend. One per ConnectionSpec."""
+    """Gives connections to a backend. One per ConnectionIR."""
 
     def __init__(self, spec: ConnectionIR, network: Network, *, is_parent: bool = False) -> None:
         self.spec = spec
@@ -136,7 +136,7 @@ class Connector:
     def _next_endpoint(self) -> EndpointAddress:
         endpoints = self.endpoints
         if not endpoints:
-            denied = self.opener.address_policy().denial_of(self.spec.backend.endpoints)
+            denied = self.opener.address_policy().explicit_deny_of(self.spec.backend.endpoints)
             if denied is not None:
                 try:
                     raise denied

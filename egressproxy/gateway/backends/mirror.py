@@ -313,11 +313,11 @@ class Copy:
         """Send the copy and read its answer. Raises GatewayError."""
         x, mirror = self._x, self._mirror
         if mirror.destinations.denies and x.authority is not None:
-            enforce(x, mirror.mode, mirror.destinations.denial(x.authority))
+            enforce(x, mirror.mode, mirror.destinations.explicit_deny(x.authority))
             if mirror.denied is not None:
                 enforce(x, mirror.mode, mirror.denied.error())
         if mirror.permission is not None and x.authority is not None:
-            enforce(x, mirror.permission.mode, mirror.permission.refusal(x.authority))
+            enforce(x, mirror.permission.mode, mirror.permission.decide(x.authority))
         await _passed(mirror.limits, x)
         connector, head = mirror.connector, x.request
         block, path, host = head.fields.block, head.path, x.upstream_host

@@ -122,10 +122,10 @@ def route_request(x: Exchange, listener: ActiveListener) -> Route:
 def judge(x: Exchange, route: Route, authority: Authority) -> None:
     """What policy says of a destination that a route matches. Raises Denied."""
     if route.destinations.denies:
-        enforce(x, route.mode, route.destinations.denial(authority))
+        enforce(x, route.mode, route.destinations.explicit_deny(authority))
     permission = route.permission
     if permission is not None and authority.text not in permission.permitted:
-        enforce(x, permission.mode, permission.refusal(authority))
+        enforce(x, permission.mode, permission.decide(authority))
 
 
 def default_route(x: Exchange, listener: ActiveListener, authority: Authority) -> Route:
@@ -137,9 +137,9 @@ def default_route(x: Exchange, listener: ActiveListener, authority: Authority) -
     if known is not None:
         return known
     if listener.mode is Mode.OPEN:
-        denied, mode = listener.destinations.firm_refusal(authority), Mode.ENFORCE
+        denied, mode = listener.destinations.decide_firm(authority), Mode.ENFORCE
     else:
-        denied, mode = listener.destinations.refusal(authority), listener.mode
+        denied, mode = listener.destinations.decide(authority), listener.mode
     if denied is None:
         return defaults.allowed(authority)
     try:

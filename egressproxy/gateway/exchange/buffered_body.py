@@ -1,4 +1,4 @@
-"""HeldRequest: a request that waits while somebody else is asked about it.
+"""A request that waits for the answer of an authorization server.
 
 A filter of the request-headers phase may have its body then, before a backend is chosen; it goes on as it was
 collected.

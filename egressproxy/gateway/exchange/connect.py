@@ -193,7 +193,7 @@ def route_tunnel(x: Exchange, listener: ActiveListener, authority: Authority) ->
 def admit_http(x: Exchange, listener: ActiveListener, authority: Authority) -> None:
     """Whether HTTP in a tunnel to port 80 could be allowed at all: each request is decided by itself. Raises Denied."""
     if listener.hosts.match(authority.host):
-        enforce(x, listener.mode, listener.destinations.denial(authority))
+        enforce(x, listener.mode, listener.destinations.explicit_deny(authority))
     else:
         default_route(x, listener, authority)
 

@@ -58,7 +58,7 @@ class Decision:
 
 
 def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
-    """Raises QuestionError where no listener, or more than one, is meant, or the question is none."""
+    """Raises HypotheticalRequestError where no listener, or more than one, is meant, or the question is none."""
     question.check()
     port = question.port(snapshot)
     x = Exchange("-", port.first.gateway, port.first.name, 0.0)

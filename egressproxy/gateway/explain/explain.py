@@ -59,7 +59,7 @@ MAX_NEAR = 5
 async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str, Any]:
     """The explanation; `verdict` is "allowed", "denied" (policy refuses) or "failed" (nothing could be served).
 
-    Raises QuestionError. Takes as long as a name server does, which its policy limits.
+    Raises HypotheticalRequestError. Takes as long as a name server does, which its policy limits.
     """
     decided = decide(snapshot, question)
     x, route = decided.x, decided.route
@@ -173,10 +173,10 @@ def _refusal(decided: Decision, authority: Authority) -> Denied | None:
     """What Report mode lets pass."""
     listener, route = decided.listener, decided.route
     if route is None or route.is_default:
-        return listener.destinations.refusal(authority)
-    denied = route.destinations.denial(authority)
+        return listener.destinations.decide(authority)
+    denied = route.destinations.explicit_deny(authority)
     if denied is None and route.permission is not None:
-        denied = route.permission.refusal(authority)
+        denied = route.permission.decide(authority)
     return denied
 
 
@@ -295,7 +295,7 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, connector: C
 async def _describe_addresses(
     made: dict[str, Any], x: Exchange, connector: Connector, target: DialTarget, *, asks_dns: bool
 ) -> None:
-    """As `Opener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
+    """As `ConnectionOpener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
     literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
     if literal is not None:
         made["dns"] = "not asked: the client named an address"

@@ -44,7 +44,7 @@ class HypotheticalRequest:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HypotheticalRequest:
-        """From the parameters of the admin API's /explain; `header` may occur often. Raises QuestionError."""
+        """Made from the parameters of /explain; `header` may be repeated. Raises HypotheticalRequestError."""
         values: dict[str, str] = {}
         fields = []
         for key, value in pairs:
@@ -86,7 +86,7 @@ class HypotheticalRequest:
         return found[1].lower() if found else ""
 
     def check(self) -> None:
-        """Raises QuestionError for what no client could send."""
+        """Raises HypotheticalRequestError for what no client could send."""
         if not TOKEN.fullmatch(self.method.encode("ascii", "replace")):
             raise HypotheticalRequestError(f"{self.method!r} is not a method")
         if not self.url.isascii():
@@ -108,7 +108,7 @@ class HypotheticalRequest:
 
     # --- where it would come to ------------------------------------------------------------------------------------
     def port(self, snapshot: Snapshot) -> Port:
-        """The port of the listener that is meant. Raises QuestionError where none is, or several are."""
+        """The port of the listener that is meant. Raises HypotheticalRequestError where none is, or several are."""
         ranked: dict[int, dict[tuple[str, ...], Port]] = {}
         for port in snapshot.ports.values():
             rank = self._rank(port)

@@ -1,6 +1,6 @@
 """GrpcChannel: unary gRPC calls to one backend, over one HTTP/2 connection for each of its endpoints.
 
-The connections belong to the Connector: they live and end with its ConnectionSpec, under its names, addresses and TLS.
+The connections belong to the Connector: they live and end with its ConnectionIR, under its names, addresses and TLS.
 """
 
 from __future__ import annotations

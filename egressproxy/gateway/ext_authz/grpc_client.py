@@ -1,4 +1,4 @@
-"""GrpcAsker: asks a server that speaks Envoy's ext_authz, envoy.service.auth.v3.Authorization/Check.
+"""GrpcAuthzClient: asks a server that speaks Envoy's ext_authz, envoy.service.auth.v3.Authorization/Check.
 
 Source: Gateway API HTTPExternalAuthFilter with protocol GRPC, GRPCAuthConfig.
 """

@@ -1,4 +1,4 @@
-"""HttpAsker: shows the head of a request to a server that speaks HTTP. 200 lets it pass; everything else is the answer.
+"""HttpAuthzClient: shows the head of a request to a server that speaks HTTP; only status 200 lets the request pass.
 
 Source: Gateway API HTTPExternalAuthFilter with protocol HTTP, HTTPAuthConfig.
 """

@@ -17,12 +17,12 @@ def denials(policy: PolicyIR) -> RefusesBackends:
     destinations, addresses = DestinationPolicy(policy.destinations), AddressPolicy(policy.addresses)
 
     def denied(backend: BackendIR) -> Denied | None:
-        denial = destinations.denial_of(backend)
+        denial = destinations.explicit_deny_of(backend)
         if denial is not None and denial.holds(policy.mode):
             return denial.error()
         on_the_way: BackendIR | None = backend
         while on_the_way is not None:
-            error = addresses.denial_of(on_the_way.endpoints) or addresses.metadata_denial_of(on_the_way.endpoints)
+            error = addresses.explicit_deny_of(on_the_way.endpoints) or addresses.metadata_deny_of(on_the_way.endpoints)
             if error is not None:
                 return error
             on_the_way = on_the_way.parent

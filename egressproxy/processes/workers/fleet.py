@@ -40,7 +40,7 @@ class NotBound(ConfigRefused):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A ConfigSpec as `ir.packing` writes it, and what a process that does not serve it has to know of it.
+    """A ConfigIR as `ir.packing` writes it, and what a process that does not serve it has to know of it.
 
     `places` are those to bind: address (IP literal), port, and whose it is (`gateway/listener`, …). `generation` counts
     the configurations that were put into service, from 1. `own` are further sockets of ours, which nobody may reach

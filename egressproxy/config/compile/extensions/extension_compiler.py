@@ -1,8 +1,8 @@
-"""Extensions and HTTPRoute filters, read into one form: ExtensionSpec.
+"""Extensions and HTTPRoute filters, read into one form: ExtensionIR.
 
 Three ways to ask for a filter, one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
 HTTPRoute rule or backendRef, an entry of a policy's `limits`. The config of each is checked against the schema of its
-type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionSpec without it:
+type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionIR without it:
 the filter then refuses every request (it fails closed). A type that nobody knows closes the place (`extension_faults`).
 """
 
@@ -92,7 +92,7 @@ class FilterNotSupported(Exception):
 
 
 class Placed(NamedTuple):
-    """An ExtensionSpec with what decides its turn among those of equal priority and level."""
+    """An ExtensionIR with what decides its turn among those of equal priority and level."""
 
     spec: ExtensionIR
     age: tuple[str, str]
@@ -114,7 +114,7 @@ def ordered(placed: Iterable[Placed]) -> tuple[ExtensionIR, ...]:
 
 
 class ExtensionCompiler:
-    """Turns what was written into ExtensionSpecs; collects what is a load error and which Secrets are missing."""
+    """Turns what was written into ExtensionIRs; collects what is a load error and which Secrets are missing."""
 
     def __init__(self, catalog: FilterCatalog, references: References, load_errors: LoadErrors) -> None:
         self._catalog = catalog

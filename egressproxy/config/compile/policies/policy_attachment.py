@@ -1,7 +1,7 @@
 """Which EgressPolicies hold where, and what their status says.
 
 A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers, one for each
-target: Gateway, listener, Backend, route, rule. `merging` says what they mean together.
+target: Gateway, listener, Backend, route, rule. `policy_merge` combines them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
 CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
 BODY = "egressproxy.io/BodyLimit:v1"
 
-#: What an ExtensionSpec calls the level of a layer.
+#: What an ExtensionIR calls the level of a layer.
 _LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, Level.BACKEND: 2}
 
 
