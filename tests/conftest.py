@@ -14,8 +14,13 @@ from collections.abc import Callable, Mapping
 import pytest
 from hypothesis import settings
 
+from egressproxy.net import sockets
 from egressproxy.net.loop import new_loop
 from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.protocols.tunnel import tunnel
+from egressproxy.protocols.tunnel.relay import TransportEnd
+from egressproxy.protocols.tunnel.sockets import SocketEnd
+from tests.support import states
 
 #: What the first line says of the whole suite: how many tests, and the time of one core that they take. Roughly.
 TESTS, CORE_S = 7_800, 440.0
@@ -60,6 +65,23 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     minutes = math.ceil(CORE_S / at_once / 60)
     cores = f"{at_once} cores" if at_once > 1 else "one core"
     return f"the whole suite: {TESTS:,} tests and more, about {minutes} minutes on {cores} that have nothing else to do"
+
+
+def pytest_configure() -> None:
+    """Connections take no step that is not in the table of their states."""
+    states.check(sockets.SocketTransport, states.tables(sockets)[0])
+    of_tunnels, of_ends = states.tables(tunnel)
+    states.check(tunnel.Tunnel, of_tunnels)
+    states.check(SocketEnd, of_ends)
+    states.check(TransportEnd, of_ends)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """A step that was illegal fails its test, even where somebody has swallowed the error."""
+    found = states.ILLEGAL[:]
+    states.ILLEGAL.clear()
+    assert not found, found
 
 
 def pytest_collection_finish() -> None:

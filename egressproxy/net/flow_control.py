@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from egressproxy.net.loop import poller
 from egressproxy.net.poller import Poller
-from egressproxy.net.sockets import break_off
+from egressproxy.net.watched_socket import break_off
 
 __all__ = ["HIGH_WATER", "BodySink", "FlowControl", "Reads", "peer_address", "peer_name", "reset"]
 

@@ -5,58 +5,101 @@ exactly once, as the last; an end of input leaves the other direction open where
 a peer that resets its connection behind its end is noticed though nothing is read any more.
 
 `detach` gives the socket away, to a relay that needs no protocol.
+
+States, and what leads from one to the next; nothing else may happen:
+
+    state       event    next        the event
+    ----------  -------  ----------  ---------------------------------------------------------------
+    OPEN        peer     PEER_ENDED  the peer has ended its side (FIN), and the protocol keeps ours
+    OPEN        end      ENDED       `write_eof`: our end follows what is unsent
+    PEER_ENDED  end      BOTH_ENDED
+    ENDED       peer     BOTH_ENDED
+    OPEN        close    CLOSING     `close`, or an end of the peer that the protocol does not outlive
+    PEER_ENDED  close    CLOSING
+    ENDED       close    CLOSING
+    BOTH_ENDED  close    CLOSING
+    OPEN        finish   CLOSED      `abort`, a reset, or an error of the socket
+    PEER_ENDED  finish   CLOSED
+    ENDED       finish   CLOSED
+    BOTH_ENDED  finish   CLOSED
+    CLOSING     finish   CLOSED      the same, or all is sent
+    CLOSED      told     GONE        `connection_lost` at the end of the turn, and then the socket is closed
+    OPEN        detach   GONE
+    PEER_ENDED  detach   GONE
+    ENDED       detach   GONE
+    BOTH_ENDED  detach   GONE
+
+Two flags stand beside the state, since each may be set and cleared in every state of an open connection: the protocol
+has paused reading, and the protocol was told to pause writing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import select
-import socket
-import struct
 from collections.abc import Iterable
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Any
 
-from egressproxy.net.poller import ENDED, READABLE, WRITABLE, Poller
+from egressproxy.net.poller import ENDED, READABLE, Poller
+from egressproxy.net.watched_socket import (
+    NOT_WATCHED,
+    READABLE_OR_ENDED,
+    WRITABLE_OR_ENDED,
+    Socket,
+    WatchedSocket,
+    break_off,
+)
 
-__all__ = ["END_FOLLOWS", "NOT_WATCHED", "Socket", "SocketTransport", "break_off"]
+__all__ = ["END_FOLLOWS", "SocketState", "SocketTransport"]
 
-#: The socket itself, without the Python class around it, whose calls take longer.
-Socket = socket.SocketType
-
-#: One read at most.
-READ_OCTETS = 64 * 1024
-#: asyncio's default of what may be queued before `pause_writing`.
+#: Bytes of one read at most.
+READ_SIZE = 64 * 1024
+#: asyncio's default of how many bytes may be queued before `pause_writing`.
 HIGH_WATER = 64 * 1024
 #: So many pieces go to the kernel in one call (IOV_MAX is 1024).
 MAX_PIECES = 64
 
-#: In place of a mask: the descriptor is not on the poller.
-NOT_WATCHED = -1
 _INPUT = select.EPOLLIN
-_READABLE_OR_ENDED = READABLE | ENDED
-_WRITABLE_OR_ENDED = WRITABLE | ENDED
 #: What says in an event that nothing comes behind what is there.
 END_FOLLOWS = select.EPOLLRDHUP | ENDED
 
 #: Stands for the protocol once the connection is gone.
-_GONE = asyncio.Protocol()
+_GONE_PROTOCOL = asyncio.Protocol()
 
 
-def break_off(sock: Socket) -> None:
-    """Its close will be TCP's RST in place of its FIN, which would make what was sent look whole."""
-    with suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+class SocketState(Enum):
+    """See the table above."""
+
+    OPEN = auto()
+    PEER_ENDED = auto()
+    ENDED = auto()
+    BOTH_ENDED = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+    GONE = auto()
 
 
-class SocketTransport(asyncio.Transport):
-    """States: open; closing (what is queued is still sent); ending (told at the end of the turn); gone."""
+# Names of this module: an attribute of an Enum costs a look-up each time.
+_OPEN, _PEER_ENDED, _ENDED, _BOTH_ENDED, _CLOSING, _CLOSED, _GONE = SocketState
+_READS = (_OPEN, _ENDED)
+_WRITES = (_OPEN, _PEER_ENDED)
+_HAS_PEER_END = (_PEER_ENDED, _BOTH_ENDED)
+_HAS_OUR_END = (_ENDED, _BOTH_ENDED)
+_OVER = (_CLOSED, _GONE)
+_IS_CLOSING = (_CLOSING, _CLOSED, _GONE)
+
+
+class SocketTransport(WatchedSocket, asyncio.Transport):
+    """The transport. Its states are those of the table above."""
 
     __slots__ = (
-        "_error", "_fd", "_has_eof", "_high", "_is_closing", "_is_ending", "_is_reading", "_is_write_paused", "_low",
-        "_peer", "_protocol", "_queue", "_socket", "_wants_eof", "_watched", "poller",
+        "_error", "_high", "_is_paused", "_is_write_paused", "_low", "_peer", "_protocol", "_state", "poller", "sock",
+        "unsent", "watched",
     )  # fmt: skip
+
+    unsent: bytearray | None
 
     def __init__(
         self,
@@ -70,38 +113,36 @@ class SocketTransport(asyncio.Transport):
         for already. Nothing happens before `start`.
         """
         self.poller = poller
-        self._socket: Socket | None = sock
-        self._fd = sock.fileno()
+        self.sock = sock
+        self.unsent = None
+        self.watched = watched
         self._protocol: Any = protocol
         self._peer = peer
-        self._queue: bytearray | None = None  # what the kernel did not take; never empty
         self._high = HIGH_WATER
         self._low = HIGH_WATER // 4
-        self._watched = watched
-        self._is_reading = True
-        self._has_eof = False  # the peer has ended its side
-        self._wants_eof = False  # ours is to end behind the queue, or has
+        self._is_paused = False
         self._is_write_paused = False
-        self._is_closing = False
-        self._is_ending = False
+        self._state = _OPEN
         self._error: Exception | None = None
 
     def start(self) -> None:
         """Tell the protocol of its connection, and begin to read."""
         self._protocol.connection_made(self)
-        if self._is_ending:
+        if self._state in _OVER:
             return
-        if self._watched != NOT_WATCHED:
-            self.poller.hand_over(self._fd, self)
-        self._watch()
+        if self.watched != NOT_WATCHED:
+            self.poller.hand_over(self.sock.fileno(), self)
+        self.watch()
 
     # --- events ----------------------------------------------------------------------------------------------------
     def ready(self, _fd: int, events: int) -> None:
-        if events != _INPUT or not self._is_reading or self._queue is not None:  # hardly ever
+        """The poller's event: read once, and hand it to the protocol."""
+        # Once the peer has ended, EPOLLIN never comes alone; while we are closing, something is unsent.
+        if events != _INPUT or self._is_paused or self.unsent is not None:  # hardly ever
             self._something_else(events)
             return
         try:
-            data = self._socket.recv(READ_OCTETS)  # type: ignore[union-attr]   # it is there until we are ending
+            data = self.sock.recv(READ_SIZE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -113,16 +154,19 @@ class SocketTransport(asyncio.Transport):
             self._end_of_input()
 
     def _something_else(self, events: int) -> None:
-        if self._queue is not None and events & _WRITABLE_OR_ENDED:
-            self._send_queued()
-        if not events & _READABLE_OR_ENDED or self._is_ending:
+        if self.unsent is not None and events & WRITABLE_OR_ENDED:
+            self.send_unsent()
+            if self._is_write_paused and self.get_write_buffer_size() <= self._low and not self.is_closing():
+                self._is_write_paused = False
+                self._protocol.resume_writing()
+        if not events & READABLE_OR_ENDED or self._state in _OVER:
             return
-        if not self._is_reading:
-            self._look_away(events)
+        if not self.is_reading():
+            self.look_away(0 if self._state is _CLOSING else events, is_at_end=self._state in _HAS_PEER_END)
             return
         while True:
             try:
-                data = self._socket.recv(READ_OCTETS)  # type: ignore[union-attr]   # it is there until we are ending
+                data = self.sock.recv(READ_SIZE)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -133,81 +177,57 @@ class SocketTransport(asyncio.Transport):
                 return
             self._protocol.data_received(data)
             # Once more only where the end is known to be behind it: anything else would be an error to catch.
-            if not events & END_FOLLOWS or len(data) == READ_OCTETS or not self._is_reading:
+            if not events & END_FOLLOWS or len(data) == READ_SIZE or not self.is_reading():
                 return
 
     def failed(self, error: Exception) -> None:
+        """`ready` has raised this: the connection ends with it."""
+        self._break(error)
+
+    def send_failed(self, error: OSError) -> None:
+        self._break(error)
+
+    def watch_failed(self, error: OSError) -> None:
         self._break(error)
 
     def _end_of_input(self) -> None:
-        self._is_reading = False
-        self._has_eof = True
+        self._state = _PEER_ENDED if self._state is _OPEN else _BOTH_ENDED
         if not self._protocol.eof_received():
             self.close()
-        elif not self._is_ending:
-            self._watch()
-
-    def _look_away(self, events: int) -> None:
-        """Something is to be read, and nobody wants it now."""
-        if not events & ENDED or self._is_closing:
-            self._watch()
-        elif not self._has_eof:
-            self._unwatch()  # reported again and again; found when reading is resumed
-        else:
-            assert self._socket is not None
-            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                self._break(OSError(code, os.strerror(code)))
-            else:
-                self._unwatch()  # both sides have ended
-
-    def _watch(self) -> None:
-        """Watch for what is wanted at this moment."""
-        wanted = (READABLE if self._is_reading else 0) | (WRITABLE if self._queue is not None else 0)
-        if wanted == self._watched:
-            return
-        try:
-            if self._watched == NOT_WATCHED:
-                self.poller.watch(self._fd, wanted, self)
-            else:
-                self.poller.change(self._fd, wanted)
-            self._watched = wanted
-        except OSError as error:  # out of memory, or of what fs.epoll.max_user_watches allows
-            self._break(error)
-
-    def _unwatch(self) -> None:
-        if self._watched != NOT_WATCHED:
-            self._watched = NOT_WATCHED
-            self.poller.leave(self._fd)
+        elif self._state not in _OVER:
+            self.watch()
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
         """What the poller watches for is changed only when something comes."""
-        self._is_reading = False
+        self._is_paused = True
 
     def resume_reading(self) -> None:
-        if self._is_reading or self._has_eof or self._is_closing:
+        if not self._is_paused:
             return
-        self._is_reading = True
-        if self._watched & READABLE != READABLE or self._watched == NOT_WATCHED:
-            self._watch()
+        self._is_paused = False
+        if self._state in _READS and (self.watched & READABLE != READABLE or self.watched == NOT_WATCHED):
+            self.watch()
 
     def is_reading(self) -> bool:
-        return self._is_reading
+        return not self._is_paused and self._state in _READS
+
+    wants_input = is_reading
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """Send what the kernel takes at once, queue the rest. Ignored once the transport is closing."""
-        if self._is_closing or not data:
+        """Send what the kernel takes at once, queue the rest. Ignored once the transport is closing.
+
+        Raises RuntimeError behind `write_eof`.
+        """
+        if not data or self._state not in _WRITES:
+            self._refuse_after_end(data)
             return
-        if self._wants_eof:
-            raise RuntimeError("write after write_eof")
-        if self._queue is not None:
+        if self.unsent is not None:
             self._enqueue(data, 0)
             return
-        assert self._socket is not None
         try:
-            sent = self._socket.send(data)
+            sent = self.sock.send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -216,17 +236,19 @@ class SocketTransport(asyncio.Transport):
         if sent < len(data):
             self._enqueue(data, sent)
 
+    def _refuse_after_end(self, data: Any) -> None:
+        if data and self._state in _HAS_OUR_END:
+            raise RuntimeError("write after write_eof")
+
     def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """As `write`, of all pieces in one call of the kernel where that can be."""
         pieces = [piece for piece in list_of_data if piece]
-        if len(pieces) < 2 or len(pieces) > MAX_PIECES or self._queue is not None or self._is_closing:
+        if len(pieces) < 2 or len(pieces) > MAX_PIECES or self.unsent is not None or self._state not in _WRITES:
             for piece in pieces:
                 self.write(piece)
             return
-        if self._wants_eof:
-            raise RuntimeError("write after write_eof")
-        assert self._socket is not None
         try:
-            sent = self._socket.sendmsg(pieces)
+            sent = self.sock.sendmsg(pieces)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -238,51 +260,34 @@ class SocketTransport(asyncio.Transport):
             sent = max(0, sent - len(piece))
 
     def _enqueue(self, data: Any, sent: int) -> None:
-        if self._queue is None:
-            self._queue = bytearray()
-            self._watch()
-            if self._is_ending:
+        unsent = self.unsent
+        if unsent is None:
+            unsent = self.unsent = bytearray()
+            self.watch()
+            if self._state in _OVER:
                 return
-        self._queue += memoryview(data)[sent:]  # in one piece: many small ones take far more room
-        if len(self._queue) > self._high and not self._is_write_paused:
+        unsent += memoryview(data)[sent:]  # in one piece: many small ones take far more room
+        if len(unsent) > self._high and not self._is_write_paused:
             self._is_write_paused = True
             self._protocol.pause_writing()
 
-    def _send_queued(self) -> None:
-        queue = self._queue
-        assert queue is not None
-        assert self._socket is not None
-        try:
-            del queue[: self._socket.send(queue)]
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._break(error)
-            return
-        left = len(queue)
-        if not left:
-            self._queue = None
-            self._all_sent()
-        if self._is_write_paused and left <= self._low and not self._is_closing:
-            self._is_write_paused = False
-            self._protocol.resume_writing()
-
-    def _all_sent(self) -> None:
-        if self._is_closing:
+    def all_sent(self) -> None:
+        if self._state is _CLOSING:
             self._finish()
             return
-        self._watch()
-        if self._wants_eof:
-            self._shut_down()
+        self.watch()
+        if self._state in _HAS_OUR_END:
+            self.shut_down()
 
     def get_write_buffer_size(self) -> int:
-        return len(self._queue) if self._queue is not None else 0
+        """Bytes that the kernel has not taken yet."""
+        return len(self.unsent) if self.unsent is not None else 0
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Octets that may be queued before `pause_writing`, and from which on `resume_writing` comes."""
+        """Bytes that may be queued before `pause_writing`, and from which on `resume_writing` comes."""
         self._high = HIGH_WATER if high is None else high
         self._low = self._high // 4 if low is None else low
 
@@ -291,73 +296,61 @@ class SocketTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """End our side behind what is queued."""
-        if self._is_closing or self._wants_eof:
+        if self._state not in _WRITES:
             return
-        self._wants_eof = True
-        if self._queue is None:
-            self._shut_down()
-
-    def _shut_down(self) -> None:
-        assert self._socket is not None
-        with suppress(OSError):  # the peer is gone: the poller will say so
-            self._socket.shutdown(socket.SHUT_WR)
+        self._state = _ENDED if self._state is _OPEN else _BOTH_ENDED
+        if self.unsent is None:
+            self.shut_down()
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
-        return self._is_closing
+        return self._state in _IS_CLOSING
 
     def close(self) -> None:
         """Close when all is sent; nothing more is read."""
-        if self._is_closing:
+        if self._state in _IS_CLOSING:
             return
-        self._is_closing = True
-        self._is_reading = False
-        if self._queue is None:
+        self._state = _CLOSING
+        if self.unsent is None:
             self._finish()
 
     def abort(self) -> None:
         """Close now; where something is queued it is dropped, and the peer sees a reset: what it got is not whole."""
-        if not self._is_ending:
-            if self._queue is not None and self._socket is not None:
-                break_off(self._socket)
+        if self._state not in _OVER:
+            if self.unsent is not None:
+                break_off(self.sock)
             self._finish()
 
     def _break(self, error: Exception) -> None:
-        if not self._is_ending:
+        if self._state not in _OVER:
             self._error = error
             self._finish()
 
     def _finish(self) -> None:
-        self._is_closing = self._is_ending = True
-        self._is_reading = False
-        self._queue = None
-        self.poller.forget(self._fd)
+        self._state = _CLOSED
+        self.unsent = None
+        self.poller.forget(self.sock.fileno())
         self.poller.end_later(self._end)
 
     def _end(self) -> None:
         """At the end of the turn: the last word to the protocol."""
-        sock, self._socket = self._socket, None
-        protocol, self._protocol = self._protocol, _GONE  # it holds us as its transport: let go
+        self._state = _GONE
+        protocol, self._protocol = self._protocol, _GONE_PROTOCOL  # it holds us as its transport: let go
         error, self._error = self._error, None
-        if sock is None:
-            return
         try:
             protocol.connection_lost(error)
         finally:
-            sock.close()
+            self.sock.close()
 
-    def detach(self) -> tuple[Socket, bytes | None, int]:
+    def detach(self) -> tuple[Socket, bytearray | None, int]:
         """Give the socket away, with what it did not take yet, and what it is still watched for. This transport is
         closing from now on, and its protocol hears nothing more of it.
         """
-        sock, queue, watched = self._socket, self._queue, self._watched
-        assert sock is not None
-        assert not self._is_closing
-        self._is_closing = self._is_ending = True
-        self._is_reading = False
-        self._socket = self._queue = None
-        self._protocol = _GONE
-        return sock, bytes(queue) if queue is not None else None, watched
+        assert self._state not in _IS_CLOSING
+        unsent, self.unsent = self.unsent, None
+        self._state = _GONE
+        self._protocol = _GONE_PROTOCOL
+        return self.sock, unsent, self.watched
 
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -369,21 +362,23 @@ class SocketTransport(asyncio.Transport):
         return protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`socket`, `peername` and `sockname`."""
+        """`socket`, `peername` and `sockname`; once the connection is gone, of these only a `peername` that was known
+        before.
+        """
+        is_gone = self._state is _GONE
         if name == "peername":
-            if self._peer is None and self._socket is not None:
+            if self._peer is None and not is_gone:
                 with suppress(OSError):
-                    self._peer = self._socket.getpeername()
+                    self._peer = self.sock.getpeername()
             return self._peer if self._peer is not None else default
-        if self._socket is None:
+        if is_gone:
             return default
         if name == "socket":
-            return self._socket
+            return self.sock
         if name == "sockname":
             with suppress(OSError):
-                return self._socket.getsockname()
+                return self.sock.getsockname()
         return default
 
     def __repr__(self) -> str:
-        state = "gone" if self._socket is None else "closing" if self._is_closing else "open"
-        return f"SocketTransport({state}, {self.get_write_buffer_size()} octets queued)"
+        return f"SocketTransport({self._state.name.lower()}, {self.get_write_buffer_size()} bytes unsent)"

@@ -22,7 +22,8 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.net.inline_future import InlineFuture
 from egressproxy.net.loop import poller
 from egressproxy.net.poller import ENDED, WRITABLE, Poller
-from egressproxy.net.sockets import Socket, SocketTransport
+from egressproxy.net.sockets import SocketTransport
+from egressproxy.net.watched_socket import Socket
 
 __all__ = ["STAGGER_S", "Dial", "Dialer", "abandon"]
 

@@ -18,9 +18,9 @@ WRITERS, LINES, LENGTH = 4, 300, 3000
 WRITER = """
 import sys
 from egressproxy.telemetry.access_log import _Writer
-from egressproxy.net.file_lock import Turn
+from egressproxy.net.file_lock import FileLock
 name, pipe, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-writer = _Writer(pipe, 1 << 30, Turn(turn))
+writer = _Writer(pipe, 1 << 30, FileLock(turn))
 line = '{"writer":"' + name + '","filler":"' + name * %d + '"}\\n'
 for _ in range(%d // 20):
     writer.put((line * 20).encode(), 20)
@@ -58,8 +58,8 @@ def test_a_process_that_is_killed_gives_its_turn_back():
     holder = subprocess.Popen(
         [
             sys.executable, "-c",
-            "import sys, time; from egressproxy.net.file_lock import Turn\n"
-            "with Turn(int(sys.argv[1])): print(flush=True); time.sleep(60)",
+            "import sys, time; from egressproxy.net.file_lock import FileLock\n"
+            "with FileLock(int(sys.argv[1])): print(flush=True); time.sleep(60)",
             str(descriptor),
         ],
         cwd=ROOT, pass_fds=(descriptor,), stdout=subprocess.PIPE,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from egressproxy.net.loop import new_loop, poller
-from egressproxy.net.sockets import READ_OCTETS, SocketTransport
+from egressproxy.net.sockets import READ_SIZE, SocketTransport
 from tests.support.waiting import WAIT_S
 
 
@@ -322,16 +322,16 @@ def test_a_pause_within_data_received_holds_at_once_even_if_the_end_is_known(run
     async def main() -> None:
         world = World()
         world.protocol.on_data = world.transport.pause_reading
-        world.peer.send(b"x" * (2 * READ_OCTETS))
+        world.peer.send(b"x" * (2 * READ_SIZE))
         world.peer.shutdown(socket.SHUT_WR)
         await world.until(lambda: world.protocol.data)
         await world.said("made")
         size = len(world.protocol.data)
-        assert size <= READ_OCTETS
+        assert size <= READ_SIZE
         world.protocol.on_data = lambda: None
         world.transport.resume_reading()
         await world.said("made", "eof", "lost")
-        assert len(world.protocol.data) == 2 * READ_OCTETS
+        assert len(world.protocol.data) == 2 * READ_SIZE
 
     run(main())
 

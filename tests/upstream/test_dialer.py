@@ -12,7 +12,7 @@ import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.net.loop import new_loop
-from egressproxy.net.sockets import Socket
+from egressproxy.net.watched_socket import Socket
 from egressproxy.upstream import dialer
 from egressproxy.upstream.dialer import Dialer, abandon
 from tests.support.waiting import WAIT_S

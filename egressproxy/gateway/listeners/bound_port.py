@@ -23,9 +23,10 @@ from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.loop import poller
-from egressproxy.net.sockets import Socket, SocketTransport
+from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import is_about_certificate, server_name
+from egressproxy.net.watched_socket import Socket
 from egressproxy.protocols.http1.writer import answer_bytes
 from egressproxy.telemetry.metrics import Metrics
 

@@ -13,9 +13,11 @@ from egressproxy.net.flow_control import FlowControl, reset
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
-from egressproxy.protocols.tunnel.tunnel import Tunnel
+from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
 
 __all__ = ["TransportEnd", "TransportTunnel"]
+
+_OPEN, _, _ENDED, _LOST = EndState
 
 
 class TransportTunnel(Tunnel["TransportEnd"]):
@@ -27,9 +29,15 @@ class TransportTunnel(Tunnel["TransportEnd"]):
     __slots__ = ("driver",)
 
     def __init__(
-        self, driver: Driver, wheel: TimerWheel, idle_s: float, guard: SniGuard | None, guard_s: float, *,
+        self,
+        driver: Driver,
+        wheel: TimerWheel,
+        idle_s: float,
+        guard: SniGuard | None,
+        guard_s: float,
+        *,
         holds_upstream: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(wheel, idle_s, guard, guard_s, holds_upstream=holds_upstream)
         self.driver = driver
         self.client = TransportEnd(self)
@@ -55,7 +63,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         *,
         client_has_ended: bool,
     ) -> None:
-        """Take both transports over; the rests are octets that were read already, `client_has_ended` an end seen
+        """Take both transports over; the rests are bytes that were read already, `client_has_ended` an end seen
         already.
         """
         client.set_protocol(self.client)
@@ -85,17 +93,17 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         self.client.transport.close()
         self.upstream.transport.close()
 
-    def lost(self, end: TransportEnd, error: Exception | None) -> None:
+    def lost(self, end: TransportEnd, error: Exception | None, *, had_ended: bool) -> None:
         """One side is gone: deliver what it sent, then close the other; after a reset there is nothing to deliver."""
         other = end.other
         if not other.is_lost:
-            if error is None or (end.has_ended and end is self.upstream):  # it had said all, and the client gets that
+            if error is None or (had_ended and end is self.upstream):  # it had said all, and the client gets that
                 other.transport.close()
             else:
                 reset(other.transport)
             self.rest_begins()
         elif not self.is_over:
-            self.is_over = True
+            self._state = TunnelState.OVER
             self.close()
             for side in (self.client, self.upstream):  # they hold each other: let go
                 side.feed_from(None)
@@ -110,26 +118,31 @@ class TransportTunnel(Tunnel["TransportEnd"]):
             if not end.is_lost:
                 end.transport.abort()
 
-    def octets_left(self) -> int | None:
-        if not self.client.is_lost and not self.upstream.is_lost:
-            return None
-        return sum(
-            end.transport.get_write_buffer_size() for end in (self.client, self.upstream) if not end.is_lost
-        )  # fmt: skip
+    def bytes_left(self) -> int:
+        return sum(end.transport.get_write_buffer_size() for end in (self.client, self.upstream) if not end.is_lost)
 
 
 class TransportEnd(FlowControl):
-    """One side of a tunnel."""
+    """One side of a tunnel. Its states are those of `EndState`."""
 
-    __slots__ = ("has_ended", "is_lost", "other", "tunnel")
+    __slots__ = ("_state", "other", "tunnel")
 
     other: TransportEnd
 
     def __init__(self, tunnel: TransportTunnel) -> None:
         super().__init__()
         self.tunnel = tunnel
-        self.has_ended = False
-        self.is_lost = False
+        self._state = _OPEN
+
+    @property
+    def has_ended(self) -> bool:
+        """It sends no more."""
+        return self._state is not _OPEN
+
+    @property
+    def is_lost(self) -> bool:
+        """Its transport is gone."""
+        return self._state is _LOST
 
     def data_received(self, data: bytes) -> None:
         tunnel = self.tunnel
@@ -142,14 +155,14 @@ class TransportEnd(FlowControl):
         self.other.send(data)
 
     def eof_received(self) -> bool:
-        self.has_ended = True
+        self._state = _ENDED
         self.tunnel.half_ended(self)
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self.is_lost:
-            self.is_lost = True
-            self.tunnel.lost(self, error)
+        was, self._state = self._state, _LOST
+        if was is not _LOST:
+            self.tunnel.lost(self, error, had_ended=was is _ENDED)
 
     def send(self, data: bytes) -> None:
         """At once: what comes in one turn is one piece already."""
@@ -175,4 +188,4 @@ class TransportEnd(FlowControl):
             sock.setsockopt(level, name, value)
 
     def __repr__(self) -> str:
-        return f"TransportEnd({'lost' if self.is_lost else 'ended' if self.has_ended else 'open'})"
+        return f"TransportEnd({self._state.name.lower()})"

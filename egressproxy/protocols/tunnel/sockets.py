@@ -1,6 +1,6 @@
 """SocketTunnel: two plain sockets joined on the poller, with nothing above them.
 
-Octets go from one socket to the other through one buffer that all tunnels share, or, where many come at once, through a
+Bytes go from one socket to the other through one buffer that all tunnels share, or, where many come at once, through a
 pipe within the kernel; a copy is made only of what the other side does not take, and until it has taken it nothing more
 is read. An open tunnel costs these objects and no more.
 """
@@ -8,33 +8,40 @@ is read. An open tunnel costs these objects and no more.
 from __future__ import annotations
 
 import errno
-import os
-import socket
 from abc import abstractmethod
-from contextlib import suppress
 
 from egressproxy.errors import Reason
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.net.poller import ENDED, READABLE, WRITABLE, Poller
-from egressproxy.net.sockets import END_FOLLOWS, NOT_WATCHED, SocketTransport, break_off
+from egressproxy.net.poller import READABLE, Poller
+from egressproxy.net.sockets import END_FOLLOWS, SocketTransport
 from egressproxy.net.splicing import Pipe
-from egressproxy.protocols.tunnel.tunnel import Tunnel
+from egressproxy.net.watched_socket import (
+    NOT_WATCHED,
+    READABLE_OR_ENDED,
+    WRITABLE_OR_ENDED,
+    Socket,
+    WatchedSocket,
+    break_off,
+)
+from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
 
 __all__ = ["SocketEnd", "SocketTunnel"]
 
-#: What one side may say in one event.
-BUFFER_OCTETS = 256 * 1024
+#: Bytes that one side may say in one event.
+BUFFER_SIZE = 256 * 1024
 
-#: From so much in one event on, the next is spliced: below, two more system calls cost more than two copies.
-LONG_OCTETS = 64 * 1024
+#: From so many bytes in one event on, the next are spliced: below, two more system calls cost more than two copies.
+LONG_SIZE = 64 * 1024
 
 #: splice(2) is not known here, or not allowed (a filter of system calls).
 _NOT_FOR_US = frozenset((errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP))
 
-_buffer = bytearray(BUFFER_OCTETS)
+_buffer = bytearray(BUFFER_SIZE)
 _view = memoryview(_buffer)
 _shared: Pipe | None = None
 _can_splice = True
+
+_OPEN, _HELD, _ENDED, _ = EndState
 
 
 def _pipe() -> Pipe | None:
@@ -47,7 +54,7 @@ def _pipe() -> Pipe | None:
         if not _can_splice:
             return None
         try:
-            _shared = Pipe(BUFFER_OCTETS)
+            _shared = Pipe(BUFFER_SIZE)
         except OSError:
             return None
     return _shared
@@ -81,7 +88,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
     @property
     def octets_out(self) -> int:
         """What went to the client."""
-        return self.upstream.octets_in - len(self.early) - len(self.client.pending or b"") + self.own_octets
+        return self.upstream.octets_in - len(self.early) - len(self.client.unsent or b"") + self.own_octets
 
     def start(
         self,
@@ -115,7 +122,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
     # --- called by the ends ------------------------------------------------------------------------------------------
     def both_ended(self) -> None:
         """Close both when everything is sent."""
-        if self.client.pending is None and self.upstream.pending is None:
+        if self.client.unsent is None and self.upstream.unsent is None:
             self._finish()
         else:
             self.rest_begins()
@@ -123,10 +130,10 @@ class SocketTunnel(Tunnel["SocketEnd"]):
     def sent(self, end: SocketEnd) -> None:
         """One side has taken all that was kept for it."""
         if end.other.has_ended:
-            if end.has_ended and end.other.pending is None:
+            if end.has_ended and end.other.unsent is None:
                 self._finish()
                 return
-            if end.wants_eof:
+            if end is self.upstream or not self.holds_upstream:  # else what is held back comes first
                 end.shut_down()
         end.watch()
         end.other.watch()
@@ -144,15 +151,15 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         if end is self.client or error.errno != errno.EPIPE:
             self.broken(end)
             return
-        end.pending = None
-        if end.has_ended and self.client.pending is None:
+        end.unsent = None
+        if end.has_ended and self.client.unsent is None:
             self._finish()
 
     def cut(self, reason: Reason) -> None:
         if not self.is_over:
             self.reason = reason
             for end in (self.client, self.upstream):
-                if end.pending is not None:
+                if end.unsent is not None:
                     break_off(end.sock)  # what it got must not look whole
             self._finish()
 
@@ -162,13 +169,11 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             break_off(self.client.sock)
             self._finish()
 
-    def octets_left(self) -> int | None:
-        if not (self.client.has_ended and self.upstream.has_ended):
-            return None
-        return len(self.client.pending or b"") + len(self.upstream.pending or b"")
+    def bytes_left(self) -> int:
+        return len(self.client.unsent or b"") + len(self.upstream.unsent or b"")
 
     def _finish(self) -> None:
-        self.is_over = True
+        self._state = TunnelState.OVER
         self.close()
         for end in (self.client, self.upstream):
             self.poller.forget(end.sock.fileno())
@@ -187,38 +192,44 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             del self.upstream
 
 
-class SocketEnd:
-    """One side: its socket, and what it did not take yet."""
+class SocketEnd(WatchedSocket):
+    """One side: its socket, and what it did not take yet. Its states are those of `EndState`."""
 
-    __slots__ = (
-        "has_ended", "is_held", "is_long", "octets_in", "other", "pending", "sock", "tunnel", "wants_eof", "watched",
-    )  # fmt: skip
+    __slots__ = ("_state", "is_long", "octets_in", "other", "sock", "tunnel", "unsent", "watched")
 
     other: SocketEnd
-    is_lost = False
+    sock: Socket
+    unsent: bytearray | None
 
     def __init__(self, tunnel: SocketTunnel, transport: SocketTransport) -> None:
         self.tunnel = tunnel
-        self.pending: bytes | memoryview | None
-        self.sock, self.pending, self.watched = transport.detach()
+        self.sock, self.unsent, self.watched = transport.detach()
         self.octets_in = 0
-        self.has_ended = False
-        self.is_held = False
+        self._state = _OPEN
         self.is_long = False  # so much comes at once that it need not be copied
-        self.wants_eof = False
         if self.watched != NOT_WATCHED:
             tunnel.poller.hand_over(self.sock.fileno(), self)
 
+    @property
+    def poller(self) -> Poller:  # type: ignore[override]    # nobody sets it
+        return self.tunnel.poller
+
+    @property
+    def has_ended(self) -> bool:
+        return self._state is _ENDED
+
     # --- events ------------------------------------------------------------------------------------------------------
     def ready(self, _fd: int, events: int) -> None:
-        tunnel = self.tunnel
-        if self.pending is not None and events & (WRITABLE | ENDED):
-            self._send_pending()
-        if not events & (READABLE | ENDED) or tunnel.is_over:
+        """The poller's event: read once, and give it to the other side."""
+        tunnel, other = self.tunnel, self.other
+        if self.unsent is not None and events & WRITABLE_OR_ENDED:
+            self.send_unsent()
+            if tunnel.is_over:
+                return
+        if not events & READABLE_OR_ENDED:
             return
-        other = self.other
-        if self.has_ended or self.is_held or other.pending is not None:
-            self._look_away(events)
+        if self._state is not _OPEN or other.unsent is not None:
+            self.look_away(events, is_at_end=self._state is _ENDED)
             return
         if self.is_long and self._splice():
             return
@@ -248,17 +259,17 @@ class SocketEnd:
             if sent < size:
                 other.keep(_view[sent:size])
                 return
-            self.is_long = size >= LONG_OCTETS
+            self.is_long = size >= LONG_SIZE
             # Once more only where the end is known to be behind it: anything else would be an error to catch.
-            if not events & END_FOLLOWS or size == BUFFER_OCTETS:
+            if not events & END_FOLLOWS or size == BUFFER_SIZE:
                 return
 
     def _splice(self) -> bool:
-        """Octets from this side to the other within the kernel. False where that cannot be done: nothing has happened
+        """Bytes from this side to the other within the kernel. False where that cannot be done: nothing has happened
         then.
 
         That nothing is there, and that this is the end, is for recv(2) to say: splice(2) says either of what stands
-        before an urgent octet, too, at which it stops (RFC 9293 section 3.8.5; recv passes over it).
+        before an urgent byte, too, at which it stops (RFC 9293 section 3.8.5; recv passes over it).
         """
         tunnel, other = self.tunnel, self.other
         self.is_long = False
@@ -277,7 +288,7 @@ class SocketEnd:
             return False
         if not size:
             return False
-        self.is_long = size >= LONG_OCTETS
+        self.is_long = size >= LONG_SIZE
         tunnel.last_activity = tunnel.wheel.now
         self.octets_in += size
         try:
@@ -298,7 +309,7 @@ class SocketEnd:
             tunnel.cut(Reason.INTERNAL)
 
     def received(self, data: bytes) -> None:
-        """These octets came from this side: past the guard, to the other."""
+        """These bytes came from this side: past the guard, to the other."""
         tunnel = self.tunnel
         tunnel.last_activity = tunnel.wheel.now
         self.octets_in += len(data)
@@ -308,14 +319,14 @@ class SocketEnd:
 
     def ended(self) -> None:
         """This side sends no more."""
-        self.has_ended = True
+        self._state = _ENDED
         self.tunnel.half_ended(self)
         self.watch()
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def send(self, data: bytes) -> None:
-        if self.pending is not None:
-            self.pending = bytes(self.pending) + data
+        if self.unsent is not None:
+            self.unsent += data
             return
         try:
             sent = self.sock.send(data)
@@ -329,77 +340,42 @@ class SocketEnd:
 
     def keep(self, rest: bytes | memoryview) -> None:
         """It did not take this: nothing more is read for it until it has."""
-        self.pending = bytes(rest)
+        self.unsent = bytearray(rest)
         self.watch()
         self.other.watch()
 
-    def _send_pending(self) -> None:
-        assert self.pending is not None
-        try:
-            sent = self.sock.send(self.pending)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self.tunnel.refused(self, error)
-            return
-        if sent < len(self.pending):
-            self.pending = memoryview(self.pending)[sent:]
-            return
-        self.pending = None
+    def all_sent(self) -> None:
         self.tunnel.sent(self)
 
-    def finish_writing(self) -> None:
-        self.wants_eof = True
-        if self.pending is None:
-            self.shut_down()
+    def send_failed(self, error: OSError) -> None:
+        self.tunnel.refused(self, error)
 
-    def shut_down(self) -> None:
-        with suppress(OSError):  # it is gone: the poller will say so
-            self.sock.shutdown(socket.SHUT_WR)
+    def finish_writing(self) -> None:
+        if self.unsent is None:
+            self.shut_down()
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def hold(self) -> None:
-        self.is_held = True
+        if self._state is _OPEN:
+            self._state = _HELD
 
     def resume_reading(self) -> None:
-        if self.is_held:
-            self.is_held = False
+        if self._state is _HELD:
+            self._state = _OPEN
             self.watch()
+
+    def wants_input(self) -> bool:
+        return self._state is _OPEN and self.other.unsent is None
 
     def watch(self) -> None:
-        """Watch for what is wanted at this moment."""
-        tunnel = self.tunnel
-        if tunnel.is_over:
-            return
-        wanted = 0 if self.has_ended or self.is_held or self.other.pending is not None else READABLE
-        if self.pending is not None:
-            wanted |= WRITABLE
-        if wanted == self.watched:
-            return
-        try:
-            if self.watched == NOT_WATCHED:
-                tunnel.poller.watch(self.sock.fileno(), wanted, self)
-            else:
-                tunnel.poller.change(self.sock.fileno(), wanted)
-            self.watched = wanted
-        except OSError:  # out of memory, or of what fs.epoll.max_user_watches allows
-            tunnel.cut(Reason.INTERNAL)
-
-    def _look_away(self, events: int) -> None:
-        """Something is to be read, and nobody wants it now."""
-        if not events & ENDED:
-            self.watch()
-            return
-        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if self.has_ended else 0
-        if code:
-            self.tunnel.refused(self, OSError(code, os.strerror(code)))
         if not self.tunnel.is_over:
-            # reported again and again; found when it is read on, or when the other side has ended, too
-            self.watched = NOT_WATCHED
-            self.tunnel.poller.leave(self.sock.fileno())
+            super().watch()
+
+    def watch_failed(self, error: OSError) -> None:
+        self.tunnel.cut(Reason.INTERNAL)
 
     def option(self, level: int, name: int, value: int) -> None:
         self.sock.setsockopt(level, name, value)
 
     def __repr__(self) -> str:
-        return f"SocketEnd({'ended' if self.has_ended else 'open'}, {len(self.pending or b'')} octets pending)"
+        return f"SocketEnd({self._state.name.lower()}, {len(self.unsent or b'')} bytes unsent)"

@@ -1,5 +1,31 @@
-"""Tunnel: what every tunnel keeps to, however its octets are moved: the guard of the first of them, limits in time, and
+"""Tunnel: what every tunnel keeps to, however its bytes are moved: the guard of the first of them, limits in time, and
 the order in which two sides end.
+
+States of a tunnel, and what leads from one to the next; nothing else may happen:
+
+    state     event  next      the event
+    --------  -----  --------  -----------------------------------------------------------------------------------
+    OPEN      hello  HELLO     a ClientHello has begun, and has `guard_s` from now on to be whole
+    HELLO     whole  OPEN      it goes on, or the guard has been dismissed; where one has to come, HELLO is first
+    OPEN      rest   DRAINING  nobody says more; what was said is delivered, for as long as it is taken (REST_S)
+    HELLO     rest   DRAINING
+    OPEN      end    OVER      everything is delivered, or the tunnel was cut
+    HELLO     end    OVER
+    DRAINING  end    OVER
+
+States of each of its ends:
+
+    state     event   next      the event
+    --------  ------  --------  ----------------------------------------------------------------------------------
+    OPEN      hold    HELD      what it says may not go on yet: nothing more is read (only between two sockets;
+    HELD      resume  OPEN      a transport pauses)
+    OPEN      end     ENDED     it sends no more (TCP's FIN, close_notify)
+    HELD      end     ENDED     that was seen before the tunnel had it
+    OPEN      loss    LOST      its transport is gone (only of a transport: sockets of a tunnel go together)
+    ENDED     loss    LOST
+
+Beside the state stands whether the upstream is still not heard because no ClientHello has come (`holds_upstream`): that
+holds in OPEN and in HELLO; and whether the kernel probes the peers (`is_kept_alive`), which is asked of it once.
 
 Source: RFC 9110 section 9.3.6: when one side closes, what it sent is still delivered, then the other is closed.
 """
@@ -9,13 +35,14 @@ from __future__ import annotations
 import socket
 from abc import abstractmethod
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
 from egressproxy.net.timers import Timer, Wheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 
-__all__ = ["REST_S", "Tunnel", "TunnelEnd"]
+__all__ = ["REST_S", "EndState", "Tunnel", "TunnelEnd", "TunnelState"]
 
 #: How long an end that is left over may take nothing of what is still to be sent to it.
 REST_S = 10.0
@@ -24,14 +51,36 @@ REST_S = 10.0
 KEEPALIVE_S, KEEPALIVE_PROBE_S = 60, 15
 
 
+class TunnelState(Enum):
+    """See the first table above."""
+
+    OPEN = auto()
+    HELLO = auto()
+    DRAINING = auto()
+    OVER = auto()
+
+
+class EndState(Enum):
+    """See the second table above."""
+
+    OPEN = auto()
+    HELD = auto()
+    ENDED = auto()
+    LOST = auto()
+
+
+_OPEN, _HELLO, _DRAINING, _OVER = TunnelState
+
+
 class TunnelEnd(Protocol):
     """One side of a tunnel."""
 
-    has_ended: bool  # it sends no more
-    is_lost: bool
+    @property
+    def has_ended(self) -> bool:
+        """It sends no more."""
 
     def send(self, data: bytes) -> None:
-        """These octets go to this side, whatever it takes at once."""
+        """These bytes go to this side, whatever it takes at once."""
 
     def finish_writing(self) -> None:
         """The other side's end follows what was sent."""
@@ -55,8 +104,8 @@ class Tunnel(Timer, Generic[E]):
     """
 
     __slots__ = (
-        "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive", "is_over",
-        "is_timed", "last_activity", "own_octets", "reason", "unsent", "upstream",
+        "_state", "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive",
+        "last_activity", "own_octets", "reason", "unsent", "upstream",
     )  # fmt: skip
 
     client: E
@@ -65,9 +114,11 @@ class Tunnel(Timer, Generic[E]):
     def __init__(
         self, wheel: Wheel, idle_s: float, guard: SniGuard | None, guard_s: float, *, holds_upstream: bool
     ) -> None:
-        """The ends are set before anything else happens. `holds_upstream`: until a ClientHello goes on, the upstream is
-        not heard; `guard_s` is how long a ClientHello may take from its first octet, and from the start where there has
-        to be one; 0: as long as the tunnel may be idle.
+        """The ends are set before anything else happens.
+
+        `holds_upstream`: until a ClientHello goes on, the upstream is not heard. `guard_s`: how many seconds a
+        ClientHello may take from its first byte, and from the start where there has to be one; 0: as long as the tunnel
+        may be idle.
         """
         super().__init__(wheel)
         self.idle_s = idle_s
@@ -77,25 +128,29 @@ class Tunnel(Timer, Generic[E]):
         self.last_activity = wheel.now
         self.reason = Reason.OK
         self.error: GatewayError | None = None
-        self.is_over = False
         self.is_kept_alive = False
         self.own_octets = 0  # for the client, of nobody but us
         self.unsent = 0  # when an end is left over: what it had left to take when we last looked
-        self.is_timed = guard is not None and guard.must_be_tls and guard_s > 0  # a ClientHello has to be whole in time
         self.early = b""  # what the upstream said before a ClientHello that has to come first
-        self.after(guard_s if self.is_timed else self._look_s())
+        self._state = _HELLO if guard is not None and guard.must_be_tls and guard_s > 0 else _OPEN
+        self.after(guard_s if self._state is _HELLO else self._look_s())
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing moves any more."""
+        return self._state is _OVER
 
     def _look_s(self) -> float:
         return min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S
 
-    # --- how its octets are moved --------------------------------------------------------------------------------
+    # --- how its bytes are moved ---------------------------------------------------------------------------------
     @abstractmethod
     def both_ended(self) -> None:
         """Nobody says more: close both sides when everything is sent."""
 
     @abstractmethod
-    def octets_left(self) -> int | None:
-        """What the end that is left over has still to take; None while there is none."""
+    def bytes_left(self) -> int:
+        """How many bytes the end that is left over has still to take."""
 
     @abstractmethod
     def cut(self, reason: Reason) -> None:
@@ -103,7 +158,7 @@ class Tunnel(Timer, Generic[E]):
 
     # --- the guard -------------------------------------------------------------------------------------------------
     def admit(self, end: E, data: bytes) -> bytes:
-        """Octets of one side while there is a guard: what may go on."""
+        """Bytes of one side while there is a guard: what may go on."""
         guard = self.guard
         if guard is None:
             return data
@@ -121,16 +176,16 @@ class Tunnel(Timer, Generic[E]):
             self.guard = None
         if passed:
             self._let_upstream_speak()
-        if guard.has_held and not self.is_timed and self.guard_s > 0:
-            self.is_timed = True
+        if guard.has_held and self._state is _OPEN and self.guard_s > 0:
+            self._state = _HELLO
             self.after(self.guard_s)
         return passed
 
-    def _alert(self, octets: bytes) -> None:
+    def _alert(self, alert: bytes) -> None:
         """Say to the client why its tunnel ends; it is counted with what the client gets."""
-        self.client.send(octets)
+        self.client.send(alert)
         if not self.is_over:
-            self.own_octets += len(octets)
+            self.own_octets += len(alert)
 
     def _admit_upstream(self, guard: SniGuard, end: E, data: bytes) -> bytes:
         if self.holds_upstream:
@@ -144,8 +199,8 @@ class Tunnel(Timer, Generic[E]):
 
     def _let_upstream_speak(self) -> None:
         """The client's hello goes on; first what was held back of the upstream."""
-        if self.is_timed:
-            self.is_timed = False
+        if self._state is _HELLO:
+            self._state = _OPEN
             self.after(self._look_s())
         if self.holds_upstream:
             self.holds_upstream = False
@@ -189,12 +244,10 @@ class Tunnel(Timer, Generic[E]):
     def passed(self) -> None:
         """It is time to look: for a hello, for the rest, for activity."""
         guard = self.guard
-        if guard is not None and self.is_timed:
+        if guard is not None and self._state is _HELLO:
             self._too_late(guard)
-            return
-        left = self.octets_left()
-        if left is not None:
-            self._wait_for_rest(left)
+        elif self._state is _DRAINING:
+            self._wait_for_rest(self.bytes_left())
         elif 0 < self.idle_s <= self.wheel.now - self.last_activity:
             self.cut(Reason.CLIENT_TIMEOUT)
         else:
@@ -216,7 +269,8 @@ class Tunnel(Timer, Generic[E]):
 
     def rest_begins(self) -> None:
         """One side is gone; the other may still take what that one said, for as long as it takes something."""
-        self.unsent = self.octets_left() or 0
+        self._state = _DRAINING
+        self.unsent = self.bytes_left()
         self.after(REST_S)
 
     def _wait_for_rest(self, left: int) -> None:
@@ -241,4 +295,4 @@ class Tunnel(Timer, Generic[E]):
                 end.option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_S)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'over' if self.is_over else 'open'})"
+        return f"{type(self).__name__}({self._state.name.lower()})"

@@ -125,7 +125,7 @@ async def test_a_slow_reader_stops_the_other_side_and_loses_nothing(to: str):
             stalled += 1
             await asyncio.sleep(0.001)
     assert rest, "16 MiB are in flight"
-    kept = world.tunnel.client.pending if to == "client" else world.tunnel.upstream.pending
+    kept = world.tunnel.client.unsent if to == "client" else world.tunnel.upstream.unsent
     assert kept is not None
     assert len(kept) <= 256 * 1024
     while rest:
@@ -426,7 +426,7 @@ async def test_what_a_cut_leaves_behind_does_not_look_whole():
     world.tunnel.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     await _filled(world.origin.sock)
     async with asyncio.timeout(WAIT_S):
-        while not world.tunnel.client.pending:  # noqa: ASYNC110   the kernel has to be full first
+        while not world.tunnel.client.unsent:  # noqa: ASYNC110   the kernel has to be full first
             await asyncio.sleep(0.001)
     for _ in range(100):
         world.wheel.advance(world.wheel.now + 0.1)
@@ -446,7 +446,7 @@ async def test_an_answer_is_delivered_though_its_origin_is_reset_behind_its_end(
     await asyncio.get_running_loop().run_in_executor(None, world.origin.sock.sendall, answer)
     world.origin.sock.close()
     async with asyncio.timeout(WAIT_S):
-        while not (world.tunnel.upstream.has_ended or world.tunnel.client.pending):  # noqa: ASYNC110
+        while not (world.tunnel.upstream.has_ended or world.tunnel.client.unsent):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     for _ in range(3):  # what nobody asked for, as clients of HTTP/2 do: it is answered with a reset
         if not world.result:

@@ -1,0 +1,125 @@
+"""WatchedSocket: a socket, what the poller watches it for, and the bytes that the kernel has not taken yet.
+
+The base of whatever moves bytes on the poller: a transport (net/sockets) and the ends of a tunnel (protocols/tunnel).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from abc import ABC, abstractmethod
+from contextlib import suppress
+
+from egressproxy.net.poller import ENDED, READABLE, WRITABLE, Poller
+
+__all__ = ["NOT_WATCHED", "READABLE_OR_ENDED", "WRITABLE_OR_ENDED", "Socket", "WatchedSocket", "break_off"]
+
+#: The socket itself, without the Python class around it, whose calls take longer.
+Socket = socket.SocketType
+
+#: In place of a mask: the descriptor is not on the poller.
+NOT_WATCHED = -1
+READABLE_OR_ENDED = READABLE | ENDED
+WRITABLE_OR_ENDED = WRITABLE | ENDED
+
+
+def break_off(sock: Socket) -> None:
+    """Its close will be TCP's RST in place of its FIN, which would make what was sent look whole."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+class WatchedSocket(ABC):
+    """A socket that does not block.
+
+    `unsent`: the bytes that the kernel did not take, or None; never empty. `watched`: the mask that the poller has, or
+    NOT_WATCHED.
+    """
+
+    __slots__ = ()  # subclasses have slots for these: asyncio's Transport allows only one base with some
+
+    poller: Poller
+    sock: Socket
+    unsent: bytearray | None
+    watched: int
+
+    @abstractmethod
+    def ready(self, fd: int, events: int) -> None:
+        """The poller's event; it may turn out to be nothing."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """`ready` has raised this, and it was reported."""
+
+    @abstractmethod
+    def wants_input(self) -> bool:
+        """Whether bytes of the peer are wanted at this moment."""
+
+    @abstractmethod
+    def all_sent(self) -> None:
+        """The kernel has taken what was unsent."""
+
+    @abstractmethod
+    def send_failed(self, error: OSError) -> None:
+        """The peer takes nothing more."""
+
+    @abstractmethod
+    def watch_failed(self, error: OSError) -> None:
+        """The poller cannot watch: out of memory, or of what fs.epoll.max_user_watches allows."""
+
+    def watch(self) -> None:
+        """Have the poller watch for what is wanted at this moment."""
+        wanted = READABLE if self.wants_input() else 0
+        if self.unsent is not None:
+            wanted |= WRITABLE
+        if wanted == self.watched:
+            return
+        try:
+            if self.watched == NOT_WATCHED:
+                self.poller.watch(self.sock.fileno(), wanted, self)
+            else:
+                self.poller.change(self.sock.fileno(), wanted)
+            self.watched = wanted  # type: ignore[misc]    # a slot of the subclass
+        except OSError as error:
+            self.watch_failed(error)
+
+    def unwatch(self) -> None:
+        """Have the poller forget this socket until `watch` is called again."""
+        if self.watched != NOT_WATCHED:
+            self.watched = NOT_WATCHED  # type: ignore[misc]
+            self.poller.leave(self.sock.fileno())
+
+    def look_away(self, events: int, *, is_at_end: bool) -> None:
+        """Something is to be read that is not wanted now. `is_at_end`: the peer's end was read already.
+
+        ENDED is reported again and again while the socket is watched: it is watched no more, and what it stands for is
+        found by the next read, or when the other side has ended, too. Behind the peer's end only a reset can follow.
+        """
+        if not events & ENDED:
+            self.watch()
+            return
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_at_end else 0
+        if code:
+            self.send_failed(OSError(code, os.strerror(code)))
+        self.unwatch()
+
+    def send_unsent(self) -> None:
+        """The kernel may take something again."""
+        unsent = self.unsent
+        assert unsent is not None
+        try:
+            del unsent[: self.sock.send(unsent)]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.send_failed(error)
+            return
+        if not unsent:
+            self.unsent = None  # type: ignore[misc]
+            self.all_sent()
+
+    def shut_down(self) -> None:
+        """Send the end of our side (TCP's FIN)."""
+        with suppress(OSError):  # the peer is gone: the poller will say so
+            self.sock.shutdown(socket.SHUT_WR)

@@ -1,0 +1,62 @@
+"""Tables of states, as the docstrings of modules have them, and a check that nothing else happens.
+
+A table has a line for each step: state, event, next state. `check` has every step of a class looked up in one, in all
+tests of this process: a step that is in no table fails the test in which it happens, even where the error is swallowed.
+"""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+__all__ = ["ILLEGAL", "Table", "check", "tables"]
+
+Table = dict[tuple[str, str], str]
+
+#: Steps that were taken and are in no table; the hook in tests/conftest.py takes them out.
+ILLEGAL: list[str] = []
+
+_HEADER = re.compile(r" +state +event +next\b")
+_STEP = re.compile(r" {4}([A-Z_]+) +(\w+) +([A-Z_]+)(?: |$)")
+
+
+def tables(module: ModuleType) -> list[Table]:
+    """The tables in the docstring of this module, in order."""
+    found: list[Table] = []
+    for line in (module.__doc__ or "").splitlines():
+        if _HEADER.match(line):
+            found.append({})
+        elif match := _STEP.match(line):
+            state, event, following = match.groups()
+            assert (state, event) not in found[-1], line
+            found[-1][state, event] = following
+    return found
+
+
+class _Checked:
+    """In place of the slot `_state`."""
+
+    def __init__(self, slot: Any, table: Table) -> None:
+        self._slot = slot
+        self._steps = {(state, following) for (state, _), following in table.items()}
+
+    def __get__(self, one: Any, owner: type) -> Any:
+        return self if one is None else self._slot.__get__(one, owner)
+
+    def __set__(self, one: Any, state: Any) -> None:
+        try:
+            before = self._slot.__get__(one, type(one))
+        except AttributeError:
+            before = state  # the first
+        if before is not state and (before.name, state.name) not in self._steps:
+            ILLEGAL.append(f"{type(one).__name__}: {before.name} -> {state.name}")
+            raise AssertionError(ILLEGAL[-1])
+        self._slot.__set__(one, state)
+
+
+def check(owner: type, table: Table) -> None:
+    """From now on every step of this class has to be in the table."""
+    slot = owner.__dict__["_state"]
+    if not isinstance(slot, _Checked):
+        owner._state = _Checked(slot, table)  # type: ignore[attr-defined]
