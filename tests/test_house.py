@@ -203,6 +203,18 @@ def test_every_document_that_is_named_is_there():
     assert wrong == []
 
 
+def test_a_module_docstring_begins_with_a_name_that_is_there():
+    """`Pool: the connections …`: a class or function of the module, or the name of the module."""
+    wrong = []
+    for path in sources("egressproxy"):
+        head = re.match(r"(\w+): ", ast.get_docstring(tree(path)) or "")
+        if head is not None and path.name != "__init__.py":
+            word = head[1].lower()
+            if word not in (path.stem, f"{path.stem}s") and not _defines(path, [head[1]]):
+                wrong.append(f"{path.relative_to(ROOT)}: {head[1]}")
+    assert wrong == []
+
+
 @pytest.mark.parametrize(
     ("reference", "is_there"),
     [

@@ -1,4 +1,4 @@
-"""Chains: the filters of one place, compiled into one flat tuple of steps per phase.
+"""Chain: the filters of one place, compiled into one flat tuple of steps per phase.
 
 A phase without filters is None and costs nothing. Steps that do not wait are plain calls in a loop; the first one that
 waits turns the rest of the phase into a task, whose deadline per step is inside it, so that whoever drives the exchange

@@ -1,4 +1,4 @@
-"""HTTPPathModifier: replaces the whole path, or the prefix that matched. The query is kept.
+"""PathReplacement: replaces the whole path, or the prefix that matched. The query is kept.
 
 Source: Gateway API HTTPPathModifier, and its table of slashes for ReplacePrefixMatch.
 """

@@ -1,4 +1,4 @@
-"""Python: a filter of the user's own, in one file beside the manifest that names it.
+"""Python filter: a filter of the user's own, in one file beside the manifest that names it.
 
 The file is imported under a private name, so that it neither shadows a module nor is shadowed. It is trusted like the
 configuration itself: it runs in the gateway's process. So it is never one that came in through the admin API, and no

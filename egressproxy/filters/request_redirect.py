@@ -1,4 +1,4 @@
-"""RequestRedirect: answers with a Location instead of asking a backend.
+"""RequestRedirectFilter: answers with a Location instead of asking a backend.
 
 Source: Gateway API HTTPRequestRedirectFilter. The port: the one given; else the well-known one of a scheme that is
 given; else the listener's. The default port of the scheme is left out.

@@ -1,7 +1,7 @@
-"""Tally: the numbers behind limits, in memory that the workers of one run share: so a limit holds for all of them.
+"""SharedCounters: the numbers of limits, in memory that all workers share, so that a limit holds for all of them.
 
-A row is found by what its filter's spec says: what is one filter has one row, in every worker, and after a worker was
-replaced. Nobody waits for anybody: where two workers decide in the same microsecond, both may take the last free place.
+A row is found by the spec of its filter: equal specs have one row, in every worker and after a worker was replaced.
+Nobody waits: where two workers decide in the same microsecond, both may take the last free place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""UrlRewrite: another Host field and another path towards the backend.
+"""UrlRewriteFilter: another Host field and another path towards the backend.
 
 Source: Gateway API HTTPURLRewriteFilter.
 """

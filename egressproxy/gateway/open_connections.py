@@ -1,4 +1,4 @@
-"""ListenerState: what is open at one address and port at this moment. Survives reloads, which assign it a new Port."""
+"""OpenConnections: the open connections at one address and port. They survive reloads, which assign a new Port."""
 
 from __future__ import annotations
 

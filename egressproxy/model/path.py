@@ -1,4 +1,4 @@
-"""Paths: what an origin may make of the path of a request target. Pure; nothing is repaired here, only seen."""
+"""Path: what an origin may make of the path of a request target. Pure; nothing is repaired here, only seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn: which of several processes may do something now.
+"""FileLock: which of several processes may do something now.
 
 A lock of a file in memory that all of them have; it goes with a process that is killed. An flock belongs to an opening
 of the file, so each opens it anew; unlike a record lock it is never refused because of a deadlock that other threads of

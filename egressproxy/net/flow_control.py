@@ -1,4 +1,4 @@
-"""Flow: reading that can be paused, and writing that pauses whoever feeds it.
+"""FlowControl: reading that can be paused, and writing that pauses whoever feeds it.
 
 Back-pressure is a high-water mark of 64 KiB of unsent octets per direction: the transport calls `pause_writing`, and
 the connection that feeds this one stops reading until the buffer has drained.

@@ -1,7 +1,7 @@
-"""Promise: a future whose waiter goes on at once, where the result is set, and not in a turn of the loop of its own.
+"""InlineFuture: a future that resumes its waiter where the result is set, not in a later turn of the loop.
 
-For what happens on the poller: there is no caller further up who would be surprised. May be awaited by a coroutine on a
-Driver, and by a task.
+Only callbacks of the poller set results, so that no caller is surprised by it. A coroutine on a Driver may await it,
+and so may a task.
 """
 
 from __future__ import annotations

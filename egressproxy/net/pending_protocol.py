@@ -1,4 +1,4 @@
-"""Parked: the protocol of a transport between its opening and the protocol that will use it.
+"""PendingProtocol: the protocol of a transport between its opening and the protocol that will use it.
 
 Keeps what arrives meanwhile (little: reading is paused at the first octets) and an early end, and hands both over.
 """

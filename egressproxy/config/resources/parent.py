@@ -1,4 +1,4 @@
-"""ParentReference: the upstream gateway through which something is reached, and what it is shown to be let in."""
+"""BackendParent: the upstream gateway through which something is reached, and what it is shown to be let in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mirrors: copies of requests for other backends, whose answers nobody reads.
+"""Mirror: copies of requests for other backends, whose answers nobody reads.
 
 A copy begins when the request itself goes to its backend, and from there on has a life of its own: its own connection,
 driver and clock. It never holds the request up: what the mirror does not take at once is kept up to a bound, and beyond

@@ -1,4 +1,4 @@
-"""ReplayedBody: a request body that can be sent again, for as long as it is short.
+"""ReplayableBody: a request body that can be sent again, for as long as it is short.
 
 It stands between whoever reads the body (the client's connection, or a body filter) and the backend of the present
 attempt. The first octets are kept; where there are more than `limit`, nothing is kept any more and the attempt under

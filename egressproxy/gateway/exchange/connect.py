@@ -1,4 +1,4 @@
-"""Tunnels: CONNECT, upgraded connections, and TLS or TCP listeners, from the decision to the last octet.
+"""CONNECT, upgraded connections, and TLS or TCP listeners, from the decision to the last octet.
 
 In a tunnel to port 80 the first octets decide what it is, since clients tunnel both there: TLS goes by a TLSRoute or
 the policy, HTTP is read, and each request goes by the HTTPRoutes or the policy.

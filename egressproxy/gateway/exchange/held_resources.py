@@ -1,6 +1,4 @@
-"""Life: what an exchange holds at this moment, and has to give back however it ends. One per client connection, used
-again.
-"""
+"""HeldResources: what an exchange holds and must release however it ends. One for each client connection."""
 
 from __future__ import annotations
 

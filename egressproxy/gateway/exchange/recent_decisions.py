@@ -1,6 +1,4 @@
-"""Recent: the latest decisions, as little of each as it takes to decide it again. In memory, bounded, without queries,
-headers or bodies.
-"""
+"""Recent decisions: as little of each as is needed to decide it again. Bounded; without queries, fields and bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flips: which of the recent decisions another configuration would make the other way.
+"""Decision diff: which of the recent decisions another configuration would make the other way.
 
 Each is decided again on names, and on addresses as far as they are known without asking a name server. What cannot be
 told (rules that look at headers, names whose addresses nobody knows) is said to be so, never guessed.

@@ -1,6 +1,6 @@
-"""Question: a request that nobody sends: what it is, which port it would come to, and its head as that port reads it.
+"""HypotheticalRequest: a request that nobody sends: its URL, its listener, and its head as the codec reads it.
 
-For explanations and replays. The head goes through the codec as octets, so that what it refuses is refused here, too.
+For explanations and replays. The head goes through the codec as bytes, so that what the codec refuses is refused here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trial: a snapshot that serves nobody, for those who ask what a configuration would do. Opens no socket."""
+"""offline: a snapshot that serves nobody, for those who ask what a configuration would do. Opens no socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Description: parts of a snapshot as plain values for people and JSON. Secrets by name alone; never a value of one."""
+"""Parts of a snapshot as plain values for people and JSON. Secrets by name alone; never a value of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdict: what an authorization server has said of a request, and what that does to it."""
+"""CheckResult: what an authorization server has said of a request, and what that does to it."""
 
 from __future__ import annotations
 

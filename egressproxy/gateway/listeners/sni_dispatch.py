@@ -1,4 +1,4 @@
-"""Fork: a connection to a port that HTTP inside TLS shares with TLS streams, until its ClientHello says whose it is.
+"""SniDispatch: a connection to a port that HTTPS shares with TLS listeners, until its ClientHello names the listener.
 
 Source: Gateway API, Listener.hostname: listeners of protocol HTTPS and TLS on one port are told apart by SNI.
 """

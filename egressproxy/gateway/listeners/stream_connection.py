@@ -1,6 +1,6 @@
-"""Streams: listeners of protocol TLS and TCP, where a connection is one tunnel and the ClientHello chooses its route.
+"""StreamConnection: a connection to a TLS or TCP listener: one tunnel, whose route the ClientHello chooses.
 
-Source: Gateway API, TLSRoute and TCPRoute. A TLS connection whose name no route has is dropped, as the API says.
+Source: Gateway API, TLSRoute and TCPRoute. A TLS connection whose name matches no route is closed, as the API says.
 """
 
 from __future__ import annotations

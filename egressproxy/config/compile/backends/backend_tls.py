@@ -1,4 +1,4 @@
-"""BackendTLSPolicy: how to speak TLS to a Service, and what the policy's status says at each Gateway that does.
+"""How to speak TLS to a Service, and what the policy's status says at each Gateway that does.
 
 A policy that cannot be enforced closes its Service: nothing goes there in plain text, or to a server that is not
 verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713 (PolicyStatus).

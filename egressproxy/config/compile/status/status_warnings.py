@@ -1,4 +1,4 @@
-"""Shortcomings: what of a configuration is not served as written, or should be looked at, for `check` and the log.
+"""What of a configuration is not served as written, or should be looked at, for `check` and the log.
 
 All of it is taken from status conditions and from what the compiler says of objects without a status; how grave each is
 is decided here, and nowhere else.
