@@ -65,7 +65,7 @@ def command(
     """
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
-    from egressproxy.config.compile.status.status_warnings import all_findings
+    from egressproxy.config.compile.status.status_warnings import all_warnings
     from egressproxy.config.reading.problems import ConfigError, Severity
     from egressproxy.processes.loader.compilation import loaded
 
@@ -80,7 +80,7 @@ def command(
             show_problems(error.problems, sys.stdout)
             click.echo(f"{_counted(len(error.problems), 'problem')}: this configuration would be refused as a whole.")
         sys.exit(1)
-    findings = all_findings(resources, compiled)
+    findings = all_warnings(resources, compiled)
     unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]
         for severity in (Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
@@ -164,10 +164,10 @@ def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
 def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:
     """What became of the Backends of other groups, whose forms are not ours."""
     from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
-    from egressproxy.config.compile.backends.notes import what_became
+    from egressproxy.config.compile.backends.notes import summary
     from egressproxy.config.compile.interface import kind_of
     from egressproxy.config.resources.meta import OUR_GROUP
 
     for kind in BACKEND_KINDS:
         for backend in resources.of(kind) if kind.GROUP != OUR_GROUP else ():
-            yield {"name": backend.full_name, "kind": kind_of(backend.key), "readAs": what_became(backend)}
+            yield {"name": backend.full_name, "kind": kind_of(backend.key), "readAs": summary(backend)}

@@ -88,7 +88,7 @@ class BackendIR:
     and `parent_dns` how its name is looked up; None: as that of the backend.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.
-    `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `is_namesake`: one of our own
+    `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `shares_name`: one of our own
     group, or another one, has its name, too.
     """
 
@@ -104,12 +104,12 @@ class BackendIR:
     parent_dns: DnsIR | None = None
     extensions: tuple[ExtensionIR, ...] = ()
     kind: str = ""
-    is_namesake: bool = False
+    shares_name: bool = False
 
     @property
     def label(self) -> str:
         """What metrics and the log call it: its name, with the kind where the name alone could mean another."""
-        return f"{self.name} ({self.kind})" if self.is_namesake else self.name
+        return f"{self.name} ({self.kind})" if self.shares_name else self.name
 
 
 @dataclass(frozen=True, slots=True)

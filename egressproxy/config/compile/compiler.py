@@ -17,7 +17,7 @@ from hashlib import blake2b
 from egressproxy.config.compile.backends.backend_compiler import Backends
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
-from egressproxy.config.compile.backends.same_names import Namesakes
+from egressproxy.config.compile.backends.same_names import SameNames
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
@@ -25,17 +25,17 @@ from egressproxy.config.compile.gateways.client_revocations import add_revocatio
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, set_statuses
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
-from egressproxy.config.compile.gateways.hostname_conflicts import HostsTaken
+from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaims
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.load_errors import LoadErrors, problem_at
 from egressproxy.config.compile.policies.denials import Denials
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import Policies
-from egressproxy.config.compile.policies.policy_filters import Placement
+from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.references import Namespaces, References
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
-from egressproxy.config.compile.routes.route_validation import Findings
+from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator
 from egressproxy.config.compile.status.conditions import Conditions, RouteParents, keep_times
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
@@ -84,7 +84,7 @@ def compile_config(
         run.warnings.append(
             Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING, Severity.UNSERVED, "NothingServed")
         )
-    run.judge_certificates(time.time())
+    run.warn_of_certificates(time.time())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     keep_times(statuses, previous.statuses if previous is not None else {}, now)
     number = previous.spec.generation + 1 if previous is not None else 1
@@ -106,7 +106,7 @@ class _Served:
     http: list[HttpRouteIR] = field(default_factory=list)
     tls: list[StreamRouteIR] = field(default_factory=list)
     tcp: list[StreamRouteIR] = field(default_factory=list)
-    taken: dict[str, HostsTaken] = field(default_factory=lambda: defaultdict(HostsTaken))
+    taken: dict[str, HostnameClaims] = field(default_factory=lambda: defaultdict(HostnameClaims))
 
 
 class _Run:
@@ -126,14 +126,15 @@ class _Run:
         self._services = Services(resources, self._tls_policies)
         self._extensions = ExtensionCompiler(catalog, self._references, self._load_errors)
         self._policies = Policies(resources, self._references)
-        self._placement = Placement(self._extensions)
+        self._policy_filters = PolicyFilters(self._extensions)
         self._backends = Backends(resources, self._references, self._services, self._extensions)
         self._certificates = ClientCertificates(resources, self._references)
         self._routes = RouteCompiler(
-            self._backends, self._policies, self._extensions, self._placement, self._certificates, defaults
+            self._backends, self._policies, self._extensions, self._policy_filters, self._certificates
         )
+        self._validator = RouteValidator(self._backends, self._extensions, defaults.check_pattern)
         self._denials = Denials(defaults.denials)
-        self._namesakes = Namesakes(resources, BACKEND_KINDS, self._backends.meant)
+        self._same_names = SameNames(resources, BACKEND_KINDS, self._backends.target_key)
         self._plans: list[GatewayPlan] = []
         self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
         self._served: dict[ListenerPlan, _Served] = defaultdict(_Served)
@@ -146,17 +147,17 @@ class _Run:
         )
         self.warnings += [*self._resources.warnings, *warnings]
         for plan in self._plans:
-            self._certificates.state(plan.gateway, plan.conditions)
+            self._certificates.set_condition(plan.gateway, plan.conditions)
         self._find_layers()
         for plan in self._plans:
             add_revocations(plan.listeners, self._policies_of, self._references)
-            plan.judge_again()
+            plan.recheck_listeners()
         for policy in self._policies.objects:
-            self._placement.check(policy)
+            self._policy_filters.check(policy)
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
         self._statuses.update(self._backends.statuses(self._generation))
         for source in (*self._resources.of(Backend), *self._policies.objects):
-            self._note_namesakes(source)
+            self._note_same_names(source)
         parents = Parents(self._plans, self._namespaces)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
@@ -187,7 +188,7 @@ class _Run:
         """Of every certificate that was read."""
         return tuple(sorted(validity for validity, _ in self._references.validities.values()))
 
-    def judge_certificates(self, now_s: float) -> None:
+    def warn_of_certificates(self, now_s: float) -> None:
         """Warn of those that nothing can be done with at this time; a listener's status says it of its own."""
         for validity, source in self._references.validities.values():
             state = validity.state(now_s)
@@ -197,8 +198,8 @@ class _Run:
                 sentence = validity.sentence(now_s)
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
 
-    def _note_namesakes(self, source: Resource) -> None:
-        for where, sentence in self._namesakes.of(source):
+    def _note_same_names(self, source: Resource) -> None:
+        for where, sentence in self._same_names.of(source):
             self.warnings.append(problem_at(source, where, sentence, severity=Severity.NOTE, code="SameName"))
 
     def _say_unserved(self, resource: Resource, field_path: str, message: str, remedy: str, code: str) -> None:
@@ -240,12 +241,12 @@ class _Run:
         """Attach a route wherever its parentRefs lead, and state its conditions for each."""
         hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
         status = RouteParents(self._generation(route.key))
-        findings: Findings | None = None
+        validation: RouteValidation | None = None
         found: dict[ListenerPlan, tuple[Attachment, Conditions]] = {}
         if not route.spec.parent_refs:
             message = "the route names no parentRefs and is not served"
             self._say_unserved(route, "spec.parentRefs", message, _NAME_A_PARENT, "NoParent")
-        self._note_namesakes(route)
+        self._note_same_names(route)
         of_mesh: list[int] = []
         for index, ref in enumerate(route.spec.parent_refs):
             outcome = parents.attach(route, hostnames, ref)
@@ -262,22 +263,22 @@ class _Run:
                     message += ": the route is not served there"
                     self._say_unserved(route, where, message, remedy, "ParentNotFound")
                 continue
-            findings = findings or self._routes.examine(route)
+            validation = validation or self._validator.validate(route)
             conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
-            barred: list[str] = []
+            conflicts: list[str] = []
             if not isinstance(outcome, Rejection):
-                outcome, barred = self._unbarred(route, outcome)
-            _state_route(conditions, outcome, findings)
+                outcome, conflicts = self._without_conflicts(route, outcome)
+            _set_route_conditions(conditions, outcome, validation)
             if isinstance(outcome, Rejection):
                 continue
-            for note in barred:
+            for note in conflicts:
                 conditions.add_note("Accepted", f"It is not attached to another listener: {note}.")
             for attachment in outcome:
                 if attachment.listener not in found:
                     found[attachment.listener] = (attachment, conditions)
                     attachment.listener.attached += conditions.holds("Accepted")
-        if findings is None:
-            self._state_mesh(route, of_mesh, status)
+        if validation is None:
+            self._set_mesh_conditions(route, of_mesh, status)
             return
         for index in of_mesh:
             where = f"spec.parentRefs[{index}]"
@@ -286,11 +287,11 @@ class _Run:
         for listener, (attachment, conditions) in found.items():
             self._tls_policies.note_use(listener.gateway, services)
             if conditions.holds("Accepted"):
-                self._take_hosts(route, attachment, conditions)
-            backends, mirrored = self._serve(route, attachment, findings)
-            for error in findings.unsaid(backends):
+                self._claim_hostnames(route, attachment, conditions)
+            backends, mirrored = self._serve(route, attachment, validation)
+            for error in validation.unreported(backends):
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
-            for error in findings.unsaid(mirrored):
+            for error in validation.unreported(mirrored):
                 conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
             if self._permits_nothing(route, backends, listener):
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
@@ -302,7 +303,7 @@ class _Run:
                     conditions.set(_DENIED, True, "DestinationDenied", sentence)
         self._statuses[route.key] = status.to_status()
 
-    def _state_mesh(self, route: AnyRoute, of_mesh: Sequence[int], status: RouteParents) -> None:
+    def _set_mesh_conditions(self, route: AnyRoute, of_mesh: Sequence[int], status: RouteParents) -> None:
         """A route that no Gateway of ours serves, and that names Services as its parents: status says so for each."""
         for index in of_mesh:
             ref = route.spec.parent_refs[index]
@@ -311,25 +312,25 @@ class _Run:
         if of_mesh:
             self._statuses[route.key] = status.to_status()
 
-    def _unbarred(
+    def _without_conflicts(
         self, route: AnyRoute, attachments: list[Attachment]
     ) -> tuple[list[Attachment] | Rejection, list[str]]:
         """Where no older route of the other kind is in the way, for HTTPRoute and GRPCRoute; and where one is."""
         other = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}.get(route.KIND)
         if other is None:
             return attachments, []
-        left, barred = [], []
+        left, conflicts = [], []
         for attachment in attachments:
             winner = self._served[attachment.listener].taken[other].meeting(attachment.hostnames)
             if winner:
-                barred.append(
+                conflicts.append(
                     f"{other} {winner} is older and has hosts in common with it on {attachment.listener.name}"
                 )
             else:
                 left.append(attachment)
-        return (left, barred) if left else (Rejection("HostnameConflict", "; ".join(barred)), [])
+        return (left, conflicts) if left else (Rejection("HostnameConflict", "; ".join(conflicts)), [])
 
-    def _take_hosts(self, route: AnyRoute, attachment: Attachment, conditions: Conditions) -> None:
+    def _claim_hostnames(self, route: AnyRoute, attachment: Attachment, conditions: Conditions) -> None:
         """Note what the route has now; a TLSRoute or TCPRoute is told which of it an older one has already."""
         listener = attachment.listener
         taken = self._served[listener].taken[route.KIND]
@@ -343,12 +344,12 @@ class _Run:
         taken.take(attachment.hostnames, route.full_name)
 
     def _serve(
-        self, route: AnyRoute, attachment: Attachment, findings: Findings
+        self, route: AnyRoute, attachment: Attachment, validation: RouteValidation
     ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
         """Add the route to its listener; gives back the backends of all rules, and those of mirrors."""
         served, layers = self._served[attachment.listener], self._layers[attachment.listener]
         if isinstance(route, HttpRoute):
-            http = self._routes.http_route(route, attachment, layers, findings)
+            http = self._routes.http_route(route, attachment, layers, validation)
             if http.rules:
                 served.http.append(http)
             backends = [backend for rule in http.rules for backend in rule.backends]
@@ -356,7 +357,7 @@ class _Run:
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         if isinstance(route, GrpcRoute):
-            served.http.append(self._routes.grpc_route(route, attachment, layers, findings))
+            served.http.append(self._routes.grpc_route(route, attachment, layers, validation))
             return [], []
         stream = self._routes.stream_route(route, attachment, layers)
         (served.tls if isinstance(route, TlsRoute) else served.tcp).append(stream)
@@ -404,26 +405,28 @@ class _Run:
         )
 
 
-def _state_route(conditions: Conditions, outcome: list[Attachment] | Rejection, findings: Findings) -> None:
+def _set_route_conditions(
+    conditions: Conditions, outcome: list[Attachment] | Rejection, validation: RouteValidation
+) -> None:
     """The conditions of a route at one parent (Gateway API v1, RouteConditionType)."""
     if isinstance(outcome, Rejection):
         conditions.set("Accepted", False, outcome.reason, outcome.message)
-    elif findings.rules and not findings.is_served:
-        conditions.set("Accepted", False, "UnsupportedValue", " ".join(findings.bad_rules))
+    elif validation.rules and not validation.is_served:
+        conditions.set("Accepted", False, "UnsupportedValue", " ".join(validation.bad_rules))
     else:
         conditions.set("Accepted", True, "Accepted", "the route is attached.")
         closed = [plan.listener.name for plan in outcome if plan.listener.problem]
         if closed:
             conditions.add_note("Accepted", f"these listeners are not served: {', '.join(closed)}.")
-        for note in findings.notes:
+        for note in validation.notes:
             conditions.add_note("Accepted", note)
-    if findings.unresolved:
-        reason = findings.unresolved[0][0]
-        conditions.set("ResolvedRefs", False, reason, "; ".join(message for _, message in findings.unresolved))
+    if validation.unresolved:
+        reason = validation.unresolved[0][0]
+        conditions.set("ResolvedRefs", False, reason, "; ".join(message for _, message in validation.unresolved))
     else:
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
-    if findings.is_partial:
-        conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(findings.bad_rules))
+    if validation.is_partial:
+        conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(validation.bad_rules))
 
 
 def _created(resources: ResourceSet, previous: Compiled | None) -> dict[Key, str]:

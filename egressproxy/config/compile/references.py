@@ -30,7 +30,7 @@ from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import SecretBytes as SecretValue
 
-__all__ = ["Gathering", "Namespaces", "Reference", "References", "Unresolved"]
+__all__ = ["Namespaces", "Reference", "References", "Unresolved", "UnresolvedCollector"]
 
 T = TypeVar("T")
 
@@ -58,16 +58,16 @@ class Unresolved(Exception):
         self.others = others
 
     @property
-    def said(self) -> str:
+    def with_hint(self) -> str:
         """For status: the message, and what may have been meant."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
-    def anew(self, field: str = "", others: tuple[Unresolved, ...] = ()) -> Unresolved:
+    def copy(self, field: str = "", others: tuple[Unresolved, ...] = ()) -> Unresolved:
         """The same, to be raised once more, or of this field."""
         return Unresolved(self.reason, self.message, self.hint, field or self.field, others or self.others)
 
 
-class Gathering:
+class UnresolvedCollector:
     """Reads one reference after the other, and raises what is wrong with all of them at once."""
 
     __slots__ = ("_found",)
@@ -80,13 +80,13 @@ class Gathering:
         try:
             return read()
         except Unresolved as unresolved:
-            self._found.append(unresolved.anew(field))
+            self._found.append(unresolved.copy(field))
             return default
 
     def raise_if_any(self) -> None:
         """Raise the first, which has the others."""
         if self._found:
-            raise self._found[0].anew(others=tuple(self._found[1:]))
+            raise self._found[0].copy(others=tuple(self._found[1:]))
 
 
 class Reference(Protocol):
@@ -191,12 +191,12 @@ class References:
         elif isinstance(found, ConfigMap):
             content = _config_data(found, key)
         else:
-            raise self.absent("NotFound", ref.group, ref.kind, self.namespace_of(source, ref), ref.name)
+            raise self.not_found("NotFound", ref.group, ref.kind, self.namespace_of(source, ref), ref.name)
         if content is None:
             raise Unresolved("NotFound", f"{name} has no entry {key}", _keys_of(found))
         return content
 
-    def absent(
+    def not_found(
         self, reason: str, group: str, kind: str, namespace: str, name: str, kinds: Collection[tuple[str, str]] = ()
     ) -> Unresolved:
         """That an object is not there, and what may have been meant: `kinds` could be in its place."""
@@ -222,7 +222,7 @@ class References:
             key = usual[0]
         value = found.value(key) if found is not None else None
         if value is None or not value.reveal().strip(_SPACE):
-            hint = self.absent("", "", "Secret", namespace, ref.name).hint if found is None else _keys_of(found)
+            hint = self.not_found("", "", "Secret", namespace, ref.name).hint if found is None else _keys_of(found)
             hint = hint if value is None else "the value is empty"
             raise Unresolved("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value", hint)
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from egressproxy.config.compile import Compiled
-from egressproxy.config.compile.status.status_warnings import findings_of
+from egressproxy.config.compile.status.status_warnings import warnings_of
 from egressproxy.config.reading.problems import Severity
 from egressproxy.kubeapi.write.apply import MAX_WARNINGS, AppliedWrite
 
@@ -20,7 +20,7 @@ def with_warnings(change: AppliedWrite, compiled: Compiled) -> AppliedWrite:
     if not change.text:
         return change  # the object is deleted
     told = []
-    for problem in findings_of(change.resource, compiled):
+    for problem in warnings_of(change.resource, compiled):
         if problem.severity is not Severity.NOTE:
             remedy = f" ({problem.remedy})" if problem.remedy else ""
             place = f"{problem.field_path}: " if problem.field_path else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from egressproxy.config.compile import Compiled
 from egressproxy.config.compile.status.broken_references import broken_references
-from egressproxy.config.compile.status.status_warnings import all_findings
+from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.gateway import ConfigIR
@@ -60,7 +60,7 @@ def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled 
             )
             for each in resources.objects
         ),
-        findings=tuple(all_findings(resources, compiled)),
+        findings=tuple(all_warnings(resources, compiled)),
         memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written, compiled.created)),
         broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
         validities=compiled.validities,

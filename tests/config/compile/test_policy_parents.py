@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
-from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.backend import BackendIR, Protocol
@@ -233,7 +233,7 @@ def test_check_points_at_the_parent_that_cannot_be_used():
     text = "\n---\n".join([FORWARD, policy("parent: {name: gone}")])
     resources = load_text(text, "config.yaml")
     made = compile_config(resources, Catalog(), Defaults())
-    (found,) = [each for each in shortcomings(resources, made) if each.code == "InvalidParent"]
+    (found,) = [each for each in status_warnings(resources, made) if each.code == "InvalidParent"]
     assert found.field_path == "spec.parent"
     assert "parent:" in text.splitlines()[found.line - 1]
 

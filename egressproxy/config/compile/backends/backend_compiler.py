@@ -18,10 +18,10 @@ from egressproxy.config.compile.backends.backend_tls import validated_tls
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
 from egressproxy.config.compile.backends.notes import (
     backend_notes,
-    degrade,
-    insecurity,
-    what_became,
-    wrong_options,
+    insecure_reason,
+    invalid_options,
+    set_degraded,
+    summary,
 )
 from egressproxy.config.compile.backends.parent_credentials import parent_credentials
 from egressproxy.config.compile.backends.published_forms import (
@@ -37,12 +37,12 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     BACKEND_LEVEL,
     AttachmentPoint,
     ExtensionCompiler,
-    Placed,
+    RankedExtension,
     ordered,
 )
 from egressproxy.config.compile.extensions.extension_faults import must_run
 from egressproxy.config.compile.interface import Key, Status, kind_of, scope_of
-from egressproxy.config.compile.references import Gathering, Reference, References, Unresolved
+from egressproxy.config.compile.references import Reference, References, Unresolved, UnresolvedCollector
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
@@ -78,7 +78,7 @@ class ResolvedBackend:
     spec: BackendIR
     target: Key
     port: int
-    extensions: tuple[Placed, ...] = ()
+    extensions: tuple[RankedExtension, ...] = ()
     region: str = ""
     resolver: Dns | None = None
     parents: tuple[ResolvedBackend, ...] = ()
@@ -104,7 +104,7 @@ class Backends:
         self._services = services
         self._extensions = extensions
         self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | Unresolved] = {}
-        self._placed: dict[Key, tuple[Placed, ...]] = {}
+        self._placed: dict[Key, tuple[RankedExtension, ...]] = {}
         self._busy: list[Key] = []
         every = chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS)
         self._names = Counter((backend.namespace, backend.name) for backend in every)
@@ -116,7 +116,7 @@ class Backends:
 
         Raises Unresolved.
         """
-        key = self.meant(source, ref)
+        key = self.target_key(source, ref)
         self._references.check_permitted(source, ref, key[1])
         place = (key, getattr(ref, "port", None), isinstance(source, TlsRoute | TcpRoute))
         found = self._found.get(place)
@@ -127,7 +127,7 @@ class Backends:
                 found = unresolved
             self._found[place] = found
         if isinstance(found, Unresolved):
-            raise found.anew()
+            raise found.copy()
         spec = found.spec
         if spec.protocol not in protocols:
             raise Unresolved(
@@ -135,7 +135,7 @@ class Backends:
             )
         return found
 
-    def meant(self, source: Resource, ref: Reference) -> Key:
+    def target_key(self, source: Resource, ref: Reference) -> Key:
         """The object that a reference means, whether it is there or not."""
         return object_key(self._resources, ref, self._references.namespace_of(source, ref))
 
@@ -150,8 +150,8 @@ class Backends:
     def services(self, route: Resource) -> set[tuple[str, str]]:
         """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
         found: set[tuple[str, str]] = set()
-        for ref in backend_refs(route):
-            key = self.meant(route, ref)
+        for _, ref in backend_refs(route):
+            key = self.target_key(route, ref)
             try:
                 self._references.check_permitted(route, ref, key[1])
             except Unresolved:
@@ -169,14 +169,18 @@ class Backends:
     def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
         """The status of every Backend object, used or not."""
         statuses: dict[Key, Status] = {}
-        carriers = stream_carriers(self._resources, self.meant)
+        carriers = stream_carriers(self._resources, self.target_key)
         for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
             conditions = Conditions(generation(backend.key))
-            statuses[backend.key] = {"conditions": self._judge(backend, conditions, backend.key not in carriers)}
+            statuses[backend.key] = {
+                "conditions": self._conditions_of(backend, conditions, backend.key not in carriers)
+            }
         return statuses
 
-    def _judge(self, backend: AnyBackend, conditions: Conditions, has_requests: bool) -> list[dict[str, object]]:
-        became = what_became(backend)
+    def _conditions_of(
+        self, backend: AnyBackend, conditions: Conditions, has_requests: bool
+    ) -> list[dict[str, object]]:
+        became = summary(backend)
         message = f"the backend can be used{': ' if became else ''}{became}"
         if self._names[backend.namespace, backend.name] > 1:
             message += f"; another has its name: references mean this one by group {backend.GROUP}, kind {backend.KIND}"
@@ -191,19 +195,19 @@ class Backends:
                 self.resolve(backend, _OwnReference(*backend.key, port=port))
             except Unresolved as unresolved:
                 failed += 1
-                _state(unresolved, conditions)
+                _set_conditions(unresolved, conditions)
         if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
             for problem in self.parent_problems([backend]).values():
-                _state(problem.anew("spec.parent"), conditions)
+                _set_conditions(problem.copy("spec.parent"), conditions)
         if not isinstance(backend, XBackend):
             self._own_extensions(backend)
-        self._extensions.faults[backend.key].state(conditions)
+        self._extensions.faults[backend.key].set_conditions(conditions)
         if 0 < failed < len(ports):
-            degrade(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
-        wrong = wrong_options(backend)
+            set_degraded(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+        wrong = invalid_options(backend)
         if wrong:
-            degrade(conditions, "UnsupportedProtocolOptions", wrong)
-        insecure = insecurity(backend, has_requests)
+            set_degraded(conditions, "UnsupportedProtocolOptions", wrong)
+        insecure = insecure_reason(backend, has_requests)
         if insecure:
             conditions.set("Insecure", True, "NotVerified", insecure)
         for note in backend_notes(backend):
@@ -214,7 +218,7 @@ class Backends:
         group, kind, namespace, name = key
         if (group, kind) == ("", "Service"):
             if self._resources.get(*key) is None:
-                raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
+                raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS)
             if port is None:
                 raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
             service = self._services.backend(namespace, name, port, is_opaque=is_opaque)
@@ -229,7 +233,7 @@ class Backends:
             message = f"{kind} ({group or 'core'}) is no kind of backend; known are {known}"
             hint = self._references.suggestions.remedy(*key, "write one of the known kinds", KNOWN_KINDS)
             raise Unresolved("InvalidKind", message, hint)
-        raise self._references.absent("BackendNotFound", *key, kinds=KNOWN_KINDS)
+        raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS)
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
         spec = backend.spec
@@ -248,7 +252,7 @@ class Backends:
         if spec.tls is not None and not is_plain:
             tls = BackendTlsIR()
             if spec.tls.validation is not None:
-                found = Gathering()
+                found = UnresolvedCollector()
                 place = "spec.tls.validation.caCertificateRefs"
                 pem = "".join(
                     found.take(f"{place}[{index}]", partial(self._references.ca_bundle, backend, ref), "")
@@ -269,7 +273,7 @@ class Backends:
             protocol=Protocol(_MEANS.get(spec.protocol or "HTTP", spec.protocol or "HTTP")),
             tls=tls,
             kind=kind_of(backend.key),
-            is_namesake=self._is_namesake(backend),
+            shares_name=self._shares_name(backend),
         )
         return ResolvedBackend(made, backend.key, number)
 
@@ -321,7 +325,7 @@ class Backends:
             tls=tls,
             extensions=ordered(extensions),
             kind=kind_of(backend.key),
-            is_namesake=self._is_namesake(backend),
+            shares_name=self._shares_name(backend),
         )
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)
@@ -334,15 +338,17 @@ class Backends:
         if said.parent.direct:
             return replace(found, is_direct=True)
         try:
-            return self.behind(found, backend, said.parent)
+            return self.through_parent(found, backend, said.parent)
         except Unresolved as unresolved:
-            raise unresolved.anew("spec.parent") from None
+            raise unresolved.copy("spec.parent") from None
 
-    def _is_namesake(self, backend: AnyBackend) -> bool:
+    def _shares_name(self, backend: AnyBackend) -> bool:
         """Whether the name alone could mean another. Ours keeps it."""
         return backend.GROUP != OUR_GROUP and self._names[backend.namespace, backend.name] > 1
 
-    def _own_extensions(self, backend: Backend | WorkingGroupBackend | XBackendDestination) -> tuple[Placed, ...]:
+    def _own_extensions(
+        self, backend: Backend | WorkingGroupBackend | XBackendDestination
+    ) -> tuple[RankedExtension, ...]:
         if backend.key not in self._placed:
             declared: Sequence[Extension] = backend.spec.extensions
             place = AttachmentPoint(BACKEND_LEVEL, scope_of(backend.key))
@@ -353,14 +359,14 @@ class Backends:
         ref = _OwnReference("", "Service", namespace or backend.namespace, name, port)
         self._references.check_permitted(backend, ref)
         if self._resources.get("", "Service", ref.namespace, name) is None:
-            raise self._references.absent("BackendNotFound", "", "Service", ref.namespace, name)
+            raise self._references.not_found("BackendNotFound", "", "Service", ref.namespace, name)
         return self._services.backend(ref.namespace, name, port)
 
     def _tls(self, backend: Resource, form: TlsForm | None, field: str) -> BackendTlsIR | None:
         """`field` is where the form is written."""
         if form is None or form.mode == "None":
             return None
-        found = Gathering()
+        found = UnresolvedCollector()
         made = BackendTlsIR(
             sni=form.sni,
             ca_pem="".join(
@@ -395,7 +401,7 @@ class Backends:
         source = self._references.names(backend, (ref,))
         return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
 
-    def behind(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
+    def through_parent(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
         """The backend, reached through the parent that `source` (itself, or a policy) names. Raises Unresolved."""
         parent = self.parent(source, ref)
         credentials = parent_credentials(self._references, source, ref, parent.spec)
@@ -408,7 +414,7 @@ class Backends:
         for source in sources:
             if source.spec.parent is not None and not source.spec.parent.direct:
                 try:
-                    self.behind(_NOWHERE, source, source.spec.parent)
+                    self.through_parent(_NOWHERE, source, source.spec.parent)
                 except Unresolved as unresolved:
                     problems[source.key] = unresolved
         return problems
@@ -442,7 +448,7 @@ class Backends:
         """
         seen = {source.key}
         while len(seen) <= MAX_PARENTS:
-            key = self.meant(source, ref)
+            key = self.target_key(source, ref)
             found = self._resources.get(*key)
             if key in seen or not isinstance(found, Backend) or found.spec.parent is None or found.spec.parent.direct:
                 return False  # the last one; or they go round, which is found where they are read
@@ -473,10 +479,10 @@ _MEANS = {"WSS": "HTTP11"}
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
 
 
-def _state(unresolved: Unresolved, conditions: Conditions) -> None:
+def _set_conditions(unresolved: Unresolved, conditions: Conditions) -> None:
     """Say in a Backend's conditions what is wrong, each fault with its field."""
     for each in (unresolved, *unresolved.others):
-        said = f"{each.field}: {each.said}" if each.field else each.said
+        said = f"{each.field}: {each.with_hint}" if each.field else each.with_hint
         if each.reason in _NOT_ACCEPTED:
             conditions.fail("Accepted", each.reason, said)
         if each.reason not in _OF_BACKENDS:

@@ -1,9 +1,9 @@
-"""What Backends carry: requests of ours, or streams whose TLS is somebody else's."""
+"""References to backends: every one in a route, and which Backends carry only streams or only other backends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.references import Reference
@@ -11,20 +11,55 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.routes import (
+    BackendRef,
+    GrpcRoute,
+    GrpcRule,
+    HttpRoute,
+    HttpRule,
+    StreamRule,
+    TcpRoute,
+    TlsRoute,
+)
 
-__all__ = ["backend_refs", "only_parents", "stream_carriers"]
+__all__ = ["backend_refs", "only_parents", "rule_filters", "rule_refs", "stream_carriers"]
+
+AnyRule = HttpRule | GrpcRule | StreamRule
 
 
-def backend_refs(route: Resource) -> Iterator[Reference]:
-    """Every reference of a route to a backend: of its rules, and of filters that send requests somewhere."""
-    for rule in route.spec.rules:  # type: ignore[attr-defined]
-        yield from rule.backend_refs
-        holders = (rule, *rule.backend_refs)
-        for entry in chain.from_iterable(getattr(holder, "filters", ()) for holder in holders):
-            for part in (entry.request_mirror, getattr(entry, "external_auth", None)):
-                if part is not None:
-                    yield part.backend_ref
+def rule_refs(index: int, rule: AnyRule) -> Iterator[tuple[str, BackendRef]]:
+    """The backendRefs of a rule, each with its field; `index` is the rule's, in `spec.rules`."""
+    for number, ref in enumerate(rule.backend_refs):
+        yield f"spec.rules[{index}].backendRefs[{number}]", ref
+
+
+def rule_filters(index: int, rule: AnyRule) -> Iterator[tuple[str, Any]]:
+    """The filters of a rule and of its backendRefs, each with its field."""
+    yield from _filters(f"spec.rules[{index}]", rule)
+    for field, ref in rule_refs(index, rule):
+        yield from _filters(field, ref)
+
+
+def backend_refs(route: Resource) -> Iterator[tuple[str, Reference]]:
+    """Every reference of a route to a backend, each with its field: of rules, and of filters that send requests."""
+    for index, rule in enumerate(route.spec.rules):  # type: ignore[attr-defined]
+        yield from _filter_refs(f"spec.rules[{index}]", rule)
+        for field, ref in rule_refs(index, rule):
+            yield field, ref
+            yield from _filter_refs(field, ref)
+
+
+def _filters(place: str, holder: object) -> Iterator[tuple[str, Any]]:
+    for number, entry in enumerate(getattr(holder, "filters", ())):
+        yield f"{place}.filters[{number}]", entry
+
+
+def _filter_refs(place: str, holder: object) -> Iterator[tuple[str, Reference]]:
+    for field, entry in _filters(place, holder):
+        if entry.request_mirror is not None:
+            yield f"{field}.requestMirror.backendRef", entry.request_mirror.backend_ref
+        if getattr(entry, "external_auth", None) is not None:  # a GRPCRoute has none
+            yield f"{field}.externalAuth.backendRef", entry.external_auth.backend_ref
 
 
 def only_parents(resources: ResourceSet, key_of: Callable[[Resource, Reference], Key]) -> set[Key]:
@@ -32,7 +67,7 @@ def only_parents(resources: ResourceSet, key_of: Callable[[Resource, Reference],
     found = _parents(resources, key_of)
     for kind in (HttpRoute, GrpcRoute, TlsRoute, TcpRoute):
         for route in resources.of(kind) if found else ():
-            found -= {key_of(route, ref) for ref in backend_refs(route)}
+            found -= {key_of(route, ref) for _, ref in backend_refs(route)}
     return found
 
 
@@ -53,13 +88,13 @@ def stream_carriers(resources: ResourceSet, key_of: Callable[[Resource, Referenc
     The TLS inside is the client's, or that of the backend behind the parent. `key_of`: what a reference means.
     """
 
-    def targets(source: Resource, refs: Iterable[Reference]) -> set[Key]:
-        return {key_of(source, ref) for ref in refs}
+    def targets(route: Resource) -> set[Key]:
+        return {key_of(route, ref) for _, ref in backend_refs(route)}
 
     carriers: set[Key] = set()
     for stream in (*resources.of(TlsRoute), *resources.of(TcpRoute)):
-        carriers |= targets(stream, backend_refs(stream))
+        carriers |= targets(stream)
     carriers |= _parents(resources, key_of)
     for route in (*resources.of(HttpRoute), *resources.of(GrpcRoute)):
-        carriers -= targets(route, backend_refs(route))
+        carriers -= targets(route)
     return carriers

@@ -78,31 +78,33 @@ class BackendTlsPolicies:
                         by_gateway[key].append(ref)
             for key in sorted(by_gateway)[:MAX_ANCESTORS]:
                 ancestor = dict(zip(("group", "kind", "namespace", "name"), key, strict=True))
-                self._judge(policy, by_gateway[key], ancestors.add(ancestor))
+                self._conditions_of(policy, by_gateway[key], ancestors.add(ancestor))
             for ref in () if by_gateway else policy.spec.target_refs:
                 written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
                 conditions = ancestors.add({**written, "namespace": policy.namespace})
-                self._judge(policy, [ref], conditions)
+                self._conditions_of(policy, [ref], conditions)
                 if conditions.holds("Accepted"):
                     conditions.add_note("Accepted", "No route that is served here leads to it yet.")
             statuses[policy.key] = ancestors.to_status()
         return statuses
 
-    def _judge(self, policy: BackendTlsPolicy, targets: list[PolicyTargetReference], conditions: Conditions) -> None:
+    def _conditions_of(
+        self, policy: BackendTlsPolicy, targets: list[PolicyTargetReference], conditions: Conditions
+    ) -> None:
         """State what holds for these targets. One that is lost is a note as long as another holds."""
         found = [self._problem(policy, ref) for ref in targets]
         lost = [problem for problem in found if problem is not None]
         if len(lost) == len(found):
-            conditions.set("Accepted", False, lost[0].reason, "; ".join(problem.said for problem in lost))
+            conditions.set("Accepted", False, lost[0].reason, "; ".join(problem.with_hint for problem in lost))
         else:
             conditions.set("Accepted", True, "Accepted", "the policy is in force.")
             for problem in lost:
-                conditions.add_note("Accepted", f"Not everywhere: {problem.said}.")
+                conditions.add_note("Accepted", f"Not everywhere: {problem.with_hint}.")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         pem, problems = self._trusted(policy)
         if problems:
             reason = "InvalidKind" if problems[0].reason == "InvalidKind" else "InvalidCACertificateRef"
-            message = "; ".join(problem.said for problem in problems)
+            message = "; ".join(problem.with_hint for problem in problems)
             conditions.set("ResolvedRefs", False, reason, message)
             if not pem and conditions.holds("Accepted"):
                 conditions.set("Accepted", False, "NoValidCACertificate", message)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from egressproxy.config.compile.backends.kinds import AnyBackend
-from egressproxy.config.compile.backends.published_forms import described, notes, port_forms, unknown_options
+from egressproxy.config.compile.backends.published_forms import (
+    destination_summary,
+    notes,
+    port_forms,
+    port_option_errors,
+)
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.backend import Backend, XBackend
 
-__all__ = ["backend_notes", "degrade", "insecurity", "what_became", "wrong_options"]
+__all__ = ["backend_notes", "insecure_reason", "invalid_options", "set_degraded", "summary"]
 
 
-def what_became(backend: AnyBackend) -> str:
+def summary(backend: AnyBackend) -> str:
     """What a Backend means, in whichever form it is written, for people."""
     if not isinstance(backend, XBackend):
-        return described(backend.spec)
+        return destination_summary(backend.spec)
     spec = backend.spec
     if spec.external_hostname is None:
         return f"type {spec.type}, which is not served"
@@ -22,12 +27,12 @@ def what_became(backend: AnyBackend) -> str:
     return f"{spec.external_hostname.hostname}:{spec.port.value} ({spec.protocol or 'HTTP'}, {tls})"
 
 
-def wrong_options(backend: AnyBackend) -> str:
+def invalid_options(backend: AnyBackend) -> str:
     """What its protocolOptions say that cannot be right; "" if all is well."""
-    return "" if isinstance(backend, XBackend) else "; ".join(unknown_options(backend.spec))
+    return "" if isinstance(backend, XBackend) else "; ".join(port_option_errors(backend.spec))
 
 
-def degrade(conditions: Conditions, reason: str, message: str) -> None:
+def set_degraded(conditions: Conditions, reason: str, message: str) -> None:
     """State `Degraded`, or add to it."""
     if conditions.says("Degraded"):
         conditions.add_note("Degraded", message)
@@ -35,7 +40,7 @@ def degrade(conditions: Conditions, reason: str, message: str) -> None:
         conditions.set("Degraded", True, reason, message)
 
 
-def insecurity(backend: AnyBackend, has_requests: bool) -> str:
+def insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
     """Why an external backend is not protected, or another one less than it seems; "" if all is well.
 
     `has_requests`: requests of ours go there, and not streams of others alone.

@@ -22,12 +22,12 @@ __all__ = [
     "PortForm",
     "TlsForm",
     "check_tls",
-    "described",
+    "destination_summary",
     "notes",
     "port_forms",
+    "port_option_errors",
     "protocol_of",
     "tls_field",
-    "unknown_options",
 ]
 
 #: The port of a destination that names none.
@@ -173,7 +173,7 @@ def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
         yield "tls.mode PLATFORM_PROVIDED with caBundleRef: the server is verified with that, not with the system's."
 
 
-def unknown_options(spec: DestinationSpec) -> Iterator[str]:
+def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
     """What protocolOptions say that cannot be right."""
     for port in spec.destination.ports:
         mcp = port.protocol_options.mcp if port.protocol_options is not None else None
@@ -181,7 +181,7 @@ def unknown_options(spec: DestinationSpec) -> Iterator[str]:
             yield from _unknown_mcp(port, mcp)
 
 
-def described(spec: DestinationSpec) -> str:
+def destination_summary(spec: DestinationSpec) -> str:
     """What became of a destination, for people: "api.example.com:443 (HTTP, TLS Simple)"."""
     destination = spec.destination
     service = destination.named_service

@@ -1,4 +1,4 @@
-"""Namesakes: backends of one name in several groups. A reference means the one of its own group, and it is said which.
+"""Backends of one name in several groups. A reference means the one of its own group, and it is said which.
 
 Source: Gateway API v1 BackendObjectReference (group and kind are a part of the reference).
 """
@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from pydantic.alias_generators import to_snake
-
+from egressproxy.config.compile.backends.backend_references import backend_refs
 from egressproxy.config.compile.interface import Key, kind_of
 from egressproxy.config.compile.references import Reference
 from egressproxy.config.reading.load import ResourceSet
@@ -18,10 +17,10 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 
-__all__ = ["Namesakes"]
+__all__ = ["SameNames"]
 
 
-class Namesakes:
+class SameNames:
     """The names that several backends share. `key_of` says which object a reference means."""
 
     __slots__ = ("_key_of", "_shared")
@@ -63,18 +62,5 @@ def _references(source: Resource) -> Iterator[tuple[str, Reference]]:
             yield "spec.parent", source.spec.parent
         for index, target in enumerate(source.spec.target_refs if isinstance(source, EgressPolicy) else ()):
             yield f"spec.targetRefs[{index}]", target
-        return
-    for index, rule in enumerate(source.spec.rules):  # type: ignore[attr-defined]
-        place = f"spec.rules[{index}]"
-        yield from _of_filters(place, rule)
-        for number, ref in enumerate(rule.backend_refs):
-            yield f"{place}.backendRefs[{number}]", ref
-            yield from _of_filters(f"{place}.backendRefs[{number}]", ref)
-
-
-def _of_filters(place: str, holder: object) -> Iterator[tuple[str, Reference]]:
-    for index, entry in enumerate(getattr(holder, "filters", ())):
-        for field in ("requestMirror", "externalAuth"):
-            block = getattr(entry, to_snake(field), None)
-            if block is not None:
-                yield f"{place}.filters[{index}].{field}.backendRef", block.backend_ref
+    else:
+        yield from backend_refs(source)

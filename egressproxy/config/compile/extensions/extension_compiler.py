@@ -38,7 +38,7 @@ __all__ = [
     "INJECTOR",
     "ExtensionCompiler",
     "FilterNotSupported",
-    "Placed",
+    "RankedExtension",
     "ordered",
     "settings_adapter",
 ]
@@ -91,7 +91,7 @@ class FilterNotSupported(Exception):
     index = 0
 
 
-class Placed(NamedTuple):
+class RankedExtension(NamedTuple):
     """An ExtensionIR with what decides its turn among those of equal priority and level."""
 
     spec: ExtensionIR
@@ -107,14 +107,14 @@ class AttachmentPoint:
     scope: str
 
 
-def ordered(placed: Iterable[Placed]) -> tuple[ExtensionIR, ...]:
+def ordered(placed: Iterable[RankedExtension]) -> tuple[ExtensionIR, ...]:
     """In running order: turn, priority, level, age of the declaring object, then as written."""
     turn = sorted(placed, key=lambda p: (p.spec.turn, p.spec.priority, p.spec.level, p.age, p.turn))
     return tuple(dict.fromkeys(p.spec for p in turn))
 
 
 class ExtensionCompiler:
-    """Turns what was written into ExtensionIRs; collects what is a load error and which Secrets are missing."""
+    """Turns what was written into ExtensionIR; collects what is a load error and which Secrets are missing."""
 
     def __init__(self, catalog: FilterCatalog, references: References, load_errors: LoadErrors) -> None:
         self._catalog = catalog
@@ -124,14 +124,16 @@ class ExtensionCompiler:
         #: What is wrong with extensions and is told in status, by declaring object.
         self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
 
-    def extensions(self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint) -> tuple[Placed, ...]:
+    def extensions(
+        self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint
+    ) -> tuple[RankedExtension, ...]:
         """The `spec.extensions` of a Backend or EgressPolicy. Load errors are noted."""
         made = []
         for index, extension in enumerate(declared):
             path = f"spec.extensions[{index}]"
             spec = self._extension(owner, extension, path, place)
             if spec is not None:
-                made.append(Placed(spec, age_of(owner), index))
+                made.append(RankedExtension(spec, age_of(owner), index))
         return tuple(made)
 
     def builtin(
@@ -144,7 +146,7 @@ class ExtensionCompiler:
         place: AttachmentPoint,
         priority: int = 0,
         index: int = 0,
-    ) -> Placed:
+    ) -> RankedExtension:
         """A filter of our own that no `extensions` entry asked for. Raises FilterNotSupported."""
         found = self._catalog.get(type_name)
         if found is None or phase not in _phases(found):
@@ -166,11 +168,11 @@ class ExtensionCompiler:
             folder=_folder(owner),
             settings=settings,
         )
-        return Placed(spec, age_of(owner), index)
+        return RankedExtension(spec, age_of(owner), index)
 
     def route_filters(
         self, route: Resource, filters: Sequence[HttpFilter], *, on_backend: bool, port: int, protocol: ListenerProtocol
-    ) -> tuple[Placed, ...]:
+    ) -> tuple[RankedExtension, ...]:
         """The filters of an HTTPRoute rule, or of one of its backendRefs, but mirrors. Raises FilterNotSupported."""
         place = AttachmentPoint(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
         request, response = (

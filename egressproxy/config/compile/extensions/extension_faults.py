@@ -37,10 +37,12 @@ class ExtensionFaults:
     def note_secret(self, unresolved: Unresolved, path: str) -> None:
         """A Secret that gives no value; `path` is the field that names it."""
         is_gone = unresolved.reason == "SecretNotFound"
-        said = f"missing: {unresolved.said}; {_GONE}" if is_gone else f"{unresolved.said}; requests are refused"
+        said = (
+            f"missing: {unresolved.with_hint}; {_GONE}" if is_gone else f"{unresolved.with_hint}; requests are refused"
+        )
         self.unresolved[unresolved.reason, f"{path}: {said}"] = None
 
-    def state(self, conditions: Conditions) -> None:
+    def set_conditions(self, conditions: Conditions) -> None:
         """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""
         for reason, message in self.unresolved:
             conditions.fail("ResolvedRefs", reason, message)

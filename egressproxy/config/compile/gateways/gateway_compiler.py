@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.config.compile.gateways.addresses import AddressBook
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, SetPlan
-from egressproxy.config.compile.gateways.gateway_tls import state_frontend
+from egressproxy.config.compile.gateways.gateway_tls import set_frontend_conditions
 from egressproxy.config.compile.gateways.listener_conflicts import find_conflicts
 from egressproxy.config.compile.gateways.listener_plan import plan_listener
 from egressproxy.config.compile.interface import CONTROLLER, Defaults, Key, Status, age_of
@@ -63,7 +63,7 @@ def plan_gateways(
     for gateway in ours:
         number = generation(gateway.key)
         plan = GatewayPlan(gateway, Conditions(number))
-        state_frontend(gateway, plan.conditions)
+        set_frontend_conditions(gateway, plan.conditions)
         for listener in gateway.spec.listeners:
             plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))
         _add_listener_sets(plan, sets.get(gateway.key, ()), references, namespaces, generation)
@@ -216,7 +216,7 @@ def _claim_ports(plan: GatewayPlan, book: AddressBook) -> None:
                     "Accepted", "PortUnavailable", f"port {port} of {address} belongs to Gateway {holder}: {remedy}"
                 )
                 break
-    plan.judge_again()
+    plan.recheck_listeners()
     for port in {listener.listener.port for listener in plan.listeners if not listener.problem}:
         for address in plan.addresses:
             book.take(port, address, plan.gateway.full_name)

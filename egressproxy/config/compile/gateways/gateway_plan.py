@@ -73,7 +73,7 @@ class GatewayPlan:
             names = "; ".join(f"{listener.listener.name}: {listener.problem}" for listener in self.own)
             self.refuse("ListenersNotValid", f"no listener can be served ({names})")
 
-    def judge_again(self) -> None:
+    def recheck_listeners(self) -> None:
         """The same, when more was found to be wrong with its listeners: not where they only have no address."""
         if self.unusable is None or self.addresses:
             self.refuse_without_listeners()
@@ -85,17 +85,17 @@ class GatewayPlan:
         if self.problem:
             self.conditions.set("Programmed", False, "Invalid", self.problem)
         else:
-            _state_listeners(self.conditions, self.invalid(self.own))
+            _set_listener_conditions(self.conditions, self.invalid(self.own))
             if self.unusable is not None:
                 self.conditions.set("Programmed", False, *self.unusable)
         for note in _gateway_notes(self.gateway):
             self.conditions.add_note("Accepted", note)
-        self._state_references()
+        self._set_references_condition()
         for attached in self.sets:
             if not attached.refusal:
                 self._close_set(attached)
 
-    def _state_references(self) -> None:
+    def _set_references_condition(self) -> None:
         """`ResolvedRefs` sums up those of the listeners, unless a reference of the Gateway's own is bad."""
         if self.conditions.says("ResolvedRefs") and not self.conditions.holds("ResolvedRefs"):
             return
@@ -117,7 +117,7 @@ class GatewayPlan:
         if len(lost) == len(listeners):
             attached.refuse("ListenersNotValid", "ListenersNotValid", "no listener can be served")
             return
-        _state_listeners(attached.conditions, lost)
+        _set_listener_conditions(attached.conditions, lost)
         if self.unusable is not None and not self.addresses:
             attached.conditions.set("Programmed", False, "ParentNotProgrammed", self.unusable[1])
 
@@ -140,7 +140,7 @@ def set_statuses(plan: GatewayPlan) -> dict[Key, Status]:
     return statuses
 
 
-def _state_listeners(conditions: Conditions, lost: list[str]) -> None:
+def _set_listener_conditions(conditions: Conditions, lost: list[str]) -> None:
     """`Accepted` and `Programmed` of a Gateway or ListenerSet some of whose listeners are served. `lost` are not."""
     if lost:
         conditions.set("Accepted", True, "ListenersNotValid", f"these listeners are not served: {', '.join(lost)}.")

@@ -15,7 +15,7 @@ from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse
 
-__all__ = ["ClientCertificates", "frontend_validation", "state_frontend"]
+__all__ = ["ClientCertificates", "frontend_validation", "set_frontend_conditions"]
 
 
 def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | None:
@@ -29,7 +29,7 @@ def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | Non
     return tls.frontend.default.validation
 
 
-def state_frontend(gateway: Gateway, conditions: Conditions) -> None:
+def set_frontend_conditions(gateway: Gateway, conditions: Conditions) -> None:
     """State `InsecureFrontendValidationMode` where clients are let in with any certificate, or none."""
     tls = gateway.spec.tls
     if tls is None or tls.frontend is None:
@@ -66,12 +66,12 @@ class ClientCertificates:
             except Unresolved as unresolved:
                 self._by_gateway[str(gateway)] = unresolved
 
-    def state(self, gateway: Gateway, conditions: Conditions) -> None:
+    def set_condition(self, gateway: Gateway, conditions: Conditions) -> None:
         """State `ResolvedRefs` of a Gateway that has one; it stays accepted, whatever becomes of its certificate."""
         found = self._by_gateway.get(str(gateway))
         if isinstance(found, Unresolved):
             reason = found.reason if found.reason == "RefNotPermitted" else "InvalidClientCertificateRef"
-            message = f"{found.said}; backends with TLS are answered with 500 until it is there"
+            message = f"{found.with_hint}; backends with TLS are answered with 500 until it is there"
             conditions.set("ResolvedRefs", False, reason, message)
         elif found is not None:
             conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["HostsTaken"]
+__all__ = ["HostnameClaims"]
 
 
-class HostsTaken:
+class HostnameClaims:
     """Hostname patterns, each with its first owner. Given oldest first."""
 
     __slots__ = ("_above", "_owners")

@@ -175,22 +175,22 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
             problems.append(unresolved)
     if problems:
         reason = "RefNotPermitted" if problems[0].reason == "RefNotPermitted" else "InvalidCertificateRef"
-        message = "; ".join(problem.said for problem in problems)
+        message = "; ".join(problem.with_hint for problem in problems)
         plan.conditions.set("ResolvedRefs", False, reason, message)
     if not certificates:
-        message = problems[0].said if problems else "tls.certificateRefs names no certificate"
+        message = problems[0].with_hint if problems else "tls.certificateRefs names no certificate"
         plan.refuse(
             "ResolvedRefs",
             "RefNotPermitted" if problems and reason == "RefNotPermitted" else "InvalidCertificateRef",
             message,
         )
-    _judge_certificates(plan, tls.certificate_refs, certificates, references)
+    _check_certificates(plan, tls.certificate_refs, certificates, references)
     if tls.options:
         plan.conditions.add_note("Accepted", f"tls.options are not supported and do nothing: {', '.join(tls.options)}.")
     plan.tls = ListenerTlsIR(TlsMode.TERMINATE, tuple(certificates), _find_clients(plan, references))
 
 
-def _judge_certificates(
+def _check_certificates(
     plan: ListenerPlan,
     refs: Iterable[SecretObjectReference],
     certificates: Iterable[CertificateIR],
@@ -227,7 +227,7 @@ def _find_clients(plan: ListenerPlan, references: References) -> ClientCertifica
     if validation is None:
         return None
     pem, problems = references.ca_bundles(plan.gateway, validation.ca_certificate_refs)
-    message = "; ".join(problem.said for problem in problems)
+    message = "; ".join(problem.with_hint for problem in problems)
     if problems:
         reason = _CA_REASONS.get(problems[0].reason, "InvalidCACertificateRef")
         plan.conditions.set("ResolvedRefs", False, reason, f"client certificates: {message}")

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Final
 
 from egressproxy.config.compile.backends.backend_compiler import ResolvedBackend
-from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, Placed
+from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import Policies
 from egressproxy.config.compile.policies.policy_merge import ChosenParent
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
 
-__all__ = ["CredentialDns", "exposed_by_parent", "exposed_sender", "keeps_from_plain_text"]
+__all__ = ["CredentialDns", "exposed_by_parent", "exposed_sender", "requires_tls"]
 
 #: The setting of an injector that lets it send without TLS.
 _PLAIN: Final = "allow_plaintext"
@@ -48,7 +48,7 @@ class CredentialDns:
         return self._policies.merge(own, is_routed=True).policy.dns if own != layers else None
 
     def of_backend(
-        self, policy: PolicyIR, resolved: ResolvedBackend, layers: tuple[Layer, ...], filters: Iterable[Placed]
+        self, policy: PolicyIR, resolved: ResolvedBackend, layers: tuple[Layer, ...], filters: Iterable[RankedExtension]
     ) -> PolicyIR:
         """What holds for a backend that these filters send a credential to: its name is looked up as its own namespace
         and Gateways say, and not as a route of another namespace does, which may use it.
@@ -63,7 +63,7 @@ class CredentialDns:
         return self._with_own_dns.get(key, policy)
 
 
-def exposed_by_parent(resolved: ResolvedBackend, chosen: ChosenParent | None, own: Iterable[Placed]) -> str:
+def exposed_by_parent(resolved: ResolvedBackend, chosen: ChosenParent | None, own: Iterable[RankedExtension]) -> str:
     """Why a backend must not be reached through the parent that a policy has chosen; "" if it may.
 
     `own` are the filters that its namespace has placed: one of them may send a credential in the clear, which the
@@ -81,7 +81,7 @@ def exposed_by_parent(resolved: ResolvedBackend, chosen: ChosenParent | None, ow
     )
 
 
-def exposed_sender(resolved: ResolvedBackend, own: Iterable[Placed]) -> ExtensionIR | None:
+def exposed_sender(resolved: ResolvedBackend, own: Iterable[RankedExtension]) -> ExtensionIR | None:
     """The first of these filters that sends a credential to the backend without a look at its certificate."""
     tls = resolved.spec.tls
     if not _is_unverified(tls):
@@ -92,7 +92,7 @@ def exposed_sender(resolved: ResolvedBackend, own: Iterable[Placed]) -> Extensio
     return None
 
 
-def keeps_from_plain_text(spec: ExtensionIR) -> bool:
+def requires_tls(spec: ExtensionIR) -> bool:
     """Whether this filter sends a credential, and refuses requests to a backend without TLS."""
     return spec.type.startswith(INJECTOR) and spec.is_known and not getattr(spec.settings, _PLAIN, True)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from egressproxy.config.compile.interface import RefusesBackends
-from egressproxy.config.compile.policies.credential_exposure import keeps_from_plain_text
+from egressproxy.config.compile.policies.credential_exposure import requires_tls
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.policy import Mode, PolicyIR
@@ -91,5 +91,5 @@ def _in_plain_text(backends: Iterable[WeightedBackend]) -> Iterator[tuple[str, s
         if backend is None or backend.tls is not None or backend.destination is Destination.DYNAMIC:
             continue  # whether what a Dynamic one leads to has TLS, the request says
         for each in weighted.extensions:
-            if keeps_from_plain_text(each):
+            if requires_tls(each):
                 yield f"filter {each.name} of {each.source}", backend.name

@@ -128,12 +128,12 @@ class Policies:
                 *self._notes_on_a_parent(policy, target),
             ]:
                 conditions.add_note("Accepted", note)
-            losses = self._merger.losses.get((policy.key, target, section), Overridden())
-            _state(conditions, "Conflicted", "Conflicted", losses.conflicts)
-            _state(conditions, "Overridden", "Overridden", losses.overrides)
-            faults[policy.key].state(conditions)
+            overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
+            _set_conditions(conditions, "Conflicted", "Conflicted", overridden.conflicts)
+            _set_conditions(conditions, "Overridden", "Overridden", overridden.overrides)
+            faults[policy.key].set_conditions(conditions)
             if parent is not None:
-                message = f"spec.parent: {parent.said}; what is to go through it is refused (500)"
+                message = f"spec.parent: {parent.with_hint}; what is to go through it is refused (500)"
                 conditions.fail("ResolvedRefs", parent.reason, message)
         return ancestors.to_status()
 
@@ -211,7 +211,7 @@ def _known(kind: str) -> str:
     return f"did you mean kind {near[0]}?" if near else f"targets are of kind {', '.join(_TARGETS)}"
 
 
-def _state(conditions: Conditions, kind: str, reason: str, sentences: Iterable[str]) -> None:
+def _set_conditions(conditions: Conditions, kind: str, reason: str, sentences: Iterable[str]) -> None:
     text = "; ".join(sentences)
     if text:
         conditions.set(kind, True, reason, text)

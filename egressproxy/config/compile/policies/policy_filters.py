@@ -14,13 +14,13 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     AttachmentPoint,
     ExtensionCompiler,
     FilterNotSupported,
-    Placed,
+    RankedExtension,
 )
 from egressproxy.config.compile.extensions.extension_faults import closing, must_run
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.policy import EgressPolicy
 
-__all__ = ["Placement", "Where"]
+__all__ = ["PolicyFilters", "Where"]
 
 REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
 CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
@@ -43,14 +43,14 @@ class Where:
         return {"Gateway": self.gateway, "Route": self.route, "Backend": self.backend}[per]
 
 
-class Placement:
+class PolicyFilters:
     """Gives the filters of a place in the form that `ordered` sorts."""
 
     __slots__ = ("_compiler", "_extensions")
 
     def __init__(self, compiler: ExtensionCompiler) -> None:
         self._compiler = compiler
-        self._extensions: dict[tuple[EgressPolicy, str], tuple[Placed, ...]] = {}
+        self._extensions: dict[tuple[EgressPolicy, str], tuple[RankedExtension, ...]] = {}
 
     def check(self, policy: EgressPolicy) -> None:
         """Find the load errors of a policy's extensions, whether or not its targets exist."""
@@ -59,7 +59,7 @@ class Placement:
             section = f", section {ref.section_name}" if ref.section_name else ""
             self._of_policy(policy, level, f"{ref.kind} {policy.namespace}/{ref.name}{section}")
 
-    def for_requests(self, layers: Iterable[Layer], where: Where) -> list[Placed]:
+    def for_requests(self, layers: Iterable[Layer], where: Where) -> list[RankedExtension]:
         """The filters of a listener or rule: everything but what belongs to one of its backends.
 
         Raises FilterNotSupported for a limit that this build cannot enforce, and for an extension of an unknown type.
@@ -68,16 +68,16 @@ class Placement:
         unknown = self.unknown_extension(layers)
         if unknown:
             raise FilterNotSupported(f"the {unknown} is not supported")
-        made: list[Placed] = []
+        made: list[RankedExtension] = []
         for layer in layers:
             for policy in layer.policies:
                 made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
                 made += self._limits(policy, layer, where, backend=False)
         return made
 
-    def for_backend(self, layers: Iterable[Layer], where: Where) -> list[Placed]:
+    def for_backend(self, layers: Iterable[Layer], where: Where) -> list[RankedExtension]:
         """The filters that policies add for one backend. Raises FilterNotSupported."""
-        made: list[Placed] = []
+        made: list[RankedExtension] = []
         for layer in layers:
             for policy in layer.policies:
                 if layer.level is Level.BACKEND:
@@ -85,7 +85,7 @@ class Placement:
                 made += self._limits(policy, layer, where, backend=True)
         return made
 
-    def body_limits(self, layers: Iterable[Layer]) -> list[Placed]:
+    def body_limits(self, layers: Iterable[Layer]) -> list[RankedExtension]:
         """`maxBodyBytes` of a backend's policies, which holds for every request of a rule that has this backend.
 
         A body is read before the backend is chosen. Raises FilterNotSupported.
@@ -103,7 +103,7 @@ class Placement:
         placed = self._of_policy(policy, _LEVELS[layer.level], layer.scope)
         return any(must_run(one.spec) for one in placed)
 
-    def unknown_extension(self, layers: Iterable[Layer], own: Iterable[Placed] = ()) -> str:
+    def unknown_extension(self, layers: Iterable[Layer], own: Iterable[RankedExtension] = ()) -> str:
         """The extensions of unknown types that close a place: those of its policies, and these of its backend."""
         placed = [
             one
@@ -114,14 +114,14 @@ class Placement:
         ]
         return closing(one.spec for one in (*own, *placed))
 
-    def _of_policy(self, policy: EgressPolicy, level: int, place: str) -> tuple[Placed, ...]:
+    def _of_policy(self, policy: EgressPolicy, level: int, place: str) -> tuple[RankedExtension, ...]:
         key = (policy, place)
         if key not in self._extensions:
             declared = policy.spec.extensions
             self._extensions[key] = self._compiler.extensions(policy, declared, AttachmentPoint(level, place))
         return self._extensions[key]
 
-    def _limits(self, policy: EgressPolicy, layer: Layer, where: Where, *, backend: bool) -> Iterator[Placed]:
+    def _limits(self, policy: EgressPolicy, layer: Layer, where: Where, *, backend: bool) -> Iterator[RankedExtension]:
         limits = policy.spec.limits
         if limits is None:
             return
@@ -146,7 +146,7 @@ class Placement:
         if not backend:
             yield from self._body_limit(policy, layer)
 
-    def _body_limit(self, policy: EgressPolicy, layer: Layer) -> Iterator[Placed]:
+    def _body_limit(self, policy: EgressPolicy, layer: Layer) -> Iterator[RankedExtension]:
         limits = policy.spec.limits
         if limits is not None and limits.max_body_bytes:
             place = AttachmentPoint(_LEVELS[layer.level], layer.scope)

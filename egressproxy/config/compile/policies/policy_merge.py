@@ -97,13 +97,13 @@ class Overridden:
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_blockers", "_references", "losses")
+    __slots__ = ("_blockers", "_references", "overridden")
 
     def __init__(self, references: References) -> None:
         self._references = references
         self._blockers: dict[EgressPolicy, tuple[str, ...]] = {}
         #: By policy, target and section.
-        self.losses: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
+        self.overridden: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
 
     def merge(self, layers: Iterable[Layer], is_routed: bool) -> Merged:
         """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
@@ -152,19 +152,19 @@ class Merger:
 
     # --- settings: the more specific one wins ------------------------------------------------------------------------
 
-    def _winner(self, name: str, voices: Sequence[_PolicyCandidate]) -> Any:
+    def _winner(self, name: str, candidates: Sequence[_PolicyCandidate]) -> Any:
         """The first value; everybody else who says something different is told so."""
-        if not voices:
+        if not candidates:
             return None
-        first = voices[0]
-        for voice in voices[1:]:
-            if voice.policy is None or voice.value == first.value:
+        first = candidates[0]
+        for candidate in candidates[1:]:
+            if candidate.policy is None or candidate.value == first.value:
                 continue
-            losses = self.losses[voice.policy.key, voice.layer.target, voice.layer.section]
-            if voice.layer is first.layer:
-                losses.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
+            overridden = self.overridden[candidate.policy.key, candidate.layer.target, candidate.layer.section]
+            if candidate.layer is first.layer:
+                overridden.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
             else:
-                losses.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
+                overridden.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
         return first.value
 
     def _mode(self, ordered: Sequence[Layer]) -> Mode:
@@ -228,13 +228,13 @@ class Merger:
     def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
         chosen: dict[str, float] = {}
         for name, info in TrafficTimeouts.model_fields.items():
-            voices = [
+            candidates = [
                 _PolicyCandidate(layer, policy, value.seconds)
                 for layer, policy, traffic in _traffic(ordered)
                 if (value := getattr(traffic.timeouts, name)) is not None
             ]
-            if voices:
-                chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", voices)
+            if candidates:
+                chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", candidates)
         return TimeoutsIR(**chosen)
 
     def _connections(self, ordered: Sequence[Layer]) -> ConnectionsIR:
@@ -329,7 +329,7 @@ def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
     found = {}
     for level in Level:
         wider = {each for each in Level if each <= level} - ({Level.BACKEND} if level > Level.BACKEND else set())
-        said = (voice.value for voice in _modes(ordered) if voice.layer.level in wider)
+        said = (candidate.value for candidate in _modes(ordered) if candidate.layer.level in wider)
         found[level] = next(said, Mode.ENFORCE)
     return found
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 from egressproxy.config.compile.backends.backend_compiler import Backends, ResolvedBackend
 from egressproxy.config.compile.certificates import common_ca
-from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, Placed, ordered
+from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, scope_of
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns, exposed_by_parent
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import Policies
-from egressproxy.config.compile.policies.policy_filters import Placement, Where
+from egressproxy.config.compile.policies.policy_filters import PolicyFilters, Where
 from egressproxy.config.compile.policies.policy_merge import Merged
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.status import supported_features
@@ -28,24 +28,24 @@ from egressproxy.config.resources.routes import BackendRef
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
 from egressproxy.ir.route import MirrorIR, WeightedBackend
 
-__all__ = ["BackendRefCompiler", "Choices", "default_where"]
+__all__ = ["BackendRefCompiler", "RuleBackends", "default_where"]
 
 #: What no policy sends through a parent: places that an operator has written as addresses, mostly inside.
 _OF_THE_OPERATOR = (Destination.IP, Destination.SERVICE)
 _DEFAULT = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 #: Gives the filters that a backendRef asks for. Raises FilterNotSupported.
-RefFilters = Callable[[BackendRef], tuple[Placed, ...]]
+RefFilters = Callable[[BackendRef], tuple[RankedExtension, ...]]
 #: Gives the mirrors that a backendRef asks for.
 RefMirrors = Callable[[BackendRef], tuple[MirrorIR, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class RuleBackends:
     """The backends of a rule, and the filters that they add to the rule itself: limits of bodies."""
 
     backends: tuple[WeightedBackend, ...]
-    filters: tuple[Placed, ...] = ()
+    filters: tuple[RankedExtension, ...] = ()
 
 
 class BackendRefCompiler:
@@ -53,28 +53,28 @@ class BackendRefCompiler:
 
     __slots__ = (
         "_backends",
-        "_behind_policies",
         "_certificates",
         "_credential_dns",
         "_hardened",
         "_of_parents",
         "_of_services",
-        "_placement",
         "_policies",
+        "_policy_filters",
+        "_through_policies",
     )
 
     def __init__(
-        self, backends: Backends, policies: Policies, placement: Placement, certificates: ClientCertificates
+        self, backends: Backends, policies: Policies, placement: PolicyFilters, certificates: ClientCertificates
     ) -> None:
         self._backends = backends
         self._certificates = certificates
         self._policies = policies
-        self._placement = placement
+        self._policy_filters = placement
         self._hardened: dict[tuple[object, ...], BackendTlsIR | str] = {}
         self._of_parents: dict[Layer, Layer] = {}
         #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
         #: a stream or requests), and each way lives as long as this.
-        self._behind_policies: dict[tuple[int, Key], ResolvedBackend] = {}
+        self._through_policies: dict[tuple[int, Key], ResolvedBackend] = {}
         self._of_services: dict[Layer, Layer] = {}
         self._credential_dns = CredentialDns(policies)
 
@@ -89,7 +89,7 @@ class BackendRefCompiler:
         mirrors: RefMirrors = lambda _ref: (),
         *,
         keeps_idle: bool = False,
-    ) -> Choices:
+    ) -> RuleBackends:
         """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
 
         A backend of weight 0 gets nothing and is left out, unless `keeps_idle`: sessions may be with it. Where no other
@@ -97,29 +97,29 @@ class BackendRefCompiler:
         """
         refs = tuple(refs)
         if refs and not keeps_idle and not any(ref.weight for ref in refs):
-            return Choices((WeightedBackend(None, error="every backend of the rule has weight 0"),))
+            return RuleBackends((WeightedBackend(None, error="every backend of the rule has weight 0"),))
         made: list[WeightedBackend] = []
-        more: list[Placed] = []
+        more: list[RankedExtension] = []
         for ref in refs:
             if ref.weight or keeps_idle:
-                choice = self._choice(route, ref, layers, where, filters, error, more)
+                choice = self._of_ref(route, ref, layers, where, filters, error, more)
                 copies = mirrors(ref) if choice.backend is not None else ()
                 made.append(replace(choice, mirrors=copies) if copies else choice)
-        return Choices(tuple(made), tuple(more))
+        return RuleBackends(tuple(made), tuple(more))
 
     def default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
         """The Dynamic backend of a forward-proxy listener, under the name "-"; `layers` from `default_layers`."""
         merged = self._policies.merge(layers, is_routed=False)
-        return self._weigh(self._default(layers), merged, layers, default_where(listener), 1, (), error)
+        return self._weighted_backend(self._default(layers), merged, layers, default_where(listener), 1, (), error)
 
     def default_layers(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """What holds for that backend: the listener's layers, and what is denied behind the parent that they name."""
         return layers + self._layers_of_parents(self._default(layers))
 
     def _default(self, layers: tuple[Layer, ...]) -> ResolvedBackend:
-        return self._behind(_DEFAULT, self._policies.merge(layers, is_routed=False))
+        return self._through_policy_parent(_DEFAULT, self._policies.merge(layers, is_routed=False))
 
-    def _behind(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
+    def _through_policy_parent(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
         """The backend, reached through the parent that policies name, if it is for a name and names none of its own.
 
         A backend that is the parent, or on the way to it, is reached as it says itself. Where the parent cannot be
@@ -131,9 +131,9 @@ class BackendRefCompiler:
         if resolved.spec.parent is not None or resolved.is_direct:
             return resolved
         key = (id(resolved), chosen.policy.key)
-        if key not in self._behind_policies:
+        if key not in self._through_policies:
             try:
-                found = self._backends.behind(resolved, chosen.policy, chosen.ref)
+                found = self._backends.through_parent(resolved, chosen.policy, chosen.ref)
                 if resolved.target in (each.target for each in found.parents):
                     found = resolved
                 else:
@@ -143,8 +143,8 @@ class BackendRefCompiler:
                 if str(chosen.policy) not in error:
                     error = f"parent of {chosen.policy}: {error}"
                 found = replace(resolved, parent_by=str(chosen.policy), error=error)
-            self._behind_policies[key] = found
-        return self._behind_policies[key]
+            self._through_policies[key] = found
+        return self._through_policies[key]
 
     def of_filter(
         self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], where: Where,
@@ -160,20 +160,20 @@ class BackendRefCompiler:
         except Unresolved as unresolved:
             return WeightedBackend(None, error=unresolved.message)
         resolved, layers = self._with_layers(resolved, layers)
-        limits: tuple[Placed, ...] = ()
+        limits: tuple[RankedExtension, ...] = ()
         error = ""
         try:
-            limits = tuple(self._placement.body_limits(layers))
+            limits = tuple(self._policy_filters.body_limits(layers))
         except FilterNotSupported as unsupported:
             error = str(unsupported)
         merged = self._policies.merge(layers, is_routed=True)
-        return self._weigh(resolved, merged, layers, _at(resolved, where), 1, limits, error)
+        return self._weighted_backend(resolved, merged, layers, _at(resolved, where), 1, limits, error)
 
     def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
         """What serves nobody, where these layers hold."""
-        return WeightedBackend(None, error=error, unknown_extension=self._placement.unknown_extension(layers))
+        return WeightedBackend(None, error=error, unknown_extension=self._policy_filters.unknown_extension(layers))
 
-    def _choice(
+    def _of_ref(
         self,
         route: Resource,
         ref: BackendRef,
@@ -181,7 +181,7 @@ class BackendRefCompiler:
         where: Where,
         filters: RefFilters,
         error: str,
-        more: list[Placed],
+        more: list[RankedExtension],
     ) -> WeightedBackend:
         try:
             resolved = self._backends.resolve(route, ref)
@@ -189,20 +189,20 @@ class BackendRefCompiler:
             return WeightedBackend(None, ref.weight, error=unresolved.message)
         resolved, layers = self._with_layers(resolved, layers)
         merged = self._policies.merge(layers, is_routed=True)
-        own: tuple[Placed, ...] = ()
+        own: tuple[RankedExtension, ...] = ()
         try:
             own = filters(ref)
-            more += self._placement.body_limits(layers)
+            more += self._policy_filters.body_limits(layers)
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
-        return self._weigh(resolved, merged, layers, _at(resolved, where), ref.weight, own, error)
+        return self._weighted_backend(resolved, merged, layers, _at(resolved, where), ref.weight, own, error)
 
     def _with_layers(
         self, resolved: ResolvedBackend, layers: tuple[Layer, ...]
     ) -> tuple[ResolvedBackend, tuple[Layer, ...]]:
         """The backend as it is reached at a place with these layers, and all that hold for it there."""
         layers += self._own_layers(resolved)
-        resolved = self._behind(resolved, self._policies.merge(layers, is_routed=True))
+        resolved = self._through_policy_parent(resolved, self._policies.merge(layers, is_routed=True))
         return resolved, layers + self._layers_of_parents(resolved)
 
     def _layers_of_parents(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
@@ -255,17 +255,17 @@ class BackendRefCompiler:
             return behind
         return replace(spec, parent=behind, parent_dns=self._credential_dns.of_parent(spec, around, namespace))
 
-    def _weigh(
+    def _weighted_backend(
         self,
         resolved: ResolvedBackend,
         merged: Merged,
         layers: tuple[Layer, ...],
         where: Where,
         weight: int,
-        filters: tuple[Placed, ...],
+        filters: tuple[RankedExtension, ...],
         error: str,
     ) -> WeightedBackend:
-        unknown = self._placement.unknown_extension(layers, resolved.extensions)
+        unknown = self._policy_filters.unknown_extension(layers, resolved.extensions)
         error = error or (unknown and f"the {unknown} is not supported")
         error = error or resolved.error or "; ".join(merged.blockers) or _region_error(resolved, merged)
         spec = self._harden(resolved.spec, merged)
@@ -276,9 +276,9 @@ class BackendRefCompiler:
             spec = self._with_parents(resolved, spec, merged, layers, named_in)
         if isinstance(spec, str):
             error = error or spec
-        placed: list[Placed] = []
+        placed: list[RankedExtension] = []
         try:
-            placed = self._placement.for_backend(layers, where)
+            placed = self._policy_filters.for_backend(layers, where)
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
         if error or isinstance(spec, str):
@@ -300,7 +300,7 @@ class BackendRefCompiler:
         """What would have to run for each request that is sent through a parent."""
         for policy in layer.policies:
             limits = policy.spec.limits
-            if self._placement.runs(policy, layer):
+            if self._policy_filters.runs(policy, layer):
                 yield f"extensions of {policy}"
             if policy.spec.parent is not None and not policy.spec.parent.direct:
                 yield f"parent of {policy}"

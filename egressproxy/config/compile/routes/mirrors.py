@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, Placed, ordered
+from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, RankedExtension, ordered
 from egressproxy.config.compile.policies.layers import Layer
 from egressproxy.config.compile.policies.policy_filters import Where
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
@@ -20,12 +20,12 @@ __all__ = ["mirrors"]
 
 
 def mirrors(
-    weigher: BackendRefCompiler,
+    backend_refs: BackendRefCompiler,
     route: Resource,
     filters: Sequence[HttpFilter],
     layers: tuple[Layer, ...],
     where: Where,
-    placed: Iterable[Placed],
+    placed: Iterable[RankedExtension],
 ) -> tuple[MirrorIR, ...]:
     """The mirrors among these filters of a rule, or of one of its backendRefs, where `placed` run for its requests.
 
@@ -40,7 +40,7 @@ def mirrors(
     for mirror in found:
         numerator, denominator = _share(mirror)
         if numerator:
-            backend = weigher.of_filter(route, mirror.backend_ref, layers, where)
+            backend = backend_refs.of_filter(route, mirror.backend_ref, layers, where)
             made.append(MirrorIR(backend, extensions, numerator, denominator))
     return tuple(made)
 

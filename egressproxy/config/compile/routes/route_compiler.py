@@ -8,46 +8,37 @@ whose regular expression is refused cannot keep its matches; it is left out, and
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, overload
 
 from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_references import rule_filters
 from egressproxy.config.compile.extensions.extension_compiler import (
     ExtensionCompiler,
     FilterNotSupported,
-    Placed,
+    RankedExtension,
     ordered,
 )
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
-from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import Policies
-from egressproxy.config.compile.policies.policy_filters import Placement, Where
-from egressproxy.config.compile.policies.retries import retry_problem, rule_retry
-from egressproxy.config.compile.references import Unresolved
-from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, Choices, default_where
+from egressproxy.config.compile.policies.policy_filters import PolicyFilters, Where
+from egressproxy.config.compile.policies.retries import rule_retry
+from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_where
 from egressproxy.config.compile.routes.matches import (
-    MAX_PATTERNS,
     NO_GRPC,
     grpc_match,
-    grpc_patterns,
     http_match,
-    http_patterns,
 )
 from egressproxy.config.compile.routes.mirrors import mirrors
-from egressproxy.config.compile.routes.route_validation import Findings
-from egressproxy.config.compile.routes.session_persistence import session_ir, session_problem
-from egressproxy.config.compile.status import supported_features
-from egressproxy.config.resources.meta import BackendObjectReference, Resource
-from egressproxy.config.resources.route_filters import ExternalAuthFilter, ExternalAuthHttp, GrpcFilter, HttpFilter
+from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
+from egressproxy.config.compile.routes.session_persistence import session_ir
+from egressproxy.config.resources.route_filters import ExternalAuthHttp
 from egressproxy.config.resources.routes import (
     BackendRef,
     GrpcRoute,
-    GrpcRule,
     HttpBackendRef,
     HttpMatch,
     HttpRoute,
@@ -56,7 +47,7 @@ from egressproxy.config.resources.routes import (
     TcpRoute,
     TlsRoute,
 )
-from egressproxy.ir.backend import Destination, Protocol
+from egressproxy.ir.backend import Destination
 from egressproxy.ir.gateway import ListenerProtocol, TlsMode
 from egressproxy.ir.policy import DestinationRule, ExtensionIR, Mode, PolicyIR
 from egressproxy.ir.route import (
@@ -74,48 +65,28 @@ __all__ = ["RouteCompiler", "is_dynamic"]
 
 
 class RouteCompiler:
-    """Turns routes into specs. `examine` looks at a route alone, the others at a route on one listener."""
+    """Compiles routes as one listener serves them."""
 
-    __slots__ = ("_backends", "_defaults", "_denying", "_extensions", "_matches", "_placement", "_policies", "_weigher")
+    __slots__ = ("_backend_refs", "_backends", "_denying", "_extensions", "_matches", "_policies", "_policy_filters")
 
     def __init__(
         self,
         backends: Backends,
         policies: Policies,
         extensions: ExtensionCompiler,
-        placement: Placement,
+        placement: PolicyFilters,
         certificates: ClientCertificates,
-        defaults: Defaults,
     ) -> None:
         self._backends = backends
         self._policies = policies
         self._extensions = extensions
-        self._placement = placement
-        self._defaults = defaults
-        self._weigher = BackendRefCompiler(backends, policies, placement, certificates)
+        self._policy_filters = placement
+        self._backend_refs = BackendRefCompiler(backends, policies, placement, certificates)
         self._matches: dict[HttpMatch, MatchIR] = {}
         self._denying: dict[tuple[int, ...], PolicyIR] = {}
 
-    def examine(self, route: Resource) -> Findings:
-        """Everything that is wrong with a route, independent of where it is attached."""
-        if isinstance(route, HttpRoute):
-            return self._examine_http(route)
-        findings = Findings()
-        if isinstance(route, TlsRoute | TcpRoute):
-            rules = route.spec.rules
-            findings.rules = len(rules)
-            if len(rules) > 1:
-                findings.notes.append("only the first rule is served: the others match the same.")
-            for index, rule in enumerate(rules):
-                self._examine_refs(route, _placed_refs(index, rule.backend_refs), findings)
-            if route.spec.use_default_gateways != "None":
-                findings.notes.append("useDefaultGateways is not supported and does nothing.")
-        elif isinstance(route, GrpcRoute):
-            self._examine_grpc(route, findings)
-        return findings
-
     def http_route(
-        self, route: HttpRoute, attachment: Attachment, layers: tuple[Layer, ...], findings: Findings
+        self, route: HttpRoute, attachment: Attachment, layers: tuple[Layer, ...], validation: RouteValidation
     ) -> HttpRouteIR:
         """An HTTPRoute on one listener. `layers` are those of the listener."""
         listener = attachment.listener
@@ -123,21 +94,21 @@ class RouteCompiler:
         where = Where(str(listener.gateway), str(route))
         rules = []
         for index in range(len(route.spec.rules)):
-            if index not in findings.dropped:
-                error = findings.closed.get(index, "")
+            if index not in validation.dropped:
+                error = validation.closed.get(index, "")
                 rules.append(self._http_rule(route, index, listener, layers, where, error))
         created = route.metadata.creation_timestamp or "~"
         named = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
         return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, named=named)
 
     def grpc_route(
-        self, route: GrpcRoute, attachment: Attachment, layers: tuple[Layer, ...], findings: Findings
+        self, route: GrpcRoute, attachment: Attachment, layers: tuple[Layer, ...], validation: RouteValidation
     ) -> HttpRouteIR:
         """A GRPCRoute on one listener. Its rules keep their matches and answer 500: gRPC is not carried yet."""
         layers += self._policies.layer(Level.ROUTE, route.key)
         rules = []
         for index, rule in enumerate(route.spec.rules):
-            if index in findings.dropped:
+            if index in validation.dropped:
                 continue
             of_rule = layers + (self._policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
             rules.append(
@@ -165,7 +136,7 @@ class RouteCompiler:
         tls = attachment.listener.tls
         if tls is not None and tls.mode is TlsMode.TERMINATE:
             error = error or self._backends.plain_text_error(route, rule.backend_refs)
-        found = self._weigher.choices(route, rule.backend_refs, layers, where, lambda _ref: (), error)
+        found = self._backend_refs.choices(route, rule.backend_refs, layers, where, lambda _ref: (), error)
         return StreamRouteIR(
             name=route.full_name,
             hostnames=attachment.hostnames if isinstance(route, TlsRoute) else (),
@@ -180,7 +151,7 @@ class RouteCompiler:
     def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
         """What serves the destinations that no route matches and policy allows: the one that the request named."""
         _, error = self._requests(layers, default_where(listener))
-        return self._weigher.default(listener, self._weigher.default_layers(layers), error)
+        return self._backend_refs.default(listener, self._backend_refs.default_layers(layers), error)
 
     def listener_extensions(
         self, listener: ListenerPlan, layers: tuple[Layer, ...]
@@ -188,120 +159,8 @@ class RouteCompiler:
         """What holds for requests of a listener that no route matches."""
         placed, _ = self._requests(layers, default_where(listener))
         if listener.protocol is ListenerProtocol.FORWARD_PROXY:
-            layers = self._weigher.default_layers(layers)
+            layers = self._backend_refs.default_layers(layers)
         return self._policies.merge(layers, is_routed=False).policy, ordered(placed)
-
-    # --- a route alone -----------------------------------------------------------------------------------------------
-
-    def _examine_http(self, route: HttpRoute) -> Findings:
-        findings = Findings(rules=len(route.spec.rules))
-        idle: dict[str, None] = {}
-        for index, rule in enumerate(route.spec.rules):
-            self._examine_rule(route, index, rule, findings)
-            if rule.retry is not None and (problem := retry_problem(rule.retry)):
-                findings.notes.append(f"rules[{index}].retry: {problem}.")
-            if rule.retry is not None and rule.retry.codes and (behind := self._behind_parents(route, rule)):
-                findings.notes.append(f"rules[{index}].retry.codes are not applied to {behind}: it has a parent.")
-            if rule.session_persistence is not None and (problem := session_problem(rule.session_persistence)):
-                findings.notes.append(f"rules[{index}].sessionPersistence: {problem}.")
-        if route.spec.use_default_gateways != "None":
-            idle["useDefaultGateways"] = None
-        findings.notes += [f"{name} is not supported yet and does nothing." for name in idle]
-        return findings
-
-    def _examine_rule(self, route: HttpRoute, index: int, rule: HttpRule, findings: Findings) -> None:
-        self._examine_patterns(index, map(http_patterns, rule.matches), findings)
-        try:
-            self._filters(route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP)
-        except FilterNotSupported as error:
-            findings.closed[index] = str(error)
-            findings.places[index] = f"spec.rules[{index}].filters[{error.index}]: "
-        self._examine_refs(route, _placed_refs(index, rule.backend_refs), findings)
-        for where, entry in _placed_filters(index, rule):
-            if entry.backend_ref is not None:
-                protocols = _protocols(entry.external_auth)
-                problem = self._examine_refs(route, ((where, entry.backend_ref),), findings, protocols)
-                if problem and entry.external_auth is not None:
-                    findings.unasked[index] = problem
-        for number, ref in enumerate(rule.backend_refs):
-            try:
-                self._filters(route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP)
-            except FilterNotSupported as error:
-                findings.closed[index] = f"backendRefs[{number}]: {error}"
-                findings.places[index] = f"spec.rules[{index}].backendRefs[{number}]: "
-
-    def _examine_grpc(self, route: GrpcRoute, findings: Findings) -> None:
-        findings.rules = len(route.spec.rules)
-        for index, rule in enumerate(route.spec.rules):
-            self._examine_patterns(index, map(grpc_patterns, rule.matches), findings)
-            mirrors = [
-                (where, entry.request_mirror.backend_ref)
-                for where, entry in _placed_filters(index, rule)
-                if entry.request_mirror is not None
-            ]
-            refs = (*_placed_refs(index, rule.backend_refs), *mirrors)
-            self._examine_refs(route, refs, findings, supported_features.GRPC_PROTOCOLS)
-        if route.spec.use_default_gateways != "None":
-            findings.notes.append("useDefaultGateways is not supported and does nothing.")
-        findings.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
-
-    def _examine_patterns(self, index: int, patterns: Iterable[Iterable[tuple[str, str]]], findings: Findings) -> None:
-        """Drop a rule with an expression that the data plane would refuse, or one too many for its route."""
-        for number, of_match in enumerate(patterns):
-            for field_path, pattern in of_match:
-                where = f"spec.rules[{index}].matches[{number}].{field_path}"
-                if len(findings.patterns) == MAX_PATTERNS and pattern not in findings.patterns:
-                    findings.dropped[index] = (
-                        f"{where}: the route has more than {MAX_PATTERNS} regular expressions; "
-                        "write prefixes, or divide it into several routes"
-                    )
-                    return
-                findings.patterns.add(pattern)
-                try:
-                    self._defaults.check_pattern(pattern)
-                except ValueError as error:
-                    findings.dropped[index] = f"{where}: {error}"
-                    return
-
-    def _examine_refs(
-        self, route: Resource, refs: Iterable[tuple[str, BackendObjectReference]], findings: Findings,
-        protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
-    ) -> str:  # fmt: skip
-        """Resolve references, each with its place, and note what is wrong with them; returns the last of it."""
-        problem = ""
-        for where, ref in refs:
-            try:
-                self._backends.resolve(route, ref, protocols)
-            except Unresolved as unresolved:
-                problem = unresolved.message
-                findings.errors.add(problem)
-                findings.unresolved.append((unresolved.reason, f"{where}: {unresolved.said}"))
-        return problem
-
-    def _behind_parents(self, route: HttpRoute, rule: HttpRule) -> str:
-        """The backends of a rule that are reached through a parent, which has retries of its own."""
-        behind: dict[str, None] = {}
-        for ref in rule.backend_refs:
-            with suppress(Unresolved):
-                spec = self._backends.resolve(route, ref).spec
-                if spec.parent is not None:
-                    behind[spec.name] = None
-        return ", ".join(behind)
-
-    def _filters(
-        self,
-        route: HttpRoute,
-        filters: Sequence[HttpFilter],
-        *,
-        on_backend: bool,
-        port: int,
-        protocol: ListenerProtocol,
-    ) -> tuple[Placed, ...]:
-        if not filters:
-            return ()
-        return self._extensions.route_filters(route, filters, on_backend=on_backend, port=port, protocol=protocol)
-
-    # --- a route on a listener ---------------------------------------------------------------------------------------
 
     def _http_rule(
         self,
@@ -321,25 +180,27 @@ class RouteCompiler:
         error = error or problem
         copies: tuple[MirrorIR, ...] = ()
         if error:
-            found = Choices((self._weigher.closed(error, layers),))
+            found = RuleBackends((self._backend_refs.closed(error, layers),))
         else:
             assert listener.protocol is not None
             port, protocol = listener.listener.port, listener.protocol
-            placed += self._filters(route, rule.filters, on_backend=False, port=port, protocol=protocol)
+            placed += self._extensions.route_filters(
+                route, rule.filters, on_backend=False, port=port, protocol=protocol
+            )
 
-            def of_ref(ref: BackendRef) -> tuple[Placed, ...]:
+            def of_ref(ref: BackendRef) -> tuple[RankedExtension, ...]:
                 filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
-                return self._filters(route, filters, on_backend=True, port=port, protocol=protocol)
+                return self._extensions.route_filters(route, filters, on_backend=True, port=port, protocol=protocol)
 
             def mirrors_of_ref(ref: BackendRef) -> tuple[MirrorIR, ...]:
                 filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
-                return mirrors(self._weigher, route, filters, layers, where, (*placed, *of_ref(ref)))
+                return mirrors(self._backend_refs, route, filters, layers, where, (*placed, *of_ref(ref)))
 
             idle = session is not None
-            found = self._weigher.choices(
+            found = self._backend_refs.choices(
                 route, rule.backend_refs, layers, where, of_ref, "", mirrors_of_ref, keeps_idle=idle
             )
-            copies = mirrors(self._weigher, route, rule.filters, layers, where, placed)
+            copies = mirrors(self._backend_refs, route, rule.filters, layers, where, placed)
         timeouts = rule.timeouts
         request = timeouts.request if timeouts is not None else None
         attempt = timeouts.backend_request if timeouts is not None else None
@@ -365,7 +226,7 @@ class RouteCompiler:
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
         if written is None:
             return None
-        backend = self._weigher.of_filter(route, written.backend_ref, layers, where, _protocols(written))
+        backend = self._backend_refs.of_filter(route, written.backend_ref, layers, where, filter_protocols(written))
         if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
             backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
         http = written.http or ExternalAuthHttp()
@@ -383,7 +244,7 @@ class RouteCompiler:
     def _matched(self, rule: HttpRule) -> tuple[MatchIR, ...]:
         """What the rule matches; with CORS also the preflight requests (OPTIONS) for the methods that it matches."""
         made = tuple(self._match(match) for match in rule.matches)
-        if not any(entry.cors is not None for entry in _filters(rule)):
+        if not any(entry.cors is not None for _, entry in rule_filters(0, rule)):
             return made
         asked = (match for match in made if match.method not in ("", "OPTIONS"))
         return made + tuple(replace(match, is_preflight=True) for match in asked)
@@ -394,10 +255,10 @@ class RouteCompiler:
             made = self._matches[match] = http_match(match)
         return made
 
-    def _requests(self, layers: tuple[Layer, ...], where: Where) -> tuple[list[Placed], str]:
+    def _requests(self, layers: tuple[Layer, ...], where: Where) -> tuple[list[RankedExtension], str]:
         """The filters of the request phases; and why the place has to be closed, "" if it has not."""
         try:
-            return self._placement.for_requests(layers, where), ""
+            return self._policy_filters.for_requests(layers, where), ""
         except FilterNotSupported as error:
             return [], str(error)
 
@@ -434,43 +295,3 @@ def is_dynamic(weighted: WeightedBackend) -> bool:
 def _has_dynamic(rule: HttpRuleIR) -> bool:
     mirrors = (rule.mirrors, *(backend.mirrors for backend in rule.backends))
     return any(map(is_dynamic, (*rule.backends, *(mirror.backend for each in mirrors for mirror in each))))
-
-
-@overload
-def _filters(rule: HttpRule) -> Iterator[HttpFilter]: ...
-@overload
-def _filters(rule: GrpcRule) -> Iterator[GrpcFilter]: ...
-def _filters(rule: HttpRule | GrpcRule) -> Iterator[HttpFilter | GrpcFilter]:
-    """The filters of a rule and of its backendRefs."""
-    yield from rule.filters
-    for ref in rule.backend_refs:
-        yield from ref.filters
-
-
-def _placed_refs(index: int, refs: Sequence[BackendRef]) -> Iterator[tuple[str, BackendRef]]:
-    """The backendRefs of a rule, each with its field."""
-    for number, ref in enumerate(refs):
-        yield f"spec.rules[{index}].backendRefs[{number}]", ref
-
-
-@overload
-def _placed_filters(index: int, rule: HttpRule) -> Iterator[tuple[str, HttpFilter]]: ...
-@overload
-def _placed_filters(index: int, rule: GrpcRule) -> Iterator[tuple[str, GrpcFilter]]: ...
-def _placed_filters(index: int, rule: Any) -> Iterator[tuple[str, Any]]:
-    """The filters of a rule and of its backendRefs, each with its field."""
-    for number, entry in enumerate(rule.filters):
-        yield f"spec.rules[{index}].filters[{number}]", entry
-    for at, ref in enumerate(rule.backend_refs):
-        where = f"spec.rules[{index}].backendRefs[{at}]"
-        for number, entry in enumerate(ref.filters):
-            yield f"{where}.filters[{number}]", entry
-
-
-def _protocols(auth: ExternalAuthFilter | None) -> Container[Protocol]:
-    """What the backend of a filter may speak."""
-    return (
-        supported_features.GRPC_PROTOCOLS
-        if auth is not None and auth.protocol == "GRPC"
-        else supported_features.UPSTREAM_PROTOCOLS
-    )

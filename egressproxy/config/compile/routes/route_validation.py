@@ -1,24 +1,41 @@
-"""Findings: what is wrong with a route, gathered rule by rule, for its status."""
+"""What is wrong with a route wherever it is attached: references, filters, regular expressions, fields without effect.
+
+A rule that asks for an unsupported filter answers 500; a rule whose regular expression is not accepted is dropped. The
+route's status says so (Gateway API v1, RouteConditionType).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_references import rule_filters, rule_refs
+from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
+from egressproxy.config.compile.policies.retries import retry_problem
+from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.routes.matches import MAX_PATTERNS, NO_GRPC, grpc_patterns, http_patterns
+from egressproxy.config.compile.routes.session_persistence import session_problem
+from egressproxy.config.compile.status import supported_features
+from egressproxy.config.resources.meta import BackendObjectReference, Resource
+from egressproxy.config.resources.route_filters import ExternalAuthFilter
+from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, HttpRule, TcpRoute, TlsRoute
+from egressproxy.ir.backend import Protocol
+from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.route import WeightedBackend
 
-__all__ = ["Findings"]
+__all__ = ["RouteValidation", "RouteValidator", "filter_protocols"]
 
 
 @dataclass(slots=True)
-class Findings:
+class RouteValidation:
     """What is wrong with a route wherever it is attached.
 
-    `unresolved` are (reason, message) of references; `closed` the rules that answer 500 by their index, `places` the
-    fields that are to blame; `dropped` the rules that are left out, `unasked` those whose authorization server does not
-    resolve; `notes` name fields that do nothing;
-    `errors` are what clients may be told of the references.
-    `patterns` are its regular expressions.
+    `rules` is the number of its rules. `unresolved` has the reason and message of each bad reference, and `errors` what
+    clients may be told of them. By index of the rule: `closed` says why it answers 500, `places` which field is the
+    cause, `dropped` why it is left out, `unresolved_auth` why its authorization server cannot be used. `notes` are
+    sentences about fields without effect. `patterns` are its regular expressions.
     """
 
     rules: int = 0
@@ -26,7 +43,7 @@ class Findings:
     closed: dict[int, str] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
-    unasked: dict[int, str] = field(default_factory=dict)
+    unresolved_auth: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     errors: set[str] = field(default_factory=set)
     patterns: set[str] = field(default_factory=set)
@@ -38,11 +55,11 @@ class Findings:
             *(f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()),
             *(
                 f"Rule {index} answers 500: {self.places.get(index, '')}{text}."
-                for index, text in (self.unasked | self.closed).items()
+                for index, text in (self.unresolved_auth | self.closed).items()
             ),
         ]
 
-    def unsaid(self, backends: Iterable[WeightedBackend]) -> list[str]:
+    def unreported(self, backends: Iterable[WeightedBackend]) -> list[str]:
         """Why backends cannot be used at a listener, as far as nothing here says it: policies close them."""
         known = {*self.errors, *self.closed.values()}
         errors = dict.fromkeys(b.error for b in backends if b.backend is None)
@@ -56,4 +73,148 @@ class Findings:
     @property
     def is_partial(self) -> bool:
         """Whether some rules are not served as written, and others are."""
-        return 0 < len({*self.closed, *self.dropped, *self.unasked}) < self.rules
+        return 0 < len({*self.closed, *self.dropped, *self.unresolved_auth}) < self.rules
+
+
+class RouteValidator:
+    """Validates routes, each without its listeners.
+
+    `check_pattern` raises ValueError for a regular expression that the data plane does not accept.
+    """
+
+    __slots__ = ("_backends", "_check_pattern", "_extensions")
+
+    def __init__(
+        self, backends: Backends, extensions: ExtensionCompiler, check_pattern: Callable[[str], object]
+    ) -> None:
+        self._backends = backends
+        self._extensions = extensions
+        self._check_pattern = check_pattern
+
+    def validate(self, route: Resource) -> RouteValidation:
+        """Everything that is wrong with a route, independent of where it is attached."""
+        if isinstance(route, HttpRoute):
+            return self._validate_http(route)
+        validation = RouteValidation()
+        if isinstance(route, TlsRoute | TcpRoute):
+            rules = route.spec.rules
+            validation.rules = len(rules)
+            if len(rules) > 1:
+                validation.notes.append("only the first rule is served: the others match the same.")
+            for index, rule in enumerate(rules):
+                self._validate_refs(route, rule_refs(index, rule), validation)
+            if route.spec.use_default_gateways != "None":
+                validation.notes.append("useDefaultGateways is not supported and does nothing.")
+        elif isinstance(route, GrpcRoute):
+            self._validate_grpc(route, validation)
+        return validation
+
+    def _validate_http(self, route: HttpRoute) -> RouteValidation:
+        validation = RouteValidation(rules=len(route.spec.rules))
+        idle: dict[str, None] = {}
+        for index, rule in enumerate(route.spec.rules):
+            self._validate_rule(route, index, rule, validation)
+            if rule.retry is not None and (problem := retry_problem(rule.retry)):
+                validation.notes.append(f"rules[{index}].retry: {problem}.")
+            if rule.retry is not None and rule.retry.codes and (behind := self._with_parents_named(route, rule)):
+                validation.notes.append(f"rules[{index}].retry.codes are not applied to {behind}: it has a parent.")
+            if rule.session_persistence is not None and (problem := session_problem(rule.session_persistence)):
+                validation.notes.append(f"rules[{index}].sessionPersistence: {problem}.")
+        if route.spec.use_default_gateways != "None":
+            idle["useDefaultGateways"] = None
+        validation.notes += [f"{name} is not supported yet and does nothing." for name in idle]
+        return validation
+
+    def _validate_rule(self, route: HttpRoute, index: int, rule: HttpRule, validation: RouteValidation) -> None:
+        self._validate_patterns(index, map(http_patterns, rule.matches), validation)
+        try:
+            self._extensions.route_filters(
+                route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP
+            )
+        except FilterNotSupported as error:
+            validation.closed[index] = str(error)
+            validation.places[index] = f"spec.rules[{index}].filters[{error.index}]: "
+        self._validate_refs(route, rule_refs(index, rule), validation)
+        for where, entry in rule_filters(index, rule):
+            if entry.backend_ref is not None:
+                protocols = filter_protocols(entry.external_auth)
+                problem = self._validate_refs(route, ((where, entry.backend_ref),), validation, protocols)
+                if problem and entry.external_auth is not None:
+                    validation.unresolved_auth[index] = problem
+        for number, ref in enumerate(rule.backend_refs):
+            try:
+                self._extensions.route_filters(
+                    route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP
+                )
+            except FilterNotSupported as error:
+                validation.closed[index] = f"backendRefs[{number}]: {error}"
+                validation.places[index] = f"spec.rules[{index}].backendRefs[{number}]: "
+
+    def _validate_grpc(self, route: GrpcRoute, validation: RouteValidation) -> None:
+        validation.rules = len(route.spec.rules)
+        for index, rule in enumerate(route.spec.rules):
+            self._validate_patterns(index, map(grpc_patterns, rule.matches), validation)
+            mirrors = [
+                (where, entry.request_mirror.backend_ref)
+                for where, entry in rule_filters(index, rule)
+                if entry.request_mirror is not None
+            ]
+            refs = (*rule_refs(index, rule), *mirrors)
+            self._validate_refs(route, refs, validation, supported_features.GRPC_PROTOCOLS)
+        if route.spec.use_default_gateways != "None":
+            validation.notes.append("useDefaultGateways is not supported and does nothing.")
+        validation.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
+
+    def _validate_patterns(
+        self, index: int, patterns: Iterable[Iterable[tuple[str, str]]], validation: RouteValidation
+    ) -> None:
+        """Drop a rule with an expression that the data plane would refuse, or one too many for its route."""
+        for number, of_match in enumerate(patterns):
+            for field_path, pattern in of_match:
+                where = f"spec.rules[{index}].matches[{number}].{field_path}"
+                if len(validation.patterns) == MAX_PATTERNS and pattern not in validation.patterns:
+                    validation.dropped[index] = (
+                        f"{where}: the route has more than {MAX_PATTERNS} regular expressions; "
+                        "write prefixes, or divide it into several routes"
+                    )
+                    return
+                validation.patterns.add(pattern)
+                try:
+                    self._check_pattern(pattern)
+                except ValueError as error:
+                    validation.dropped[index] = f"{where}: {error}"
+                    return
+
+    def _validate_refs(
+        self, route: Resource, refs: Iterable[tuple[str, BackendObjectReference]], validation: RouteValidation,
+        protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
+    ) -> str:  # fmt: skip
+        """Resolve references, each with its place, and note what is wrong with them; returns the last of it."""
+        problem = ""
+        for where, ref in refs:
+            try:
+                self._backends.resolve(route, ref, protocols)
+            except Unresolved as unresolved:
+                problem = unresolved.message
+                validation.errors.add(problem)
+                validation.unresolved.append((unresolved.reason, f"{where}: {unresolved.with_hint}"))
+        return problem
+
+    def _with_parents_named(self, route: HttpRoute, rule: HttpRule) -> str:
+        """The backends of a rule that are reached through a parent, which has retries of its own."""
+        behind: dict[str, None] = {}
+        for ref in rule.backend_refs:
+            with suppress(Unresolved):
+                spec = self._backends.resolve(route, ref).spec
+                if spec.parent is not None:
+                    behind[spec.name] = None
+        return ", ".join(behind)
+
+
+def filter_protocols(auth: ExternalAuthFilter | None) -> Container[Protocol]:
+    """What the backend of a filter may speak."""
+    return (
+        supported_features.GRPC_PROTOCOLS
+        if auth is not None and auth.protocol == "GRPC"
+        else supported_features.UPSTREAM_PROTOCOLS
+    )

@@ -27,7 +27,7 @@ class Conditions:
         self._conditions: dict[str, dict[str, Any]] = {}
 
     def set(self, kind: str, holds: bool, reason: str, message: str = "") -> None:
-        """State a condition, or state it anew. `reason` is one CamelCase word, `message` a sentence for people."""
+        """State a condition, or state it again. `reason` is one CamelCase word, `message` a sentence for people."""
         self._conditions[kind] = {
             "type": kind,
             "status": "True" if holds else "False",

@@ -18,7 +18,7 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
-__all__ = ["all_findings", "findings_of", "shortcomings"]
+__all__ = ["all_warnings", "status_warnings", "warnings_of"]
 
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
 _GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
@@ -50,7 +50,7 @@ class _WarnedPart(NamedTuple):
     conditions: list[Mapping[str, Any]]
 
 
-def all_findings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
+def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
     """Everything that `check` and the log say of a configuration that can be put into service, each thing once.
 
     What the compiler warns of without saying how grave it is counts as not served.
@@ -61,17 +61,17 @@ def all_findings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
         else each
         for each in compiled.warnings
     ]
-    return list(dict.fromkeys([*said, *shortcomings(resources, compiled)]))
+    return list(dict.fromkeys([*said, *status_warnings(resources, compiled)]))
 
 
-def findings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
-    """What of `all_findings` is about one object."""
+def warnings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
+    """What of `all_warnings` is about one object."""
     status = compiled.statuses.get(resource.key, {})
     warned = (each for each in compiled.warnings if each.object == str(resource))
     return list(dict.fromkeys([*warned, *_of_object(resource, status)]))
 
 
-def shortcomings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
+def status_warnings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
     """Everything that status says is not as it should be, in the order of the files.
 
     What several conditions say in the same words is said once.

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from egressproxy.config.compile.backends.published_forms import MCP_REVISIONS
-from egressproxy.config.compile.status.status_warnings import all_findings
+from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import Severity
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
@@ -228,7 +228,7 @@ def test_a_known_revision_of_mcp_is_well_and_another_is_a_condition():
     assert served(odd).protocol is Protocol.MCP
     assert conditions("Degraded", odd)[:2] == ("True", "UnsupportedProtocolOptions")
     manifests = (REVERSE, ROUTE, odd)
-    (found,) = all_findings(load_text("\n---\n".join(manifests)), compiled(*manifests))
+    (found,) = all_warnings(load_text("\n---\n".join(manifests)), compiled(*manifests))
     assert found.severity is Severity.WARNING
     assert "did you mean 2025-06-18?" in conditions("Degraded", odd)[2]
     assert "it starts with /" in conditions("Degraded", host(form("{path: mcp}")))[2]
@@ -365,5 +365,5 @@ def test_a_reference_without_the_group_of_its_backend_is_told_of_it():
     bare = ROUTE.replace("group: gateway.networking.k8s.io, kind", "kind")
     assert bare != ROUTE
     manifests = (REVERSE, bare, host(", ports: [{number: 443, protocol: TLS}]"))
-    said = all_findings(load_text("\n---\n".join(manifests), "a.yaml"), compiled(*manifests))
+    said = all_warnings(load_text("\n---\n".join(manifests), "a.yaml"), compiled(*manifests))
     assert ["write group: gateway.networking.k8s.io" in each.message + each.remedy for each in said] == [True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.config.compile.status.status_warnings import all_findings
+from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import Problem, Severity
 from tests.config.compile.kit import REVERSE, compiled, rule
@@ -28,8 +28,8 @@ spec:
 """
 
 
-def findings(*manifests: str) -> list[Problem]:
-    return all_findings(load_text("\n---\n".join(manifests), "config.yaml"), compiled(*manifests))
+def found_problems(*manifests: str) -> list[Problem]:
+    return all_warnings(load_text("\n---\n".join(manifests), "config.yaml"), compiled(*manifests))
 
 
 def test_a_reference_means_the_backend_of_its_group_and_it_is_noted_which():
@@ -38,7 +38,7 @@ def test_a_reference_means_the_backend_of_its_group_and_it_is_noted_which():
         (found,) = rule(compiled(*manifests)).backends
         assert found.backend is not None
         assert (found.backend.hostname, found.backend.kind) == (host, f"Backend.{group}")
-        (note,) = findings(*manifests)
+        (note,) = found_problems(*manifests)
         assert (note.severity, note.field_path) == (Severity.NOTE, "spec.rules[0].backendRefs[0]")
         assert f"this is Backend.{group} default/b" in note.message
 
@@ -53,13 +53,13 @@ def test_the_status_of_each_says_what_means_it():
 
 
 def test_one_backend_of_a_name_is_nothing_to_speak_of():
-    assert not findings(REVERSE, route("egressproxy.io"), OURS)
+    assert not found_problems(REVERSE, route("egressproxy.io"), OURS)
     status = compiled(REVERSE, route("egressproxy.io"), OURS).statuses["egressproxy.io", "Backend", "default", "b"]
     assert "references mean" not in str(status)
 
 
 def test_a_reference_to_neither_is_not_said_to_be_one_of_them():
-    found = findings(REVERSE, route("gateway.networking.x-k8s.io", "XBackend"), OURS, THEIRS)
+    found = found_problems(REVERSE, route("gateway.networking.x-k8s.io", "XBackend"), OURS, THEIRS)
     assert not [each for each in found if each.code == "SameName"]
 
 
@@ -103,7 +103,7 @@ spec:
 
 
 def test_references_of_filters_parents_and_policies_are_noted_too():
-    noted = [each for each in findings(REVERSE, FILTERED, OTHER, OURS, THEIRS, POLICY) if each.code == "SameName"]
+    noted = [each for each in found_problems(REVERSE, FILTERED, OTHER, OURS, THEIRS, POLICY) if each.code == "SameName"]
     assert {(each.object, each.field_path, each.message.partition(";")[0]) for each in noted} == {
         ("HTTPRoute default/route", "spec.rules[0].filters[0].requestMirror.backendRef",
          "this is Backend.gateway.networking.k8s.io default/b"),

@@ -3,7 +3,7 @@
 import pytest
 
 from egressproxy.config.compile.extensions.extension_faults import nearest_types
-from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from tests.config.compile.kit import (
@@ -169,7 +169,7 @@ def test_it_is_said_with_an_unusable_port_beside_it():
 
 def test_check_says_it_once_at_its_object():
     text = "\n---\n".join([REVERSE, ROUTE, ON_BACKEND])
-    found = [each for each in shortcomings(load_text(text, "x.yaml"), compiled(text)) if "Scan" in each.message]
+    found = [each for each in status_warnings(load_text(text, "x.yaml"), compiled(text)) if "Scan" in each.message]
     (one,) = (each for each in found if "UnsupportedExtensionType" in each.message)
     assert (one.object, one.field_path) == ("Backend default/plain", "spec.extensions[0].type")
     assert "type: 'vendor.example" in text.splitlines()[one.line - 1]

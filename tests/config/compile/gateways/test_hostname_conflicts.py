@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.gateways.hostname_conflicts import HostsTaken
+from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaims
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,17 @@ from egressproxy.config.compile.gateways.hostname_conflicts import HostsTaken
     ],
 )
 def test_patterns_with_hosts_in_common_meet(taken: list[str], asked: list[str], meets: bool):
-    hosts = HostsTaken()
+    hosts = HostnameClaims()
     hosts.take(taken, "default/older")
     assert hosts.meeting(asked) == ("default/older" if meets else "")
 
 
 def test_nobody_is_met_where_nobody_is():
-    assert HostsTaken().meeting([]) == ""
+    assert HostnameClaims().meeting([]) == ""
 
 
 def test_a_pattern_belongs_to_who_took_it_first():
-    hosts = HostsTaken()
+    hosts = HostnameClaims()
     hosts.take(["a.example"], "default/older")
     hosts.take(["a.example", "b.example"], "default/younger")
     assert [hosts.holder(name) for name in ("a.example", "b.example", "c.example")] == [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.ir.gateway import ListenerProtocol, TlsMode
 from egressproxy.model.certificate import CertificateUse
@@ -339,7 +339,7 @@ def test_a_certificate_out_of_time_or_for_another_host_is_said_and_served(
     assert of_listener(made, "ResolvedRefs")[0] == "True"
     assert of_listener(made, BAD)[:2] == (("True", reason) if reason else ("", ""))
     assert words in of_listener(made, BAD)[2]
-    found = [w for w in shortcomings(load_text("\n---\n".join(text), "c.yaml"), made) if BAD in w.message]
+    found = [w for w in status_warnings(load_text("\n---\n".join(text), "c.yaml"), made) if BAD in w.message]
     assert [w.field_path.startswith("spec.listeners[0].tls.certificateRefs") for w in found] == [True] * bool(reason)
     assert all(w.line for w in found)
     (end,) = made.validities

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
 from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, policy
 
@@ -19,7 +19,7 @@ MIRROR = """
 def warnings(*manifests: str) -> list[str]:
     """As `check` shows them."""
     resources = load_text("\n---\n".join(manifests), "config.yaml")
-    found = (problem.message for problem in shortcomings(resources, compiled(*manifests)))
+    found = (problem.message for problem in status_warnings(resources, compiled(*manifests)))
     return [message for message in found if not message.startswith("Insecure")]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile import Defaults, compile_config
-from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.policy import Mode, PolicyIR
@@ -282,7 +282,8 @@ def test_what_is_not_done_where_it_is_written_is_said_and_warned_of(section: str
     made = compile_config(resources, Catalog(), Defaults())
     assert said in of_policy(made, "Accepted")[2]
     assert any(
-        said in each.message and each.object == "EgressPolicy default/policy" for each in shortcomings(resources, made)
+        said in each.message and each.object == "EgressPolicy default/policy"
+        for each in status_warnings(resources, made)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
-from egressproxy.config.compile.status.status_warnings import all_findings, shortcomings
+from egressproxy.config.compile.status.status_warnings import all_warnings, status_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.filters.catalog import Catalog
@@ -16,7 +16,7 @@ from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, policy, ru
 
 def found(*manifests: str) -> list[Problem]:
     resources = load_text("\n---\n".join(manifests), "config.yaml")
-    return list(shortcomings(resources, compile_config(resources, Catalog(), Defaults())))
+    return list(status_warnings(resources, compile_config(resources, Catalog(), Defaults())))
 
 
 def test_what_is_well_is_not_mentioned():
@@ -82,7 +82,7 @@ def test_an_expression_that_is_refused_is_placed_where_it_stands():
     text = "\n---\n".join([FORWARD, ROUTE.replace("  rules:\n", added)])
     resources = load_text(text, "config.yaml")
     made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
-    (warning,) = [each for each in shortcomings(resources, made) if "(?=a)b" in each.message]
+    (warning,) = [each for each in status_warnings(resources, made) if "(?=a)b" in each.message]
     assert warning.field_path == "spec.rules[0].matches[0].path.value"
     assert "(?=a)b" in text.splitlines()[warning.line - 1]
     assert "RE2 has no lookaround; make what is to be excepted a rule of its own" in warning.message
@@ -94,7 +94,7 @@ def judged(kind: str, status: str, message: str = "") -> list[tuple[Severity, st
     (key,) = resources.by_key
     condition = {"type": kind, "status": status, "reason": "Why", "message": message}
     compiled = Compiled(ConfigIR(()), {key: {"conditions": [condition]}})
-    return [(each.severity, each.code) for each in all_findings(resources, compiled)]
+    return [(each.severity, each.code) for each in all_warnings(resources, compiled)]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_part_that_is_not_served_is_told_without_what_is_well():
     (key,) = resources.by_key
     message = "the backend is valid. x is not supported yet and does nothing."
     condition = {"type": "Accepted", "status": "True", "reason": "Accepted", "message": message}
-    (found,) = all_findings(resources, Compiled(ConfigIR(()), {key: {"conditions": [condition]}}))
+    (found,) = all_warnings(resources, Compiled(ConfigIR(()), {key: {"conditions": [condition]}}))
     assert found.message == "not all of it is served: x is not supported yet and does nothing."
 
 
@@ -134,7 +134,7 @@ def test_a_setting_for_all_and_another_for_some_is_how_policies_are_written():
 
 def test_what_the_compiler_warns_of_is_not_served_unless_it_says_otherwise():
     said = [Problem("a.yaml", 1, 1, "", "", "a"), Problem("a.yaml", 1, 1, "", "", "b", "", Severity.WARNING, "Told")]
-    found = all_findings(load_text(PLAIN), Compiled(ConfigIR(()), warnings=(*said, said[0])))
+    found = all_warnings(load_text(PLAIN), Compiled(ConfigIR(()), warnings=(*said, said[0])))
     assert [(each.message, each.severity, each.code) for each in found] == [
         ("a", Severity.UNSERVED, "NotServed"),
         ("b", Severity.WARNING, "Told"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.status.status_warnings import shortcomings
+from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.compile.status.supported_features import UNSERVED
 from egressproxy.config.descriptions import models_by_name
 from egressproxy.config.reading.load import load_text
@@ -62,5 +62,5 @@ def test_a_field_that_is_not_served_is_told_where_it_is_written(place: str):
     text = WRITTEN[place]
     made = compiled(FORWARD, PLAIN, text)
     resources = load_text("\n---\n".join((FORWARD, PLAIN, text)), "config.yaml")
-    told = [str(each) for each in shortcomings(resources, made) if "policy" in each.object or "other" in each.object]
+    told = [str(each) for each in status_warnings(resources, made) if "policy" in each.object or "other" in each.object]
     assert any("not supported" in each or " yet" in each for each in told), told
