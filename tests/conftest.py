@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from hypothesis import settings
 
-from egressproxy.net import sockets
+from egressproxy.net import sockets, tls
 from egressproxy.net.loop import new_loop
 from egressproxy.net.loop_name import LOOP_NAME
 from egressproxy.protocols.tunnel import tunnel
@@ -70,6 +70,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_configure() -> None:
     """Connections take no step that is not in the table of their states."""
     states.check(sockets.SocketTransport, states.tables(sockets)[0])
+    states.check(tls.TlsStream, states.tables(tls)[0])
     of_tunnels, of_ends = states.tables(tunnel)
     states.check(tunnel.Tunnel, of_tunnels)
     states.check(SocketEnd, of_ends)

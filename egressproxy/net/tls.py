@@ -6,6 +6,31 @@ with TlsTruncated (RFC 8446 section 6.1, RFC 9112 section 9.8).
 
 A `TlsStream` is the protocol of the transport below and the transport of the protocol above. The one below may be a
 TlsStream itself: that is TLS inside a tunnel through an encrypted parent.
+
+States, and what leads from one to the next; nothing else may happen:
+
+    state       event    next        the event
+    ----------  -------  ----------  --------------------------------------------------------------------------
+    HANDSHAKE   done     JOINING     the peer is verified: `on_handshake` is told, and may close
+    JOINING     join     OPEN        the protocol above is told of its connection
+    OPEN        peer     PEER_ENDED  the peer's close_notify, and the protocol above keeps our direction
+    OPEN        wait     ENDING      `write_eof` while records are unread, which OpenSSL would drop
+    OPEN        end      ENDED       `write_eof`: our close_notify
+    ENDING      end      ENDED       the records are read
+    ENDING      peer     BOTH_ENDED  ours follows the peer's close_notify
+    ENDED       peer     BOTH_ENDED
+    PEER_ENDED  end      BOTH_ENDED
+    HANDSHAKE   fail     FAILED      closed, aborted, or an error, before the protocol above has heard anything
+    JOINING     fail     FAILED
+    OPEN        close    CLOSED      closed, aborted, an error, or an end without close_notify
+    PEER_ENDED  close    CLOSED
+    ENDING      close    CLOSED
+    ENDED       close    CLOSED
+    BOTH_ENDED  close    CLOSED
+    FAILED      close    CLOSED      the transport below is gone
+
+What stands beside the state may be so in each of them: the protocol above has paused reading, it is to pause writing,
+and the transport below has ended its input (TCP's FIN), which a paused reader may see much later.
 """
 
 from __future__ import annotations
@@ -14,12 +39,12 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from enum import IntEnum
+from enum import Enum, auto
 from typing import Any, cast
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 
-__all__ = ["OnHandshake", "TlsStream", "TlsTruncated", "tls_fault"]
+__all__ = ["OnHandshake", "TlsState", "TlsStream", "TlsTruncated", "tls_fault"]
 
 #: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
 #: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
@@ -34,17 +59,33 @@ class TlsTruncated(ConnectionError):
     """The TCP connection ended without close_notify: what was received may be cut short."""
 
 
-class _TlsState(IntEnum):
-    HANDSHAKE = 0
-    OPEN = 1
-    CLOSED = 2  # closing or lost: nothing is delivered or sent any more
+class TlsState(Enum):
+    """See the table above. In FAILED and CLOSED nothing is delivered or sent any more."""
+
+    HANDSHAKE = auto()
+    JOINING = auto()
+    OPEN = auto()
+    PEER_ENDED = auto()
+    ENDING = auto()
+    ENDED = auto()
+    BOTH_ENDED = auto()
+    FAILED = auto()
+    CLOSED = auto()
 
 
-_HANDSHAKE, _OPEN, _CLOSED = _TlsState  # an attribute of an Enum costs a look-up at every read
+# Names of this module: an attribute of an Enum costs a look-up each time.
+_HANDSHAKE, _JOINING, _OPEN, _PEER_ENDED, _ENDING, _ENDED, _BOTH_ENDED, _FAILED, _CLOSED = TlsState
+_READS = (_OPEN, _ENDING, _ENDED)
+_WRITES = (_OPEN, _PEER_ENDED)
+_HAS_PEER_END = (_PEER_ENDED, _BOTH_ENDED)
+_HAS_OUR_END = (_ENDED, _BOTH_ENDED)
+_IS_EARLY = (_HANDSHAKE, _JOINING)
+_IS_UNHEARD = (_HANDSHAKE, _JOINING, _FAILED)
+_OVER = (_FAILED, _CLOSED)
 
 
 #: Stands for the inner protocol once the connection is gone.
-_GONE = asyncio.Protocol()
+_GONE_PROTOCOL = asyncio.Protocol()
 
 
 class TlsStream(asyncio.Protocol, asyncio.Transport):
@@ -59,9 +100,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     """
 
     __slots__ = (
-        "_eof_wanted", "_error", "_has_eof", "_has_peer_eof", "_has_sent_eof", "_in", "_inner", "_is_joined",
-        "_is_paused", "_is_write_paused", "_on_handshake", "_out", "_piece", "_read", "_ssl", "_state", "_transport",
-        "_verify",
+        "_error", "_has_eof", "_in", "_inner", "_is_paused", "_is_write_paused", "_on_handshake", "_out", "_piece",
+        "_read", "_ssl", "_state", "_transport", "_verify",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -87,13 +127,9 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._verify = verify
         self._state = _HANDSHAKE
         self._error: Exception | None = None
-        self._is_joined = False  # the inner protocol has been told of its connection
         self._is_paused = False  # the inner protocol does not want plaintext
         self._is_write_paused = False
         self._has_eof = False  # TCP FIN from the peer
-        self._has_peer_eof = False  # close_notify from the peer
-        self._has_sent_eof = False  # close_notify to the peer
-        self._eof_wanted = False  # write_eof waits until the received records are read
 
     # --- protocol of the transport below -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -107,7 +143,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 self.data_received(whole[at : at + self._piece])
             return
         self._in.write(data)
-        if self._state is _OPEN:
+        if self._state in _READS:
             self._pump()
         elif self._state is _HANDSHAKE:
             self._handshake()
@@ -116,41 +152,44 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         """TCP FIN: the end of everything, unless close_notify came before and the inner protocol still has to write."""
         self._has_eof = True
         self._in.write_eof()
-        if self._state is _OPEN:
+        if self._state in _READS:
             self._pump()
         elif self._state is _HANDSHAKE:
             self._handshake()
         # A paused reader still has records to come: whether the end is clean shows when they are read.
-        return self._state is _OPEN and (self._is_paused or self._has_peer_eof)
+        return self._state in _HAS_PEER_END or (self._is_paused and self._state in _READS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        was, self._state = self._state, _CLOSED
-        if not self._is_joined:
+        was, self._state = self._state, _FAILED if self._state in _IS_EARLY else _CLOSED
+        if was in _IS_UNHEARD:
             self._report(exc or ConnectionResetError("the peer closed the connection in the TLS handshake"))
-            self._inner = _GONE
+            self._inner = _GONE_PROTOCOL
             return
         if self._error is not None:
             exc = self._error
-        elif exc is None and was is _OPEN and not self._has_peer_eof:
+        elif exc is None and was in _READS:
             exc = TlsTruncated("the connection ended without close_notify")
-        inner, self._inner = self._inner, _GONE  # it holds us as its transport: let go
+        inner, self._inner = self._inner, _GONE_PROTOCOL  # it holds us as its transport: let go
         inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
-        if self._is_joined:
+        if self._state not in _IS_UNHEARD:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
-        if self._is_joined:
+        if self._state not in _IS_UNHEARD:
             self._inner.resume_writing()
 
     # --- transport of the protocol above -------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """Encrypt and send. Ignored once the stream is closing, as asyncio's transports do."""
-        if self._state is not _OPEN or self._has_sent_eof or self._eof_wanted or not data:
-            if self._state is _HANDSHAKE:
+        """Encrypt and send. Ignored behind `write_eof`, and once the stream is closing, as asyncio's transports do.
+
+        Raises RuntimeError before the protocol above has been told of its connection.
+        """
+        if not data or self._state not in _WRITES:
+            if self._state in _IS_EARLY:
                 raise RuntimeError("write before the TLS handshake is done")
             return
         try:
@@ -181,39 +220,43 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def write_eof(self) -> None:
         """Half-close: send close_notify, and go on reading (RFC 8446 section 6.1)."""
-        if self._state is not _OPEN or self._has_sent_eof:
-            return
-        if self._in.pending:
-            self._eof_wanted = True  # OpenSSL drops records that it finds unread when it shuts down
-        else:
+        if self._state is _PEER_ENDED:
+            self._state = _BOTH_ENDED
             self._send_close_notify()
+        elif self._state is _OPEN:
+            if self._in.pending:
+                self._state = _ENDING  # OpenSSL drops records that it finds unread when it shuts down
+            else:
+                self._state = _ENDED
+                self._send_close_notify()
 
     def close(self) -> None:
         """Send close_notify, then close the transport when all is written. `connection_lost(None)` follows."""
-        if self._state is _CLOSED:
-            return
         if self._state is _HANDSHAKE:
-            self._state = _CLOSED
-            self._transport.abort()
-            return
-        self._send_close_notify()
-        self._state = _CLOSED
-        self._transport.close()
+            self.abort()
+        elif self._state not in _OVER:
+            if self._state not in _HAS_OUR_END:
+                self._send_close_notify()
+            self._mark_closed()
+            self._transport.close()
 
     def abort(self) -> None:
         """Close at once; nothing more is sent."""
-        self._state = _CLOSED
+        self._mark_closed()
         self._transport.abort()
+
+    def _mark_closed(self) -> None:
+        if self._state not in _OVER:
+            self._state = _FAILED if self._state in _IS_EARLY else _CLOSED
 
     def abort_handshake(self) -> None:
         """The handshake took too long: `on_handshake` is told TimeoutError. Does nothing once it is over."""
         if self._state is _HANDSHAKE:
-            self._state = _CLOSED
-            self._transport.abort()
+            self.abort()
             self._report(TimeoutError("the TLS handshake took too long"))
 
     def is_closing(self) -> bool:
-        return self._state is _CLOSED or self._transport.is_closing()
+        return self._state in _OVER or self._transport.is_closing()
 
     def pause_reading(self) -> None:
         """No more plaintext from now on. At most one read of the transport below stays here, as ciphertext."""
@@ -231,7 +274,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._pump)  # never from within the caller
 
     def is_reading(self) -> bool:
-        return not self._is_paused and self._state is _OPEN
+        return not self._is_paused and self._state in _READS
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
@@ -277,11 +320,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             except ssl.SSLError as error:
                 self._fail(error)
                 return
-        self._state = _OPEN
+        self._state = _JOINING
         self._report(None)
         if self.is_closing():
             return
-        self._is_joined = True
+        self._state = _OPEN
         self._inner.connection_made(self)
         if self._is_write_paused:
             self._inner.pause_writing()
@@ -296,7 +339,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     def _pump(self) -> None:
         """Deliver what can be decrypted, until the inner protocol pauses."""
         incoming = self._in
-        while self._state is _OPEN and not self._is_paused and not self._has_peer_eof:
+        while self._state in _READS and not self._is_paused:
             try:
                 plain = self._read(MAX_PLAINTEXT)
             except ssl.SSLWantReadError:
@@ -319,19 +362,18 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 break
         if self._out.pending:
             self._flush()  # an answer to KeyUpdate or a refused renegotiation
-        if self._eof_wanted and not incoming.pending and self._state is _OPEN:
-            self._eof_wanted = False
+        if self._state is _ENDING and not incoming.pending:
+            self._state = _ENDED
             self._send_close_notify()
 
     def _peer_closed(self) -> None:
-        self._has_peer_eof = True
+        was, self._state = self._state, _PEER_ENDED if self._state is _OPEN else _BOTH_ENDED
+        if was is _ENDING:
+            self._send_close_notify()
         if not self._inner.eof_received():
             self.close()
 
     def _send_close_notify(self) -> None:
-        if self._has_sent_eof:
-            return
-        self._has_sent_eof = True
         with suppress(ssl.SSLError, OSError):  # it is sent; the peer's own has not come, or never will
             self._ssl.unwrap()
         self._flush()
@@ -342,7 +384,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def _fail(self, error: Exception) -> None:
         """Give up: send the alert that OpenSSL wrote, if the peer takes it at once."""
-        self._state = _CLOSED
+        self._mark_closed()
         self._error = error.with_traceback(None)  # its frames hold us: no cycle
         is_free = self._transport.get_write_buffer_size() == 0
         self._flush()
