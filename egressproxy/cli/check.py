@@ -163,8 +163,8 @@ def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
 
 def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:
     """What became of the Backends of other groups, whose forms are not ours."""
+    from egressproxy.config.compile.backends.backend_status import summary
     from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
-    from egressproxy.config.compile.backends.notes import summary
     from egressproxy.config.compile.interface import kind_of
     from egressproxy.config.resources.meta import OUR_GROUP
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 
 from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_status import backend_statuses
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
 from egressproxy.config.compile.backends.same_names import SameNames
@@ -155,7 +156,9 @@ class _Run:
         for policy in self._policies.objects:
             self._policy_filters.check(policy)
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
-        self._statuses.update(self._backends.statuses(self._generation))
+        self._statuses.update(
+            backend_statuses(self._resources, self._backends, self._extensions.faults, self._generation)
+        )
         for source in (*self._resources.of(Backend), *self._policies.objects):
             self._note_same_names(source)
         parents = Parents(self._plans, self._namespaces)

@@ -8,31 +8,22 @@ Sources: the AI Gateway working group's egress proposal, GEP-4488, Gateway API v
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 
-from egressproxy.config.compile.backends.backend_references import backend_refs, stream_carriers
-from egressproxy.config.compile.backends.backend_tls import validated_tls
+from egressproxy.config.compile.backends.backend_references import backend_refs
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
-from egressproxy.config.compile.backends.notes import (
-    backend_notes,
-    insecure_reason,
-    invalid_options,
-    set_degraded,
-    summary,
-)
 from egressproxy.config.compile.backends.parent_credentials import parent_credentials
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
-    TlsForm,
     check_tls,
     port_forms,
     protocol_of,
     tls_field,
 )
 from egressproxy.config.compile.backends.services import Services
+from egressproxy.config.compile.backends.tls_settings import port_tls, x_backend_tls
 from egressproxy.config.compile.extensions.extension_compiler import (
     BACKEND_LEVEL,
     AttachmentPoint,
@@ -41,10 +32,9 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     ordered,
 )
 from egressproxy.config.compile.extensions.extension_faults import must_run
-from egressproxy.config.compile.interface import Key, Status, kind_of, scope_of
-from egressproxy.config.compile.references import Reference, References, Unresolved, UnresolvedCollector
+from egressproxy.config.compile.interface import Key, kind_of, scope_of
+from egressproxy.config.compile.references import Reference, References, Unresolved
 from egressproxy.config.compile.status import supported_features
-from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,
@@ -57,7 +47,6 @@ from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy, Extension
 from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
-from egressproxy.model.certificate import CertificateUse
 
 __all__ = ["Backends", "ResolvedBackend"]
 
@@ -135,6 +124,10 @@ class Backends:
             )
         return found
 
+    def resolve_port(self, backend: Resource, port: int | None) -> ResolvedBackend:
+        """A port of a Backend object; None: its only one. Raises Unresolved."""
+        return self.resolve(backend, _OwnReference(*backend.key, port=port))
+
     def target_key(self, source: Resource, ref: Reference) -> Key:
         """The object that a reference means, whether it is there or not."""
         return object_key(self._resources, ref, self._references.namespace_of(source, ref))
@@ -165,54 +158,6 @@ class Backends:
                 if service is not None:
                     found.add((service.namespace or backend.namespace, service.name))
         return found
-
-    def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
-        """The status of every Backend object, used or not."""
-        statuses: dict[Key, Status] = {}
-        carriers = stream_carriers(self._resources, self.target_key)
-        for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
-            conditions = Conditions(generation(backend.key))
-            statuses[backend.key] = {
-                "conditions": self._conditions_of(backend, conditions, backend.key not in carriers)
-            }
-        return statuses
-
-    def _conditions_of(
-        self, backend: AnyBackend, conditions: Conditions, has_requests: bool
-    ) -> list[dict[str, object]]:
-        became = summary(backend)
-        message = f"the backend can be used{': ' if became else ''}{became}"
-        if self._names[backend.namespace, backend.name] > 1:
-            message += f"; another has its name: references mean this one by group {backend.GROUP}, kind {backend.KIND}"
-        conditions.set("Accepted", True, "Accepted", message)
-        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
-        failed = 0
-        ports: Sequence[int | None] = [None]
-        if not isinstance(backend, XBackend) and len(backend.spec.destination.ports) > 1:
-            ports = [port.value for port in backend.spec.destination.ports]
-        for port in ports:
-            try:
-                self.resolve(backend, _OwnReference(*backend.key, port=port))
-            except Unresolved as unresolved:
-                failed += 1
-                _set_conditions(unresolved, conditions)
-        if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
-            for problem in self.parent_problems([backend]).values():
-                _set_conditions(problem.copy("spec.parent"), conditions)
-        if not isinstance(backend, XBackend):
-            self._own_extensions(backend)
-        self._extensions.faults[backend.key].set_conditions(conditions)
-        if 0 < failed < len(ports):
-            set_degraded(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
-        wrong = invalid_options(backend)
-        if wrong:
-            set_degraded(conditions, "UnsupportedProtocolOptions", wrong)
-        insecure = insecure_reason(backend, has_requests)
-        if insecure:
-            conditions.set("Insecure", True, "NotVerified", insecure)
-        for note in backend_notes(backend):
-            conditions.add_note("Accepted", note)
-        return conditions.to_list()
 
     def _read(self, key: Key, port: int | None, is_opaque: bool) -> ResolvedBackend:
         group, kind, namespace, name = key
@@ -248,30 +193,13 @@ class Backends:
             raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         if is_plain and spec.protocol == "WSS":
             raise Unresolved("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
-        tls = None
-        if spec.tls is not None and not is_plain:
-            tls = BackendTlsIR()
-            if spec.tls.validation is not None:
-                found = UnresolvedCollector()
-                place = "spec.tls.validation.caCertificateRefs"
-                pem = "".join(
-                    found.take(f"{place}[{index}]", partial(self._references.ca_bundle, backend, ref), "")
-                    for index, ref in enumerate(spec.tls.validation.ca_certificate_refs)
-                )
-                if spec.tls.client_certificate_ref is not None:
-                    read = partial(self._with_client_certificate, backend, spec.tls.client_certificate_ref, tls)
-                    found.take("spec.tls.clientCertificateRef", read, tls)
-                found.raise_if_any()
-                tls = validated_tls(backend, spec.tls.validation, pem, self._references)
-            if spec.tls.client_certificate_ref is not None:
-                tls = self._with_client_certificate(backend, spec.tls.client_certificate_ref, tls)
         made = BackendIR(
             name=backend.full_name,
             destination=Destination.FQDN,
             hostname=spec.external_hostname.hostname,
             port=number,
             protocol=Protocol(_MEANS.get(spec.protocol or "HTTP", spec.protocol or "HTTP")),
-            tls=tls,
+            tls=None if is_plain else x_backend_tls(self._references, backend),
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
         )
@@ -294,7 +222,7 @@ class Backends:
         if form is not None:
             protocol = protocol_of(backend, form, is_stream=is_stream)
             check_tls(backend, form)
-            tls = self._tls(backend, form.tls, tls_field(backend.spec, number))
+            tls = port_tls(self._references, backend, form.tls, tls_field(backend.spec, number))
             if form.tls is None and (kind is Destination.FQDN or not destination.ports):
                 raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[EndpointAddress, ...] = ()
@@ -314,7 +242,7 @@ class Backends:
                 endpoints = inner.endpoints
                 service = ("", "Service", named.namespace or backend.namespace, named.name)
                 tls = tls if form is not None and form.tls is not None else inner.tls
-        extensions = self._own_extensions(backend)
+        extensions = self.own_extensions(backend)
         made = BackendIR(
             name=backend.full_name,
             destination=kind,
@@ -342,13 +270,18 @@ class Backends:
         except Unresolved as unresolved:
             raise unresolved.copy("spec.parent") from None
 
-    def _shares_name(self, backend: AnyBackend) -> bool:
-        """Whether the name alone could mean another. Ours keeps it."""
-        return backend.GROUP != OUR_GROUP and self._names[backend.namespace, backend.name] > 1
+    def is_ambiguous(self, backend: AnyBackend) -> bool:
+        """Whether a backend of another kind or group has the same name in the same namespace."""
+        return self._names[backend.namespace, backend.name] > 1
 
-    def _own_extensions(
+    def _shares_name(self, backend: AnyBackend) -> bool:
+        """Whether messages add the kind to the name. Our own Backend keeps the name alone."""
+        return backend.GROUP != OUR_GROUP and self.is_ambiguous(backend)
+
+    def own_extensions(
         self, backend: Backend | WorkingGroupBackend | XBackendDestination
     ) -> tuple[RankedExtension, ...]:
+        """Its `spec.extensions`, compiled once; what is wrong with them is noted in `faults`."""
         if backend.key not in self._placed:
             declared: Sequence[Extension] = backend.spec.extensions
             place = AttachmentPoint(BACKEND_LEVEL, scope_of(backend.key))
@@ -361,45 +294,6 @@ class Backends:
         if self._resources.get("", "Service", ref.namespace, name) is None:
             raise self._references.not_found("BackendNotFound", "", "Service", ref.namespace, name)
         return self._services.backend(ref.namespace, name, port)
-
-    def _tls(self, backend: Resource, form: TlsForm | None, field: str) -> BackendTlsIR | None:
-        """`field` is where the form is written."""
-        if form is None or form.mode == "None":
-            return None
-        found = UnresolvedCollector()
-        made = BackendTlsIR(
-            sni=form.sni,
-            ca_pem="".join(
-                found.take(f"{field}.caBundleRef[{index}]", partial(self._references.ca_bundle, backend, ref, key), "")
-                for index, (ref, key) in enumerate(form.cas)
-            ),
-            ca_source=self._references.names(backend, [ref for ref, _ in form.cas]),
-        )
-        written = form.source
-        if written is not None:
-            made = replace(
-                made,
-                names=form.names,
-                min_version=written.min_version,
-                insecure_skip_verify=written.insecure_skip_verify,
-                crl_pem="".join(
-                    found.take(f"{field}.crlRefs[{index}]", partial(self._references.crl, backend, ref), "")
-                    for index, ref in enumerate(written.crl_refs)
-                ),
-                pins=written.pins,
-            )
-        if form.client is not None and form.mode == "Mutual":
-            read = partial(self._with_client_certificate, backend, form.client, made, form.client_key)
-            made = found.take(f"{field}.clientCertificateRef", read, made)
-        found.raise_if_any()
-        return made
-
-    def _with_client_certificate(
-        self, backend: Resource, ref: Reference, tls: BackendTlsIR, chain_key: str = "tls.crt"
-    ) -> BackendTlsIR:
-        pair = self._references.key_pair(backend, ref, CertificateUse.CLIENT, chain_key)
-        source = self._references.names(backend, (ref,))
-        return replace(tls, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
 
     def through_parent(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
         """The backend, reached through the parent that `source` (itself, or a policy) names. Raises Unresolved."""
@@ -468,25 +362,10 @@ class _OwnReference:
     port: int | None = None
 
 
-#: Reasons that are about the Backend itself; the others are about what it refers to.
-_OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
-#: Gateway API has the reason for references (RouteReasonUnsupportedProtocol), and no such backend can be used.
-_NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
-
 #: A WebSocket is asked for in HTTP/1.1 (RFC 6455 section 4.1).
 _MEANS = {"WSS": "HTTP11"}
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
-
-
-def _set_conditions(unresolved: Unresolved, conditions: Conditions) -> None:
-    """Say in a Backend's conditions what is wrong, each fault with its field."""
-    for each in (unresolved, *unresolved.others):
-        said = f"{each.field}: {each.with_hint}" if each.field else each.with_hint
-        if each.reason in _NOT_ACCEPTED:
-            conditions.fail("Accepted", each.reason, said)
-        if each.reason not in _OF_BACKENDS:
-            conditions.fail("ResolvedRefs", each.reason, said)
 
 
 def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None) -> PortForm | None:

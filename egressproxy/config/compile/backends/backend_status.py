@@ -1,0 +1,158 @@
+"""The status of Backends, used or not: whether they can be used, and what is insecure or without effect in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_references import stream_carriers
+from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, AnyBackend
+from egressproxy.config.compile.backends.published_forms import (
+    destination_summary,
+    notes,
+    port_forms,
+    port_option_errors,
+)
+from egressproxy.config.compile.dns_section import dns_notes
+from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
+from egressproxy.config.compile.interface import Key, Status
+from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.status.conditions import Conditions
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.backend import Backend, XBackend
+
+__all__ = ["backend_statuses", "summary"]
+
+#: Reasons that are about the Backend itself; the others are about what it refers to.
+_OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
+#: Gateway API has the reason for references (RouteReasonUnsupportedProtocol), and no such backend can be used.
+_NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
+
+
+def backend_statuses(
+    resources: ResourceSet,
+    backends: Backends,
+    faults: Mapping[Key, ExtensionFaults],
+    generation: Callable[[Key], int],
+) -> dict[Key, Status]:
+    """The status of every Backend object. Reads all of them, so that every load error is found.
+
+    `faults` are those of extensions, and `generation` returns `metadata.generation`, both by object.
+    """
+    statuses: dict[Key, Status] = {}
+    carriers = stream_carriers(resources, backends.target_key)
+    for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
+        conditions = Conditions(generation(backend.key))
+        _set_conditions(conditions, backends, backend, faults)
+        _add_notes(conditions, backend, has_requests=backend.key not in carriers)
+        statuses[backend.key] = {"conditions": conditions.to_list()}
+    return statuses
+
+
+def _set_conditions(
+    conditions: Conditions, backends: Backends, backend: AnyBackend, faults: Mapping[Key, ExtensionFaults]
+) -> None:
+    """Accepted, ResolvedRefs and Degraded: of each port, the parent and the extensions."""
+    read_as = summary(backend)
+    message = f"the backend can be used{': ' if read_as else ''}{read_as}"
+    if backends.is_ambiguous(backend):
+        message += f"; another has its name: references mean this one by group {backend.GROUP}, kind {backend.KIND}"
+    conditions.set("Accepted", True, "Accepted", message)
+    conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+    failed = 0
+    ports: Sequence[int | None] = [None]
+    if not isinstance(backend, XBackend) and len(backend.spec.destination.ports) > 1:
+        ports = [port.value for port in backend.spec.destination.ports]
+    for port in ports:
+        try:
+            backends.resolve_port(backend, port)
+        except Unresolved as unresolved:
+            failed += 1
+            _set_unresolved(unresolved, conditions)
+    if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
+        for problem in backends.parent_problems([backend]).values():
+            _set_unresolved(problem.copy("spec.parent"), conditions)
+    if not isinstance(backend, XBackend):
+        backends.own_extensions(backend)
+    faults[backend.key].set_conditions(conditions)
+    if 0 < failed < len(ports):
+        _set_degraded(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+
+
+def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: bool) -> None:
+    wrong = _invalid_options(backend)
+    if wrong:
+        _set_degraded(conditions, "UnsupportedProtocolOptions", wrong)
+    insecure = _insecure_reason(backend, has_requests)
+    if insecure:
+        conditions.set("Insecure", True, "NotVerified", insecure)
+    for note in _backend_notes(backend):
+        conditions.add_note("Accepted", note)
+
+
+def _set_unresolved(unresolved: Unresolved, conditions: Conditions) -> None:
+    """Say in a Backend's conditions what is wrong, each fault with its field."""
+    for each in (unresolved, *unresolved.others):
+        said = f"{each.field}: {each.with_hint}" if each.field else each.with_hint
+        if each.reason in _NOT_ACCEPTED:
+            conditions.fail("Accepted", each.reason, said)
+        if each.reason not in _OF_BACKENDS:
+            conditions.fail("ResolvedRefs", each.reason, said)
+
+
+def summary(backend: AnyBackend) -> str:
+    """What a Backend means, in whichever form it is written, for people."""
+    if not isinstance(backend, XBackend):
+        return destination_summary(backend.spec)
+    spec = backend.spec
+    if spec.external_hostname is None:
+        return f"type {spec.type}, which is not served"
+    tls = f"TLS {spec.tls.mode}" if spec.tls is not None and spec.tls.mode != "None" else "plain text"
+    return f"{spec.external_hostname.hostname}:{spec.port.value} ({spec.protocol or 'HTTP'}, {tls})"
+
+
+def _invalid_options(backend: AnyBackend) -> str:
+    """What its protocolOptions say that cannot be right; "" if all is well."""
+    return "" if isinstance(backend, XBackend) else "; ".join(port_option_errors(backend.spec))
+
+
+def _set_degraded(conditions: Conditions, reason: str, message: str) -> None:
+    """State `Degraded`, or add to it."""
+    if conditions.says("Degraded"):
+        conditions.add_note("Degraded", message)
+    else:
+        conditions.set("Degraded", True, reason, message)
+
+
+def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
+    """Why an external backend is not protected, or another one less than it seems; "" if all is well.
+
+    `has_requests`: requests of ours go there, and not streams of others alone.
+    """
+    if isinstance(backend, XBackend):
+        tls, protocol = backend.spec.tls, backend.spec.protocol
+        is_plain = tls.mode == "None" and protocol != "TCP" if tls is not None else protocol == "H2C"
+        return "requests go in plain text" if is_plain and has_requests else ""
+    forms = port_forms(backend.spec)
+    said = []
+    is_plain = any(form.tls is not None and form.tls.mode == "None" and form.protocol != "TCP" for form in forms)
+    if backend.spec.destination.type == "Fqdn" and is_plain and has_requests:
+        said.append("requests go in plain text")
+    if any(form.tls is not None and form.tls.is_unverified for form in forms):
+        said.append("the server's certificate is not verified (insecureSkipVerify)")
+    return "; ".join(said)
+
+
+def _backend_notes(backend: AnyBackend) -> list[str]:
+    """Fields that are accepted and do nothing, or less than they seem to."""
+    made: list[str] = []
+    if not isinstance(backend, XBackend):
+        made += notes(backend.spec)
+        if isinstance(backend, Backend) and backend.spec.resolver is not None:
+            made += dns_notes(backend.spec.resolver, "resolver")
+            if backend.spec.destination.type in ("Ip", "Service"):
+                made.append(f"resolver does nothing for type {backend.spec.destination.type}: no name is resolved.")
+        if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
+            made.append("a Dynamic destination takes the port from the request; of ports one entry counts.")
+    return made
