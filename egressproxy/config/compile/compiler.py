@@ -8,11 +8,8 @@ before anything is given out; everything else that is wrong is a condition in st
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from hashlib import blake2b
 
 from egressproxy.config.compile.backends.backend_compiler import Backends
 from egressproxy.config.compile.backends.backend_status import backend_statuses
@@ -26,8 +23,8 @@ from egressproxy.config.compile.gateways.client_revocations import add_revocatio
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, set_statuses
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
-from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaims
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
+from egressproxy.config.compile.generations import first_seen, generations_of
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.load_errors import LoadErrors, problem_at
 from egressproxy.config.compile.policies.denials import Denials
@@ -36,7 +33,9 @@ from egressproxy.config.compile.policies.policy_attachment import Policies
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.references import Namespaces, References
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
+from egressproxy.config.compile.routes.route_status import set_route_conditions
 from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator
+from egressproxy.config.compile.routes.served_routes import ServedRoutes
 from egressproxy.config.compile.status.conditions import Conditions, RouteParents, keep_times
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
@@ -44,15 +43,13 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
-from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.policy import Mode
-from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
+from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.certificate import CertificateState, CertificateUse, Validity
 
 __all__ = ["compile_config"]
-
-AnyRoute = HttpRoute | GrpcRoute | TlsRoute | TcpRoute
 
 #: A backend of a route stands for a place that policy denies.
 _DENIED = "egressproxy.io/Denied"
@@ -76,7 +73,7 @@ def compile_config(
     Raises ConfigError with every load error that the schema of the kinds could not see: an extension in a phase where
     its type cannot run, a config that does not fit the type.
     """
-    generations, written = _generations(resources, previous)
+    generations, written = generations_of(resources, previous)
     run = _Run(resources, catalog, defaults, generations)
     listeners = run.compile()
     statuses = run.statuses()
@@ -95,19 +92,9 @@ def compile_config(
         generations=generations,
         warnings=tuple(run.warnings),
         written=written,
-        created=_created(resources, previous),
+        created=first_seen(resources, previous),
         validities=run.validities,
     )
-
-
-@dataclass(slots=True)
-class _Served:
-    """The routes that a listener serves; `taken` says by kind which hosts they have."""
-
-    http: list[HttpRouteIR] = field(default_factory=list)
-    tls: list[StreamRouteIR] = field(default_factory=list)
-    tcp: list[StreamRouteIR] = field(default_factory=list)
-    taken: dict[str, HostnameClaims] = field(default_factory=lambda: defaultdict(HostnameClaims))
 
 
 class _Run:
@@ -138,7 +125,7 @@ class _Run:
         self._same_names = SameNames(resources, BACKEND_KINDS, self._backends.target_key)
         self._plans: list[GatewayPlan] = []
         self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
-        self._served: dict[ListenerPlan, _Served] = defaultdict(_Served)
+        self._served: dict[ListenerPlan, ServedRoutes] = {}
         self._statuses: dict[Key, Status] = {}
 
     def compile(self) -> tuple[ListenerIR, ...]:
@@ -229,6 +216,7 @@ class _Run:
                     layers += self._policies.layer(Level.LISTENER, listener.owner.key)
                 layers += self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
                 self._layers[listener] = layers
+                self._served[listener] = ServedRoutes(layers)
         for route in self._all_routes():
             self._policies.layer(Level.ROUTE, route.key)
             for rule in route.spec.rules:
@@ -270,8 +258,10 @@ class _Run:
             conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
             conflicts: list[str] = []
             if not isinstance(outcome, Rejection):
-                outcome, conflicts = self._without_conflicts(route, outcome)
-            _set_route_conditions(conditions, outcome, validation)
+                conflicts = [said for each in outcome if (said := self._served[each.listener].conflict(route, each))]
+                left = [each for each in outcome if not self._served[each.listener].conflict(route, each)]
+                outcome = left or Rejection("HostnameConflict", "; ".join(conflicts))
+            set_route_conditions(conditions, outcome, validation)
             if isinstance(outcome, Rejection):
                 continue
             for note in conflicts:
@@ -288,10 +278,11 @@ class _Run:
             self.warnings.append(problem_at(route, where, _MESH, severity=Severity.NOTE, code="MeshParent"))
         services = self._backends.services(route) if found else ()
         for listener, (attachment, conditions) in found.items():
+            served = self._served[listener]
             self._tls_policies.note_use(listener.gateway, services)
             if conditions.holds("Accepted"):
-                self._claim_hostnames(route, attachment, conditions)
-            backends, mirrored = self._serve(route, attachment, validation)
+                served.claim_hostnames(route, attachment, conditions)
+            backends, mirrored = served.add(route, attachment, validation, self._routes)
             for error in validation.unreported(backends):
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
             for error in validation.unreported(mirrored):
@@ -314,57 +305,6 @@ class _Run:
             conditions.set("Accepted", False, "UnsupportedValue", f"{_MESH}: {_NAME_A_PARENT} if it is meant for us")
         if of_mesh:
             self._statuses[route.key] = status.to_status()
-
-    def _without_conflicts(
-        self, route: AnyRoute, attachments: list[Attachment]
-    ) -> tuple[list[Attachment] | Rejection, list[str]]:
-        """Where no older route of the other kind is in the way, for HTTPRoute and GRPCRoute; and where one is."""
-        other = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}.get(route.KIND)
-        if other is None:
-            return attachments, []
-        left, conflicts = [], []
-        for attachment in attachments:
-            winner = self._served[attachment.listener].taken[other].meeting(attachment.hostnames)
-            if winner:
-                conflicts.append(
-                    f"{other} {winner} is older and has hosts in common with it on {attachment.listener.name}"
-                )
-            else:
-                left.append(attachment)
-        return (left, conflicts) if left else (Rejection("HostnameConflict", "; ".join(conflicts)), [])
-
-    def _claim_hostnames(self, route: AnyRoute, attachment: Attachment, conditions: Conditions) -> None:
-        """Note what the route has now; a TLSRoute or TCPRoute is told which of it an older one has already."""
-        listener = attachment.listener
-        taken = self._served[listener].taken[route.KIND]
-        if isinstance(route, TlsRoute | TcpRoute):
-            for hostname in attachment.hostnames or ("",):
-                winner = taken.holder(hostname)
-                if winner and winner != route.full_name:
-                    what = f"the connections for {hostname}" if hostname else "every other connection"
-                    message = f"{route.KIND} {winner} is older or precedes it by name: it has {what} of {listener.name}"
-                    conditions.set("egressproxy.io/Conflicted", True, "OlderRoute", message)
-        taken.take(attachment.hostnames, route.full_name)
-
-    def _serve(
-        self, route: AnyRoute, attachment: Attachment, validation: RouteValidation
-    ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
-        """Add the route to its listener; gives back the backends of all rules, and those of mirrors."""
-        served, layers = self._served[attachment.listener], self._layers[attachment.listener]
-        if isinstance(route, HttpRoute):
-            http = self._routes.http_route(route, attachment, layers, validation)
-            if http.rules:
-                served.http.append(http)
-            backends = [backend for rule in http.rules for backend in rule.backends]
-            asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
-            mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
-            return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
-        if isinstance(route, GrpcRoute):
-            served.http.append(self._routes.grpc_route(route, attachment, layers, validation))
-            return [], []
-        stream = self._routes.stream_route(route, attachment, layers)
-        (served.tls if isinstance(route, TlsRoute) else served.tcp).append(stream)
-        return list(stream.backends), []
 
     def _permits_nothing(self, route: AnyRoute, backends: Sequence[WeightedBackend], listener: ListenerPlan) -> bool:
         """Whether a route leads to a Dynamic backend, names no host, and no policy allows one."""
@@ -406,57 +346,3 @@ class _Run:
             extensions=extensions,
             default_backend=default,
         )
-
-
-def _set_route_conditions(
-    conditions: Conditions, outcome: list[Attachment] | Rejection, validation: RouteValidation
-) -> None:
-    """The conditions of a route at one parent (Gateway API v1, RouteConditionType)."""
-    if isinstance(outcome, Rejection):
-        conditions.set("Accepted", False, outcome.reason, outcome.message)
-    elif validation.rules and not validation.is_served:
-        conditions.set("Accepted", False, "UnsupportedValue", " ".join(validation.bad_rules))
-    else:
-        conditions.set("Accepted", True, "Accepted", "the route is attached.")
-        closed = [plan.listener.name for plan in outcome if plan.listener.problem]
-        if closed:
-            conditions.add_note("Accepted", f"these listeners are not served: {', '.join(closed)}.")
-        for note in validation.notes:
-            conditions.add_note("Accepted", note)
-    if validation.unresolved:
-        reason = validation.unresolved[0][0]
-        conditions.set("ResolvedRefs", False, reason, "; ".join(message for _, message in validation.unresolved))
-    else:
-        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
-    if validation.is_partial:
-        conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(validation.bad_rules))
-
-
-def _created(resources: ResourceSet, previous: Compiled | None) -> dict[Key, str]:
-    """Since when the objects are there that do not say it: the time of their file when they were first read."""
-    before = previous.created if previous is not None else {}
-    times = (
-        (resource.key, before.get(resource.key) or resource.origin.time)
-        for resource in resources.objects
-        if resource.metadata.creation_timestamp is None
-    )
-    return {key: time for key, time in times if time}
-
-
-def _generations(resources: ResourceSet, previous: Compiled | None) -> tuple[dict[Key, int], dict[Key, bytes]]:
-    """`metadata.generation` of everything that has a spec: as written, else the number of specs that were seen."""
-    generations: dict[Key, int] = {}
-    written: dict[Key, bytes] = {}
-    for resource in resources.objects:
-        spec = getattr(resource, "spec", None)
-        if spec is None:
-            continue
-        key = resource.key
-        digest = written[key] = blake2b(resource.model_dump_json(include={"spec"}).encode(), digest_size=16).digest()
-        if resource.metadata.generation is not None:
-            generations[key] = resource.metadata.generation
-        elif previous is None or key not in previous.written:
-            generations[key] = 1
-        else:
-            generations[key] = previous.generations.get(key, 0) + (previous.written[key] != digest)
-    return generations, written

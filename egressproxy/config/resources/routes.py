@@ -29,6 +29,7 @@ from egressproxy.config.resources.values import (
 from egressproxy.ir.route import MatchType, PathMatchType
 
 __all__ = [
+    "AnyRoute",
     "BackendRef",
     "CommonRouteSpec",
     "GrpcBackendRef",
@@ -454,3 +455,6 @@ class TcpRoute(Resource):
 
     spec: TcpRouteSpec
     """Which connections the route is for, and where they go."""
+
+
+AnyRoute = HttpRoute | GrpcRoute | TlsRoute | TcpRoute

@@ -1,4 +1,4 @@
-"""Which hosts of a listener its routes have: who is in the way of a younger one.
+"""HostnameClaims: which route of a listener has which hosts, so that a younger one with the same is refused.
 
 Source: Gateway API v1 GRPCRouteSpec.hostnames (an HTTPRoute and a GRPCRoute with hosts in common exclude each other),
 TLSRoute and TCPRoute (of routes that match the same, the oldest has it).
@@ -12,7 +12,7 @@ __all__ = ["HostnameClaims"]
 
 
 class HostnameClaims:
-    """Hostname patterns, each with its first owner. Given oldest first."""
+    """Hostname patterns, each with the route that claimed it first. Claim for the oldest route first."""
 
     __slots__ = ("_above", "_owners")
 
@@ -20,20 +20,20 @@ class HostnameClaims:
         self._owners: dict[str, str] = {}
         self._above: dict[str, str] = {}  # every wildcard that holds one of them, with the first owner below
 
-    def take(self, hostnames: Sequence[str], owner: str) -> None:
-        """`hostnames` empty: every host."""
+    def claim(self, hostnames: Sequence[str], owner: str) -> None:
+        """Give these patterns to a route (`namespace/name`), unless one has them. No patterns: every host."""
         for hostname in hostnames or ("",):
             self._owners.setdefault(hostname, owner)
             self._above.setdefault("", owner)
             for wildcard in _wildcards(hostname):
                 self._above.setdefault(wildcard, owner)
 
-    def holder(self, hostname: str) -> str:
-        """Who has this very pattern, "" for nobody."""
+    def owner(self, hostname: str) -> str:
+        """The route that has the same pattern; "" for none."""
         return self._owners.get(hostname, "")
 
-    def meeting(self, hostnames: Sequence[str]) -> str:
-        """Who has a host in common with one of these patterns, "" for nobody."""
+    def conflicting_owner(self, hostnames: Sequence[str]) -> str:
+        """The first route that has a host in common with one of these patterns; "" for none."""
         if not self._owners:
             return ""
         for hostname in hostnames or ("",):

@@ -22,18 +22,18 @@ from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaim
 )
 def test_patterns_with_hosts_in_common_meet(taken: list[str], asked: list[str], meets: bool):
     hosts = HostnameClaims()
-    hosts.take(taken, "default/older")
-    assert hosts.meeting(asked) == ("default/older" if meets else "")
+    hosts.claim(taken, "default/older")
+    assert hosts.conflicting_owner(asked) == ("default/older" if meets else "")
 
 
 def test_nobody_is_met_where_nobody_is():
-    assert HostnameClaims().meeting([]) == ""
+    assert HostnameClaims().conflicting_owner([]) == ""
 
 
 def test_a_pattern_belongs_to_who_took_it_first():
     hosts = HostnameClaims()
-    hosts.take(["a.example"], "default/older")
-    hosts.take(["a.example", "b.example"], "default/younger")
-    assert [hosts.holder(name) for name in ("a.example", "b.example", "c.example")] == [
+    hosts.claim(["a.example"], "default/older")
+    hosts.claim(["a.example", "b.example"], "default/younger")
+    assert [hosts.owner(name) for name in ("a.example", "b.example", "c.example")] == [
         "default/older", "default/younger", "",
     ]  # fmt: skip

@@ -1,0 +1,76 @@
+"""ServedRoutes: the routes of one listener, and which hostnames each of them has.
+
+Sources: Gateway API v1 GRPCRouteSpec.hostnames (an HTTPRoute and a GRPCRoute with hosts in common exclude each other),
+TLSRoute and TCPRoute (of routes that match the same, the oldest has it).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from egressproxy.config.compile.gateways.attachment import Attachment
+from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaims
+from egressproxy.config.compile.policies.layers import Layer
+from egressproxy.config.compile.routes.route_compiler import RouteCompiler
+from egressproxy.config.compile.routes.route_validation import RouteValidation
+from egressproxy.config.compile.status.conditions import Conditions
+from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
+
+__all__ = ["ServedRoutes"]
+
+#: An HTTPRoute and a GRPCRoute cannot have the same host on one listener.
+_EXCLUDES = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}
+
+
+class ServedRoutes:
+    """The routes that one listener serves. Add them oldest first."""
+
+    __slots__ = ("_claims", "_layers", "http", "tcp", "tls")
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        self.http: list[HttpRouteIR] = []
+        self.tls: list[StreamRouteIR] = []
+        self.tcp: list[StreamRouteIR] = []
+        self._layers = layers
+        self._claims: dict[str, HostnameClaims] = defaultdict(HostnameClaims)  # by kind of route
+
+    def conflict(self, route: AnyRoute, attachment: Attachment) -> str:
+        """Which older route of the other kind has one of these hosts, as a sentence; "" for none."""
+        other = _EXCLUDES.get(route.KIND)
+        owner = self._claims[other].conflicting_owner(attachment.hostnames) if other is not None else ""
+        if not owner:
+            return ""
+        return f"{other} {owner} is older and has hosts in common with it on {attachment.listener.name}"
+
+    def claim_hostnames(self, route: AnyRoute, attachment: Attachment, conditions: Conditions) -> None:
+        """Give the route its hosts. A TLSRoute or TCPRoute is told which of them an older one has already."""
+        claims = self._claims[route.KIND]
+        name = attachment.listener.name
+        if isinstance(route, TlsRoute | TcpRoute):
+            for hostname in attachment.hostnames or ("",):
+                owner = claims.owner(hostname)
+                if owner and owner != route.full_name:
+                    what = f"the connections for {hostname}" if hostname else "every other connection"
+                    message = f"{route.KIND} {owner} is older or precedes it by name: it has {what} of {name}"
+                    conditions.set("egressproxy.io/Conflicted", True, "OlderRoute", message)
+        claims.claim(attachment.hostnames, route.full_name)
+
+    def add(
+        self, route: AnyRoute, attachment: Attachment, validation: RouteValidation, compiler: RouteCompiler
+    ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
+        """Compile a route for this listener; returns the backends of all its rules, and those of its mirrors."""
+        if isinstance(route, HttpRoute):
+            http = compiler.http_route(route, attachment, self._layers, validation)
+            if http.rules:
+                self.http.append(http)
+            backends = [backend for rule in http.rules for backend in rule.backends]
+            asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
+            mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
+            return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
+        if isinstance(route, GrpcRoute):
+            self.http.append(compiler.grpc_route(route, attachment, self._layers, validation))
+            return [], []
+        stream = compiler.stream_route(route, attachment, self._layers)
+        (self.tls if isinstance(route, TlsRoute) else self.tcp).append(stream)
+        return list(stream.backends), []
