@@ -41,6 +41,12 @@ class Phase(str, Enum):
         return self.value.replace("-", "_")
 
 
+#: Where most filters of a request may be placed: on the client's head, or on the head for one backend.
+REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
+#: The response phase of what is placed in a request phase.
+RESPONSE_PHASE = {Phase.REQUEST_HEADERS: Phase.RESPONSE_HEADERS, Phase.BACKEND_REQUEST: Phase.BACKEND_RESPONSE}
+
+
 class BodyMode(Enum):
     """How a body filter gets the body."""
 

@@ -1,8 +1,7 @@
-"""Body chains: STREAM and BUFFER filters in one order, fed with pieces of a body.
+"""Body chains: STREAM and BUFFER filters in one order, fed with the pieces of a body.
 
-A STREAM filter sees every piece as it comes; a BUFFER filter holds pieces back until the last one, up to its bound, and
-is called once. What the filters before have given goes into the next, so a BUFFER filter after a STREAM filter buffers
-what that one made. Nothing is copied for a chain of STREAM filters.
+A STREAM filter is called for every piece. A BUFFER filter collects the pieces, up to its bound, and is called once.
+Each filter gets the output of the one before it. A chain of STREAM filters copies nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class BodyStep(Step):
 
 
 class BodyPlan:
-    """The body filters of one place and one direction. `keeps_length`: Content-Length stays true through all."""
+    """The body filters of one place and direction. `keeps_length`: all of them keep the length."""
 
     __slots__ = ("keeps_length", "phase", "steps")
 
@@ -53,8 +52,10 @@ class BodyPlan:
         return f"BodyPlan({self.phase.value}: {', '.join(step.name for step in self.steps)})"
 
 
-class _Flow:
-    """One step with what it holds for this body. `is_off`: it failed open. `has_changed`: it no longer can."""
+class _StepState:
+    """One step and its state for one body. `is_off`: it failed open. `has_changed`: its output differed from its input,
+    so it can no longer fail open.
+    """
 
     __slots__ = ("buffer", "has_changed", "is_off", "step")
 
@@ -66,23 +67,23 @@ class _Flow:
 
 
 class BodyChain:
-    """The body filters of one exchange. After an error it must not be fed again."""
+    """The body filters of one exchange. Must not be fed again after an error."""
 
     __slots__ = ("_flows", "_keeps_length", "_owed", "_phase")
 
     def __init__(self, plan: BodyPlan) -> None:
         self._phase = plan.phase
         self._keeps_length = plan.keeps_length
-        self._owed = 0  # octets taken and not given back, where the length has to stay
-        self._flows = [_Flow(step) for step in plan.steps]
+        self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
+        self._flows = [_StepState(step) for step in plan.steps]
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
-        """Take a piece of the body (`last` true once, data may then be empty) and give back what goes on now.
+        """Take a piece of the body and return the bytes to send now; `last` is true once, and data may then be empty.
 
-        An empty result before the last piece means that nothing is to be sent yet. A task has to be done before the
-        next piece is fed; cancelling it cancels the filter. Raises LimitExceeded(BODY_TOO_LARGE, 413) or
-        UpstreamFault(BAD_RESPONSE, 502) beyond a buffer's bound, a filter's refusal, GatewayFault(FILTER_FAILED); this
-        also where filters promise to keep the length and do not: what is too much would be read as another message.
+        An empty result before the last piece means that nothing is sent yet. A task must be done before the next piece
+        is fed; cancelling it cancels the filter. Raises what a filter refuses with; LimitExceeded(BODY_TOO_LARGE, 413)
+        or UpstreamFault(BAD_RESPONSE, 502) above a buffer's bound; GatewayFault(FILTER_FAILED, 502) if a filter fails,
+        or promised to keep the length and does not: the surplus would be read as another message.
         """
         self._owed += len(data)
         return self._feed_from(0, x, data, last)
@@ -131,13 +132,13 @@ class BodyChain:
         outcome = self._feed_from(position + 1, x, data, last)
         return outcome if isinstance(outcome, bytes) else await outcome
 
-    def _collect(self, flow: _Flow, buffer: bytearray, data: bytes) -> None:
+    def _collect(self, flow: _StepState, buffer: bytearray, data: bytes) -> None:
         bound = flow.step.max_buffer_bytes
         if len(buffer) + len(data) <= bound:
             buffer += data
             return
         flow.step.stats.rejected += 1
-        message = f"the body is longer than the {bound} octets that filter {flow.step.name} takes"
+        message = f"the body is longer than the {bound} bytes that filter {flow.step.name} takes"
         error: GatewayError
         if self._phase is Phase.REQUEST_BODY:
             error = LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=flow.step.source, close=True)
@@ -146,7 +147,7 @@ class BodyChain:
         raise error
 
 
-def _given(flow: _Flow, data: bytes, result: object) -> bytes:
+def _given(flow: _StepState, data: bytes, result: object) -> bytes:
     if not isinstance(result, bytes):
         raise TypeError
     if flow.step.fail_open and not flow.has_changed:
@@ -154,7 +155,7 @@ def _given(flow: _Flow, data: bytes, result: object) -> bytes:
     return result
 
 
-def _settle(flow: _Flow, error: BaseException) -> None:
-    """Failing open is possible only while everything that came has gone on as it came."""
+def _settle(flow: _StepState, error: BaseException) -> None:
+    """A filter can fail open only while it has passed everything on unchanged."""
     settle(flow.step, error, may_fail_open=flow.step.fail_open and not flow.has_changed)
     flow.is_off = True

@@ -1,4 +1,4 @@
-"""The filter types that this build has."""
+"""The built-in filter types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue of filter types."""
+"""The catalogue: filter types by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PUBLISHED: Final = "gateway.networking.k8s.io/"
 
 
 def published_names(kind: FilterType) -> tuple[str, ...]:
-    """The other names of a type of ours: bare, and in the group of Gateway API."""
+    """The other names of a built-in type: its kind alone, and in the group of Gateway API. `Python` has none."""
     if kind.runs_code or not kind.name.startswith(_OURS):
         return ()
     name = kind.name.removeprefix(_OURS)
@@ -26,30 +26,30 @@ def published_names(kind: FilterType) -> tuple[str, ...]:
 class Catalog:
     """Filter types by name (`domain/Kind:version`).
 
-    Ours are known by their published names, too: `Kind` alone, and `gateway.networking.k8s.io/Kind:version`, as the
-    egress proposals of Kubernetes' AI Gateway working group write them. What runs an operator's code has its own name
-    alone.
-    `tally` has the numbers of limits where several processes serve.
+    Built-in types are also found by their published names, `Kind` and `gateway.networking.k8s.io/Kind:version`, as the
+    egress proposals of Kubernetes' AI Gateway working group write them. `counters` are the numbers of limits that
+    several processes share; None in a process that serves alone.
     """
 
-    __slots__ = ("_by_any_name", "_types", "tally")
+    __slots__ = ("_by_any_name", "_types", "counters")
 
-    def __init__(self, types: Iterable[FilterType] = BUILTIN_TYPES, tally: SharedCounters | None = None) -> None:
+    def __init__(self, types: Iterable[FilterType] = BUILTIN_TYPES, counters: SharedCounters | None = None) -> None:
         self._types = {kind.name: kind for kind in types}
         self._by_any_name = {name: kind for kind in self._types.values() for name in published_names(kind)}
         self._by_any_name.update(self._types)
-        self.tally = tally
+        self.counters = counters
 
     def get(self, name: str) -> FilterType | None:
         """The type of this name or published name."""
         return self._by_any_name.get(name)
 
     def names(self) -> tuple[str, ...]:
+        """The full names, sorted."""
         return tuple(sorted(self._types))
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """By name: `summary`, `phases` in order, `also` (phases in which it runs besides), `published` (its
-        other names), `config` (JSON Schema).
+        """By name: `summary`, `phases` in order, `also` (phases in which it runs besides), `published` (its other
+        names), `config` (JSON Schema).
         """
         from egressproxy.filters.validation import schema
 

@@ -1,13 +1,12 @@
 """Chain: the filters of one place, compiled into one flat tuple of steps per phase.
 
-A phase without filters is None and costs nothing. Steps that do not wait are plain calls in a loop; the first one that
-waits turns the rest of the phase into a task, whose deadline per step is inside it, so that whoever drives the exchange
-need not be a task itself, and cancelling the task cancels the filter.
+A phase without filters is None and costs nothing. Steps that do not wait are plain calls in a loop. The first step that
+waits turns the rest of the phase into a task with a deadline per step, so the caller need not be a task; cancelling the
+task cancels the filter.
 
-Order: the turn of a spec (what a Backend declares for request-headers goes before its backend-request), then `preAuth`
-first, then priority, level (Gateway, Route, Backend), then the order in which the specs are given (age, name). A
-filter that fails closes: the exchange ends with 502 and the filter's name. What it raised is not repeated, since it may
-hold a secret; the log gets the type of the exception.
+Order: `turn` (request-headers of a Backend before its backend-request), `preAuth` first, priority, level (Gateway,
+Route, Backend), then the order in which the specs are given (age, name). If a filter fails, the exchange ends with 502
+and the filter's name. The text of its exception is not repeated, because it may contain a secret; the log has the type.
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedFilter:
-    """A live filter with the spec it was built from. `stats` gets one entry per phase in which it runs."""
+    """A filter and the IR that it was built from. `stats` has one entry per phase in which it runs. `mark` is the note
+    that asks for its `complete`, "" if it has none.
+    """
 
     spec: ExtensionIR
     type: FilterType
@@ -52,17 +53,18 @@ class PlacedFilter:
     notices: Notices | None = None
 
     def phases(self) -> frozenset[Phase]:
-        """Where it runs: its declared phase and its type's `also`, as far as the filter has something to do there."""
+        """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
         phases = {Phase(self.spec.phase)} | self.type.also
         if self.filter.runs_in is not None:
             phases &= self.filter.runs_in
         return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
 
     def in_phase(self, phase: Phase) -> tuple[Callable[..., object], ExtensionIR, FilterStats, str]:
-        """What a step of this phase is made from."""
+        """The first four arguments of a step of this phase."""
         return getattr(self.filter, phase.method), self.spec, self.stats_in(phase), self.mark
 
     def stats_in(self, phase: Phase) -> FilterStats:
+        """Its counters in this phase."""
         if phase not in self.stats:
             self.stats[phase] = FilterStats(self.spec, phase.value, self.notices)
         return self.stats[phase]
@@ -96,7 +98,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Every phase of one place: a tuple of steps for `run`, a BodyPlan to `begin`, or None where there is nothing."""
+    """The phases of one place: a tuple of steps for `run`, or a BodyPlan to `begin`; None where no filter runs."""
 
     request_headers: Steps | None = None
     request_body: BodyPlan | None = None
@@ -106,9 +108,9 @@ class Chain:
     response_headers: Steps | None = None
     response_body: BodyPlan | None = None
     complete: tuple[Completion, ...] | None = None
-    #: Of types that nobody knows: requests go on without them.
+    #: Those of unknown types that fail open: requests go on without them.
     skipped: tuple[ExtensionIR, ...] = ()
-    #: Those of backend_response and response_headers that there are, in this order.
+    #: backend_response and response_headers, without those that are None.
     response_phases: tuple[Steps, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +119,7 @@ class Chain:
 
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]) -> Chain:
-    """Sort, build (through `make`, usually `FilterInstances.place`) and flatten. Raises what `make` raises."""
+    """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises what `make` raises."""
     ordered = sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
     filters = [make(spec) for spec in ordered if spec not in skipped] if skipped else [make(spec) for spec in ordered]
@@ -135,21 +137,21 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         for placed in reversed(running):
             steps = (HeaderStep(*placed.in_phase(phase), steps), *steps)
         phases[phase.method] = steps
-    # Each instance once, though the same spec may stand in the chain twice.
+    # Each instance once, although the same spec may be in the chain twice.
     completing = {id(placed): placed for placed in filters if placed.mark}
     if completing:
         phases["complete"] = tuple(Completion(placed) for placed in completing.values())
     return Chain(**phases)
 
 
-#: What a phase that is not simply over ended with: an answer, or a task that gives one, or None.
+#: What a phase ended with that did not simply pass: a response, or a task that returns one or None.
 Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 
 def run(steps: Steps, x: Exchange) -> Outcome | None:
-    """Run one header phase. None: it is over, and nobody has answered.
+    """Run one header phase. Returns None if all filters passed.
 
-    Raises what a filter refuses with (Rejected and every other GatewayError), GatewayFault(FILTER_FAILED) if one fails.
+    Raises what a filter refuses with (Rejected or another GatewayError), GatewayFault(FILTER_FAILED, 502) if one fails.
     """
     try:
         for step in steps:
@@ -172,7 +174,7 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
 
 
 def finish(completions: Sequence[Completion], x: Exchange) -> None:
-    """Run `complete` of every filter of this chain that ran in this exchange; a second call does nothing more."""
+    """Run `complete` of every filter of this chain that ran in this exchange. A second call does nothing."""
     notes = x.notes
     if notes is None:
         return
@@ -185,7 +187,7 @@ def finish(completions: Sequence[Completion], x: Exchange) -> None:
 
 
 async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:
-    """The rest of a phase, from the result of a step that waits."""
+    """The rest of a phase, from the step that waits."""
     try:
         result = await wait(awaitable, step.timeout_s)
         if isinstance(result, LocalResponse):
@@ -198,7 +200,7 @@ async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) ->
     return await outcome if isinstance(outcome, asyncio.Task) else outcome
 
 
-def _answered(step: HeaderStep, x: Exchange, answer: LocalResponse) -> LocalResponse:
+def _answered(step: HeaderStep, x: Exchange, response: LocalResponse) -> LocalResponse:
     step.stats.answered += 1
     x.answered_by = step.name
-    return answer
+    return response

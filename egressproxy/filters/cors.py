@@ -1,9 +1,9 @@
-"""CORS: answers preflight requests, and says which origins may read an answer.
+"""Cors: responds to preflight requests, and says which origins may read a response.
 
-Sources: Gateway API HTTPCORSFilter (GEP-1767), the Fetch standard. What stands as `*` is answered with what was asked
-(the origin, the method, the fields), never with `*`: that is right with and without credentials. The route decides
-alone: CORS fields of the backend are taken out. Where an origin is not allowed there are no such fields; it is the
-browser that refuses then, so the request itself is served.
+Sources: Gateway API HTTPCORSFilter (GEP-1767), the Fetch standard. A configured `*` is sent as what the client asked
+for (the origin, the method, the fields), never as `*`: that is right with and without credentials. Only the route
+decides: CORS fields of the backend are removed. For an origin that is not allowed no CORS fields are sent; the
+request is served, and the browser refuses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import Checked, FieldName, FilterConfig, Within
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import TOKEN, Fields, every_spelling
@@ -23,7 +23,7 @@ __all__ = ["CORS", "Cors", "CorsConfig", "is_preflight"]
 #: What `*` in an origin stands for: any number of labels.
 _LABELS = re.compile(rb"[a-z0-9._-]+")
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
-#: RFC 6454 section 6.2: what browsers send. Longer ones than a name of DNS can make are nobody's.
+#: RFC 6454 section 6.2: what browsers send. A DNS name cannot make longer ones.
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(?::[0-9]{{1,5}})?".encode())
 _WRITTEN = re.compile(rf"\*|[A-Za-z][A-Za-z0-9+.-]*://(?:[A-Za-z0-9._*-]+|{_HOST})(?::[0-9]{{1,5}})?")
 _MAX_ORIGIN = 300
@@ -42,16 +42,10 @@ _NOT_EXPOSED = frozenset((
 ))  # fmt: skip
 _PREFLIGHT_VARY = b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
 
-#: Where the response part runs of a filter that was placed in a request phase.
-_PHASES = {
-    Phase.REQUEST_HEADERS: frozenset((Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS)),
-    Phase.BACKEND_REQUEST: frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE)),
-}
-
 
 def _origin(text: str) -> str:
     if not _WRITTEN.fullmatch(text):
-        raise ValueError(f"{text!r} is no origin: write SCHEME://HOST[:PORT], where HOST may hold *, or * alone")
+        raise ValueError(f"{text!r} is not an origin: write SCHEME://HOST[:PORT], where HOST may contain *, or * alone")
     return text
 
 
@@ -68,10 +62,12 @@ class CorsConfig(FilterConfig):
 
 
 class Cors(Filter):
+    """Runs in the request phase where it is placed and in the response phase that belongs to it."""
+
     def __init__(self, context: FilterContext) -> None:
         config = context.config
         assert isinstance(config, CorsConfig)
-        self.runs_in = _PHASES[context.phase]
+        self.runs_in = frozenset((context.phase, RESPONSE_PHASE[context.phase]))
         self._origins = _Origins(config.allow_origins)
         self._methods = _listed(config.allow_methods)
         self._headers = _listed(config.allow_headers)
@@ -86,7 +82,7 @@ class Cors(Filter):
         self._max_age = b"%d" % config.max_age
 
     def request_headers(self, x: Exchange) -> LocalResponse | None:
-        """Answers a preflight request; every other passes."""
+        """Responds to a preflight request; others pass."""
         if not is_preflight(x):
             return None
         fields = x.request.fields
@@ -103,12 +99,12 @@ class Cors(Filter):
         lines += [(b"Access-Control-Max-Age", self._max_age), (b"Vary", _PREFLIGHT_VARY)]
         return LocalResponse(200, tuple(lines))
 
-    def backend_request(self, x: Exchange) -> LocalResponse | None:
-        return self.request_headers(x)
+    backend_request = request_headers
 
     def response_headers(self, x: Exchange) -> None:
+        """Replaces the CORS fields of the backend by those of the route, and adds Origin to Vary."""
         if is_preflight(x):
-            return  # it is our own answer
+            return  # it is our own response
         fields = x.response.fields
         fields.cut(_FIELDS)
         origin = self._origins.allowed(x.request.fields)
@@ -122,12 +118,11 @@ class Cors(Filter):
         if not {b"origin", b"*"}.intersection(name.strip() for name in vary.split(b",")):
             fields.block += b"\r\nVary: Origin"
 
-    def backend_response(self, x: Exchange) -> None:
-        self.response_headers(x)
+    backend_response = response_headers
 
 
 class _Origins:
-    """The origins that are allowed: exact ones by their normal form, others by what stands around each `*`."""
+    """The origins that are allowed: exact ones in normal form, others as the texts around each `*`."""
 
     __slots__ = ("_all", "_exact", "_globs")
 
@@ -138,7 +133,7 @@ class _Origins:
         self._globs = tuple(origin.split(b"*") for origin in normal if origin not in self._exact)
 
     def allowed(self, fields: Fields) -> bytes:
-        """The request's Origin as it came, b"" where it has none (or several), or one that is not allowed."""
+        """The request's Origin as it came; b"" if it has none, several, or one that is not allowed."""
         found = fields.get_all(b"origin")
         if len(found) != 1:
             return b""
@@ -154,9 +149,10 @@ class _Origins:
 
 
 def _fits(glob: list[bytes], origin: bytes) -> bool:
-    """Whether it is an origin with `*`, given as what stands around each of them. What follows a `*` is looked for
-    once, at the first place where it is (a later one would only leave less for the next): several `*` cost no more than
-    the length of what clients send.
+    """Whether an origin matches a pattern with `*`, given as the texts around each `*`.
+
+    Each text is searched once and taken where it is found first (a later place would only leave less for the next one),
+    so the cost is linear in the length of what clients send, however many `*` there are.
     """
     first, *inner, last = glob
     end = len(origin) - len(last)
@@ -172,7 +168,7 @@ def _fits(glob: list[bytes], origin: bytes) -> bool:
 
 
 def _normal(origin: bytes) -> bytes:
-    """In lower case, and without the port that its scheme has anyway."""
+    """In lower case, without the default port of its scheme."""
     origin = origin.lower()
     for scheme, port in _DEFAULT_PORTS:
         if origin.startswith(scheme) and origin.endswith(port):
@@ -181,7 +177,7 @@ def _normal(origin: bytes) -> bytes:
 
 
 def is_preflight(x: Exchange) -> bool:
-    """CORS-preflight request of the Fetch standard: OPTIONS with these two fields."""
+    """Whether it is a CORS-preflight request of the Fetch standard: OPTIONS with these two fields."""
     request = x.request
     if request.method != b"OPTIONS":
         return False
@@ -189,12 +185,12 @@ def is_preflight(x: Exchange) -> bool:
 
 
 def _listed(names: Iterable[str]) -> bytes:
-    """A field value; b"*" where everything is meant, b"" for nothing."""
+    """A field value; b"*" for everything, b"" for nothing."""
     return b"*" if "*" in names else ", ".join(names).encode()
 
 
 def _answered(allowed: bytes, asked: list[bytes]) -> bytes:
-    """The list that is allowed; where that is `*`, what was asked, b"" if that is no list of names."""
+    """The list that is allowed; if that is `*`, what was asked for, or b"" if that is not a list of names."""
     if allowed != b"*":
         return allowed
     value = b", ".join(asked)
@@ -203,9 +199,9 @@ def _answered(allowed: bytes, asked: list[bytes]) -> bytes:
 
 CORS = FilterType(
     name="egressproxy.io/Cors:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    phases=REQUEST_HEADS,
     config_model=CorsConfig,
     build=Cors,
-    also=frozenset((Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE)),
-    summary="Answers CORS preflight requests, and says which origins may read an answer (Gateway API CORS).",
+    also=frozenset(RESPONSE_PHASE.values()),
+    summary="Responds to CORS preflight requests, and says which origins may read a response (Gateway API CORS).",
 )

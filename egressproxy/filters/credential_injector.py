@@ -1,12 +1,11 @@
-"""CredentialInjector: puts the gateway's own credential into the request, once per attempt, for this backend alone.
+"""CredentialInjector: puts the gateway's own credential into the request, once per attempt, only for this backend.
 
-What the client sent in the fields where credentials travel is removed first, in every spelling that an origin may take
-for the same field (`X_Api_Key`). The value is bound to the backend: where that is not reached over TLS, nothing is
-sent. A secret that is missing fails closed. With `scrubResponses` the value is masked in what the upstream sends back;
-that needs a body which can be read, so `Accept-Encoding: identity` is asked for, ranges and deltas are not, and a
-response that is not known to be plain, or is upgraded, ends with 502.
+The client's own credential fields are removed first, in every spelling that an origin may take for the same field
+(`X_Api_Key`). If the backend is not reached over TLS, or the Secret is missing, nothing is sent. With `scrubResponses`
+the value is masked in the response. That needs a readable body: the request asks for `Accept-Encoding: identity` and
+for no ranges or deltas, and a response that is not known to be plain, or is upgraded, ends with 502.
 
-This is a configured role of the origin side: a proxy must not change Authorization by itself (RFC 9110 section 11.6.2).
+The operator configures this for the origin: by itself a proxy must not change Authorization (RFC 9110 section 11.6.2).
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from egressproxy.model.secret import SecretBytes
 
 __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfig"]
 
-#: Where clients of the APIs that are used through an egress gateway put their keys.
+#: The fields in which clients of common APIs send their keys.
 CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
-#: What would have an upstream send a body in which nothing can be found (RFC 9110 sections 12.5.3, 14.2; RFC 3229).
+#: Requests with these get bodies that cannot be searched (RFC 9110 sections 12.5.3, 14.2; RFC 3229).
 _SCRUB_FIELDS = every_spelling(("accept-encoding", "range", "if-range", "a-im"))
-#: What says in an answer how its body was coded: Content-Encoding, and IM of RFC 3229.
+#: These say how the body of a response is coded: Content-Encoding, and IM of RFC 3229.
 _CODINGS = every_spelling(("content-encoding", "im"))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"
 _instances = count()
@@ -40,16 +39,16 @@ _instances = count()
 
 def _template(text: str) -> str:
     if text.count("{}") != 1:
-        raise ValueError(f"{text!r} has to hold {{}} exactly once: the secret's place")
+        raise ValueError(f"{text!r} has to contain {{}} exactly once, where the secret goes")
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """`header` or `query` says where the value goes; `{}` in `template` is the secret's place.
+    """`header` or `query` names where the value goes; `{}` in `template` is replaced by the secret.
 
-    Without either it goes into `Authorization`, as a bearer token unless `template` says otherwise (RFC 6750 section
-    2.1). With one of them `template` is `{}` unless it is given.
+    Without either it goes into `Authorization`, with the template `Bearer {}` (RFC 6750 section 2.1) unless another is
+    given. With one of them the default template is `{}`.
     """
 
     secret_ref: SecretRef
@@ -72,7 +71,7 @@ class CredentialInjectorConfig(FilterConfig):
 
 
 class CredentialInjector(Filter):
-    """Raises ValueError when it is built from a secret that a field cannot carry; a missing one fails each request."""
+    """Building it raises ValueError for a secret that a field cannot have. If the secret is missing, requests fail."""
 
     keeps_length = True
 
@@ -93,27 +92,29 @@ class CredentialInjector(Filter):
         self._value: SecretBytes | None = None
         self._mask: Mask | None = None
         self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
-        # A Secret that was written with an editor ends with a newline.
+        # A Secret that was written with an editor ends in a newline.
         raw = context.secrets.get(self._secret_name, SecretBytes(b"")).reveal().rstrip(b" \t\r\n")
         if not raw:
             return
         rendered = config.template.encode().replace(b"{}", raw)
         if not VALUE.fullmatch(rendered):
-            raise ValueError(f"the secret {self._secret_name} cannot stand in a field: it holds CR, LF or the like")
+            raise ValueError(
+                f"the secret {self._secret_name} cannot be sent in a field: it contains a control character (CR, LF …)"
+            )
         if config.header:
             self._value = SecretBytes(b"\r\n%s: %s" % (config.header.encode(), rendered))
         else:
             self._value = SecretBytes(self._query + b"=" + quote(rendered, safe="").encode())
         if config.scrub_responses:
             try:
-                # A short secret is looked for together with what the template puts around it.
+                # A short secret is masked together with the text of the template.
                 self._mask = Mask(SecretBytes(raw if len(raw) >= MIN_SECRET else rendered))
             except ValueError as error:
                 raise ValueError(f"scrubResponses cannot work with the secret {self._secret_name}: {error}") from None
             self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY))
 
     def backend_request(self, x: Exchange) -> None:
-        """Raises GatewayFault(CREDENTIAL_MISSING, 503) and Denied(PLAINTEXT_CREDENTIAL)."""
+        """Sends the credential. Raises GatewayFault(CREDENTIAL_MISSING, 503) and Denied(PLAINTEXT_CREDENTIAL, 403)."""
         if self._value is None or not (x.backend_is_secure or self._allow_plaintext):
             raise self._refusal(x)
         fields = x.request.fields
@@ -143,27 +144,28 @@ class CredentialInjector(Filter):
             )
         return Denied(
             Reason.PLAINTEXT_CREDENTIAL,
-            f"backend {x.backend} is not reached over TLS, and filter {self._name} sends nothing in plain text",
+            f"backend {x.backend} is not reached over TLS, and filter {self._name} sends its credential over TLS only",
             rule=self._source,
             remedy="add `tls` to the Backend, or `allowPlaintext: true` to the filter's config",
         )
 
     def backend_response(self, x: Exchange) -> None:
-        """Masks the head. Raises UpstreamFault(BAD_RESPONSE) where the body could not be masked."""
+        """Masks the head. Raises UpstreamFault(BAD_RESPONSE, 502) if the body cannot be masked."""
         assert self._mask is not None
         response = x.response
         if response.status == 101 or (response.body != 0 and _is_coded(response.fields)):
             raise UpstreamFault(
                 Reason.BAD_RESPONSE,
-                f"backend {x.backend} sent a body in which filter {self._name} cannot look for its credential",
+                f"backend {x.backend} sent a body in which filter {self._name} cannot mask its credential",
                 rule=self._source,
-                remedy="switch `scrubResponses` off for this backend, or have it send bodies without content coding",
+                remedy="set `scrubResponses: false` for this backend, or have it send bodies without a content coding",
             )
         response.fields.block = self._mask.apply(response.fields.block)
         response.phrase = self._mask.apply(response.phrase)
-        response.via = self._mask.apply(response.via)  # written anew by the gateway, so it is not among the fields
+        response.via = self._mask.apply(response.via)  # the gateway writes Via itself, so it is not among the fields
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Masks the body; holds back only an end that may be the beginning of the credential."""
         assert self._mask is not None
         held = b"" if x.notes is None else x.notes.get(self._held, b"")
         data, keep = self._mask.feed(held, data, last)
@@ -176,14 +178,14 @@ class CredentialInjector(Filter):
 
 
 def _is_coded(fields: Fields) -> bool:
-    """Whether any line of a coding says anything but `identity`: lists, unknown and empty codings do."""
+    """Whether any Content-Encoding or IM line is not exactly `identity`; lists and empty values are not."""
     lines = _CODINGS.findall(fields.block)
     return any(line.partition(b":")[2].strip(b" \t").lower() != b"identity" for line in lines)
 
 
 def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
-    """The target with this (encoded) parameter in place of every one of the name: in whatever encoding or case it came,
-    and behind a ";" too, which some origins take for an "&".
+    """The target with this (encoded) parameter instead of every one of that name, in any encoding and case, also behind
+    ";", which some origins read as "&".
     """
     path, _, query = target.partition(b"?")
     name = name.lower()

@@ -18,11 +18,11 @@ R = TypeVar("R")
 
 
 class FilterStats:
-    """Plain counters of one filter in one phase; read by the metrics collector.
+    """Counters of one filter in one phase, read by the metrics collector.
 
-    `rejected` counts refusals (Rejected, LimitExceeded, Denied …), `failed` everything that went wrong, deadlines
-    included, which `timed_out` counts once more. A body filter's `runs` are its calls. `source` is the declaring
-    object; `notices` hear of every failure.
+    `runs` counts calls, `answered` local responses, `rejected` refusals (Rejected, LimitExceeded, Denied …), `failed`
+    failures and timeouts, `timed_out` the timeouts alone. `source` is the declaring object, "Kind namespace/name".
+    `notices` get every failure.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class FilterStats:
         self.timed_out = 0
 
     def fail(self, how: str, *, is_open: bool) -> None:
-        """Count a failure; `how` is a word for it, `is_open`: the exchange goes on without the filter."""
+        """Count a failure. `how` is one word; `is_open`: the exchange goes on without the filter."""
         self.failed += 1
         if self.notices is not None:
             self.notices.failed(self, how, is_open=is_open)
@@ -66,7 +66,7 @@ class FilterStats:
 
 
 class Step:
-    """One filter in one phase. `mark` is the note that asks for its `complete` ("" where it has none)."""
+    """One filter in one phase. `mark` is the note that asks for its `complete`, "" if it has none."""
 
     __slots__ = ("call", "fail_open", "mark", "name", "source", "spec", "stats", "timeout_s")
 
@@ -89,18 +89,19 @@ class DeadlinePassed(Exception):
 
 
 class FilterCancelled(Exception):
-    """Something inside the filter was cancelled, and the filter let it through."""
+    """The filter was cancelled from the inside."""
 
 
 class FilterExited(Exception):
-    """The filter raised what would end the process (SystemExit, KeyboardInterrupt), or is no Exception otherwise."""
+    """The filter raised SystemExit, KeyboardInterrupt or another BaseException that is not an Exception."""
 
 
 def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
-    """Count what a step raised; give it on, or swallow it where it may fail open.
+    """Count what a step raised. Returns if the exchange may go on without the filter.
 
-    A refusal (any GatewayError) always goes on, with the declaring object as its rule where it names none. A filter
-    that calls `sys.exit` has failed like any other: one request must not end the process.
+    Raises a refusal (any GatewayError) again, with the declaring object as its rule if it names none, and
+    GatewayFault(FILTER_FAILED, 502) for a failure. A filter that calls `sys.exit` has failed like any other: one
+    request must not end the process.
     """
     if isinstance(error, GatewayError):
         step.stats.rejected += 1
@@ -127,7 +128,7 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
 
 
 def _place(step: Step, error: BaseException) -> str:
-    """` at FILE:LINE` where the filter's own file was left for good, else where it was raised; never a word of it."""
+    """` at FILE:LINE` of the last frame in the filter's own file, else of the last frame; never what it said."""
     own = getattr(getattr(step.call, "__code__", None), "co_filename", None)
     found = place = None
     trace = error.__traceback__
@@ -168,7 +169,7 @@ def _is_cancelled_from_outside() -> bool:
 
 
 def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:
-    """A task of the running loop; a coroutine that it never reached is closed rather than warned about."""
+    """Start a task. If it is cancelled before it awaits `waiting`, that coroutine is closed: no warning."""
     task = asyncio.get_running_loop().create_task(coroutine)
     if iscoroutine(waiting):
         task.add_done_callback(lambda _task: waiting.close())

@@ -1,9 +1,9 @@
 """HeaderPolicy: set, add and remove fields of requests and responses.
 
-Compiled to one pattern that cuts and one block of bytes that is appended, whatever the number of edits.
-Source: Gateway API HTTPHeaderFilter (RequestHeaderModifier, ResponseHeaderModifier). `add` appends a line of its own,
-which means the same as joining by a comma (RFC 9110 section 5.3) and is right for fields that are not lists, too. `set`
-and `remove` take out every spelling of a name that some origin takes for the same field (`X_Tenant` for `X-Tenant`).
+Edits are compiled to one pattern of the lines to remove and one block of bytes to append, however many there are.
+Source: Gateway API HTTPHeaderFilter (RequestHeaderModifier, ResponseHeaderModifier). `add` appends a line, which means
+the same as joining by a comma (RFC 9110 section 5.3) and is also right for fields that are not lists. `set` and
+`remove` remove every spelling that some origin takes for the same field (`X_Tenant` for `X-Tenant`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
@@ -28,25 +28,22 @@ PROTECTED_PREFIX = "proxy-"
 
 
 def is_protected(name: str) -> bool:
-    """Whether the gateway itself writes or consumes this field, in whatever spelling."""
+    """Whether the gateway itself writes or consumes this field, in any spelling."""
     name = name.lower().replace("_", "-").strip("-")
     return name in PROTECTED or name.startswith(PROTECTED_PREFIX)
 
 
-_REQUEST_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
-#: Where the response part of a filter runs that was placed in a request phase.
-_ANSWERING = {Phase.REQUEST_HEADERS: Phase.RESPONSE_HEADERS, Phase.BACKEND_REQUEST: Phase.BACKEND_RESPONSE}
-
-
 @dataclass(frozen=True, slots=True)
 class HeaderValue(FilterConfig):
+    """A field to set or add."""
+
     name: FieldName
     value: FieldValue
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderEdits(FilterConfig):
-    """HTTPHeaderFilter. A name may stand in one place only."""
+    """HTTPHeaderFilter. Each field may be edited once, and none that the gateway writes itself."""
 
     set: tuple[HeaderValue, ...] = ()
     add: tuple[HeaderValue, ...] = ()
@@ -64,12 +61,14 @@ class HeaderEdits(FilterConfig):
 
 @dataclass(frozen=True, slots=True)
 class HeaderPolicyConfig(FilterConfig):
+    """`request` edits need a request phase."""
+
     request: HeaderEdits = HeaderEdits()
     response: HeaderEdits = HeaderEdits()
 
 
 class HeaderPolicy(Filter):
-    """Request edits run in the request phase where it is placed, response edits in the phase that answers it."""
+    """Request edits run in the request phase where it is placed, response edits in the response phase of that."""
 
     def __init__(self, context: FilterContext) -> None:
         config = context.config
@@ -77,11 +76,11 @@ class HeaderPolicy(Filter):
         self._request = _Edits(config.request)
         self._response = _Edits(config.response)
         phases = set()
-        if context.phase in _REQUEST_PHASES:
+        if context.phase in REQUEST_HEADS:
             if self._request:
                 phases.add(context.phase)
             if self._response:
-                phases.add(_ANSWERING[context.phase])
+                phases.add(RESPONSE_PHASE[context.phase])
         else:
             if self._request:
                 raise ValueError(
@@ -92,28 +91,28 @@ class HeaderPolicy(Filter):
         self.runs_in = frozenset(phases)
 
     def request_headers(self, x: Exchange) -> None:
+        """Edits the fields of the request."""
         fields, edits = x.request.fields, self._request
         block = fields.block
         if edits.cut is not None:
             block = edits.cut.sub(b"", block)
         fields.block = block + edits.block
 
-    def backend_request(self, x: Exchange) -> None:
-        self.request_headers(x)
-
-    def backend_response(self, x: Exchange) -> None:
-        self.response_headers(x)
+    backend_request = request_headers
 
     def response_headers(self, x: Exchange) -> None:
+        """Edits the fields of the response."""
         fields, edits = x.response.fields, self._response
         block = fields.block
         if edits.cut is not None:
             block = edits.cut.sub(b"", block)
         fields.block = block + edits.block
 
+    backend_response = response_headers
+
 
 class _Edits:
-    """Edits, compiled: the pattern of the lines to remove (None: no line), and the lines to append."""
+    """Compiled edits: the pattern of the lines to remove (None: no line), and the lines to append."""
 
     __slots__ = ("block", "cut")
 
@@ -128,9 +127,9 @@ class _Edits:
 
 HEADER_POLICY = FilterType(
     name="egressproxy.io/HeaderPolicy:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS)),
+    phases=REQUEST_HEADS | frozenset(RESPONSE_PHASE.values()),
     config_model=HeaderPolicyConfig,
     build=HeaderPolicy,
-    also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS)),
+    also=frozenset(RESPONSE_PHASE.values()),
     summary="Sets, adds and removes fields of requests and responses.",
 )

@@ -1,7 +1,6 @@
-"""The live filters of a snapshot, built from specs.
+"""The filters of a snapshot, built from their IR.
 
-They take over from those of the snapshot before what has an equal spec, so that token buckets and counters survive a
-reload, and build the rest.
+A filter whose IR is equal in the previous snapshot is taken over, so token buckets and counters survive a reload.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ class FilterBuildError(ValueError):
 
 
 class FilterInstances:
-    """One live filter per equal spec; `previous` is that of the snapshot in service, None at the first start.
-
-    `notices` hear of filters that fail.
+    """One filter per equal IR. `previous` is that of the snapshot in service, None at the first start. `notices` get
+    the failures of filters.
     """
 
     __slots__ = ("_catalog", "_is_held", "_made", "_notices", "_previous", "_waiting")
@@ -45,17 +43,17 @@ class FilterInstances:
         self._waiting: dict[ExtensionIR, PlacedFilter] = {}
 
     def hold_code(self) -> None:
-        """From here on `place` runs no code of others: it inspects it, and gives a filter that does nothing."""
+        """From here on `place` only inspects the operator's code, and returns a filter that does nothing."""
         self._is_held = True
 
     def release_code(self) -> tuple[ExtensionIR, ...]:
-        """The specs whose code was held, in the order of their places; from here on `place` runs it."""
+        """The specs whose code was held, in the order of their places. From here on `place` runs it."""
         self._is_held = False
         waiting, self._waiting = tuple(self._waiting), {}
         return waiting
 
     def place(self, spec: ExtensionIR) -> PlacedFilter:
-        """The filter of this spec, built at its first use. Raises FilterBuildError."""
+        """The filter of this spec, built at its first use. Raises FilterBuildError, with every fault of its config."""
         if self._is_held and spec in self._waiting:
             return self._waiting[spec]
         kind, context = self._context(spec)
@@ -72,17 +70,18 @@ class FilterInstances:
         return placed
 
     def blocks(self, spec: ExtensionIR) -> bool:
-        """Whether to build this filter is nothing for the event loop."""
+        """Whether building this filter blocks, so that it must not be built on the event loop."""
         kind = self._catalog.get(spec.type)
         return kind is not None and kind.blocks
 
     def get(self, spec: ExtensionIR) -> Filter:
+        """The filter of `place`. Raises FilterBuildError."""
         return self.place(spec).filter
 
     def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
         """The Secrets that this filter refers to (`name/key` as written), and whether each is there.
 
-        None for a filter of the gateway's own, which is in no catalogue (ExternalAuth).
+        Empty for ExternalAuth, which is not in the catalogue. Raises FilterBuildError for a wrong config.
         """
         if self._catalog.get(spec.type) is None:
             return {}
@@ -95,7 +94,7 @@ class FilterInstances:
         return [stats for placed in self._made.values() for stats in placed.stats.values()]
 
     def seal(self) -> None:
-        """Let go of the instances of the snapshot before; call it when this one is complete."""
+        """Drop the instances of the previous snapshot; call it when this one is complete."""
         self._previous = {}
 
     def _context(self, spec: ExtensionIR) -> tuple[FilterType, FilterContext]:
@@ -114,15 +113,13 @@ class FilterInstances:
                 config = validated(kind.config_model, spec.config)
             except ValueError as error:
                 raise FilterBuildError(f"{where} ({spec.type}): {error}") from None
-        context = FilterContext(
-            config, dict(spec.secrets), spec.name, spec.scope, spec.source, spec.folder, Phase(spec.phase)
-        )  # fmt: skip
-        return kind, context
+        secrets, phase = dict(spec.secrets), Phase(spec.phase)
+        return kind, FilterContext(config, secrets, spec.name, spec.scope, spec.source, spec.folder, phase)
 
     def _build(self, spec: ExtensionIR, kind: FilterType, context: FilterContext) -> PlacedFilter:
-        tally = self._catalog.tally
-        if kind.is_shared and tally is not None:
-            context = replace(context, row=tally.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
+        counters = self._catalog.counters
+        if kind.is_shared and counters is not None:
+            context = replace(context, row=counters.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
         made = kind.build(context)
         completes = type(made).complete is not Filter.complete
         mark = f"filter {next(_marks)}" if completes else ""
@@ -130,6 +127,6 @@ class FilterInstances:
 
 
 class _Nothing(Filter):
-    """Holds the place of a filter whose code must not run yet."""
+    """In the place of a filter whose code must not run yet."""
 
     runs_in = frozenset()

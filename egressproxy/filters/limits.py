@@ -1,8 +1,8 @@
-"""The built-in limits: requests per time, exchanges at once, octets of a request body.
+"""The built-in limits: requests per time, exchanges in progress, bytes of a request body.
 
-State lives in the filter instance, which is shared by every place with an equal spec (`scope` is part of it) and lives
-on across reloads; with several workers, in a row of `tally` that all of them share. Nothing is scheduled: a bucket is
-filled when it is asked.
+The state is in the filter instance, which all places with an equal spec share (`scope` is part of it) and which a
+reload keeps; with several workers it is in a row of `shared_counters`. A bucket is refilled when it is used, not by a
+timer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import count
 from typing import Annotated
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
@@ -39,7 +39,7 @@ _instances = count()
 
 @dataclass(frozen=True, slots=True)
 class RequestRateLimitConfig(FilterConfig):
-    """`limit` requests per `window` seconds; `burst` at once (0: as many as `limit`)."""
+    """`limit` requests in `window` seconds; at most `burst` of them at once (0: `limit`)."""
 
     limit: Annotated[int, Within(ge=1)]
     window: Annotated[float, Within(gt=0, allow_inf_nan=False)] = 1.0
@@ -48,7 +48,7 @@ class RequestRateLimitConfig(FilterConfig):
 
 @dataclass(frozen=True, slots=True)
 class QoSControllerConfig(FilterConfig):
-    """The form of the egress proposal: exactly one of the three, as many requests in one second, minute or hour."""
+    """The form of the egress proposal: exactly one of the three numbers of requests."""
 
     requests_per_second: Annotated[int, Within(ge=1)] | None = None
     requests_per_minute: Annotated[int, Within(ge=1)] | None = None
@@ -57,7 +57,7 @@ class QoSControllerConfig(FilterConfig):
     def __post_init__(self) -> None:
         if len(self._written()) != 1:
             raise ValueError(
-                "exactly one of `requestsPerSecond`, `requestsPerMinute` and `requestsPerHour` has to be set; "
+                "set exactly one of `requestsPerSecond`, `requestsPerMinute` and `requestsPerHour`; "
                 "for two limits write two extensions"
             )
 
@@ -71,15 +71,15 @@ class QoSControllerConfig(FilterConfig):
 
     @property
     def rate(self) -> RequestRateLimitConfig:
-        """The same limit as `limits.requests` writes it."""
+        """The same limit in the form of `limits.requests`."""
         ((limit, window),) = self._written()
         return RequestRateLimitConfig(limit, window)
 
 
 class RequestRateLimit(Filter):
-    """A token bucket, kept as the moment when it will be full again: one number, exact at its edges.
+    """A token bucket, kept as one number: the moment when it is full again (monotonic seconds).
 
-    Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next token. A refused request costs no token.
+    A refused request takes no token.
     """
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,12 +88,13 @@ class RequestRateLimit(Filter):
         self._source = context.source
         self._clock = clock
         self._interval = config.window / config.limit
-        #: How far ahead the bucket may be drawn; the last part covers the rounding of sums of intervals.
+        #: How far ahead of now that moment may be, in seconds; the last part covers rounding in sums of intervals.
         self._ahead = self._interval * ((config.burst or config.limit) - 1) + self._interval * 1e-6
         self._full_at = (context.row or Row()).full_at
         self._message = _rate(config)
 
     def request_headers(self, x: Exchange) -> None:
+        """Takes a token. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next one."""
         now = self._clock()
         full_at = self._full_at[0]
         if full_at < now:
@@ -105,8 +106,7 @@ class RequestRateLimit(Filter):
             )
         self._full_at[0] = full_at + self._interval
 
-    def backend_request(self, x: Exchange) -> None:
-        self.request_headers(x)
+    backend_request = request_headers
 
     def __repr__(self) -> str:
         return f"RequestRateLimit(drawn {max(0.0, self._full_at[0] - self._clock()):.3f} s ahead of {self._ahead:.3f})"
@@ -114,11 +114,13 @@ class RequestRateLimit(Filter):
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimitConfig(FilterConfig):
+    """`limit` exchanges in progress."""
+
     limit: Annotated[int, Within(ge=1)]
 
 
 class ConcurrencyLimit(Filter):
-    """Counts exchanges in progress, each once however often it is retried. Raises LimitExceeded(CONCURRENCY, 503)."""
+    """Counts exchanges in progress, in all workers; a retried exchange counts once."""
 
     def __init__(self, context: FilterContext) -> None:
         config = context.config
@@ -132,9 +134,11 @@ class ConcurrencyLimit(Filter):
 
     @property
     def in_progress(self) -> int:
+        """Exchanges in progress, in all workers."""
         return sum(self._counts)
 
     def request_headers(self, x: Exchange) -> None:
+        """Counts the exchange. Raises LimitExceeded(CONCURRENCY, 503)."""
         if x.notes is not None and self._held in x.notes:
             return
         if sum(self._counts) >= self._limit:
@@ -148,10 +152,10 @@ class ConcurrencyLimit(Filter):
         self._counts[self._mine] += 1
         x.note(self._held, True)
 
-    def backend_request(self, x: Exchange) -> None:
-        self.request_headers(x)
+    backend_request = request_headers
 
     def complete(self, x: Exchange) -> None:
+        """Counts the exchange down."""
         if x.notes is not None and x.notes.pop(self._held, None):
             self._counts[self._mine] -= 1
 
@@ -161,11 +165,13 @@ class ConcurrencyLimit(Filter):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitConfig(FilterConfig):
+    """`max_bytes` of a request body."""
+
     max_bytes: Annotated[int, Within(ge=0)]
 
 
 class BodyLimit(Filter):
-    """Refuses a declared length beyond the limit at once; a chunked body is counted where it is relayed."""
+    """Refuses a longer Content-Length at once; a chunked body is counted where it is relayed (`x.max_body_bytes`)."""
 
     def __init__(self, context: FilterContext) -> None:
         config = context.config
@@ -174,10 +180,11 @@ class BodyLimit(Filter):
         self._max_bytes = config.max_bytes
 
     def request_headers(self, x: Exchange) -> None:
+        """Raises LimitExceeded(BODY_TOO_LARGE, 413)."""
         if x.request.body > self._max_bytes:
             raise LimitExceeded(
                 Reason.BODY_TOO_LARGE,
-                f"the body is longer than {self._max_bytes} octets",
+                f"the body is longer than {self._max_bytes} bytes",
                 status=413,
                 rule=self._source,
                 close=True,
@@ -192,7 +199,7 @@ def _qos_controller(context: FilterContext) -> RequestRateLimit:
 
 
 def _rate(config: RequestRateLimitConfig) -> str:
-    """What was exceeded, the burst included where it is another number: it is what a quick client meets first."""
+    """What was exceeded; with the burst if it is another number, because a fast client reaches it first."""
     rate = f"more than {_requests(config.limit)} in {config.window:g} s"
     if config.burst in (0, config.limit):
         return rate
@@ -207,29 +214,29 @@ def _requests(number: int) -> str:
 
 REQUEST_RATE_LIMIT = FilterType(
     name="egressproxy.io/RequestRateLimit:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    phases=REQUEST_HEADS,
     config_model=RequestRateLimitConfig,
     build=RequestRateLimit,
     is_shared=True,
-    summary="At most so many requests in a time: 429 beyond.",
+    summary="Limits requests per time; others get 429.",
 )
 
 QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
-    phases=REQUEST_RATE_LIMIT.phases,
+    phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
     build=_qos_controller,
     is_shared=True,
-    summary="A RequestRateLimit as the egress proposal writes it: requests per second, minute or hour.",
+    summary="A RequestRateLimit in the form of the egress proposal: requests per second, minute or hour.",
 )
 
 CONCURRENCY_LIMIT = FilterType(
     name="egressproxy.io/ConcurrencyLimit:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    phases=REQUEST_HEADS,
     config_model=ConcurrencyLimitConfig,
     build=ConcurrencyLimit,
     is_shared=True,
-    summary="At most so many requests in progress: 503 beyond.",
+    summary="Limits requests in progress; others get 503.",
 )
 
 BODY_LIMIT = FilterType(
@@ -237,5 +244,5 @@ BODY_LIMIT = FilterType(
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     config_model=BodyLimitConfig,
     build=BodyLimit,
-    summary="Request bodies of at most so many octets: 413 beyond.",
+    summary="Limits the bytes of a request body; longer ones get 413.",
 )

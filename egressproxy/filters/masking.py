@@ -1,9 +1,9 @@
 """Masking: finds a secret in text, in the forms in which an upstream may echo it, and overwrites it with asterisks.
 
-The length never changes, so that framing stays true. Besides the octets themselves these forms are found:
+The length never changes, so the framing stays right. Besides the bytes themselves these forms are found:
 percent-encoded (in both cases of the digits, "+" or "%20"), escaped for JSON and HTML as common libraries do it, in
-UTF-16, hexadecimal, and base64 in both alphabets at every alignment, so that a base64 of something *around* the secret
-is found, too. What was coded twice, compressed, or cut to pieces is not found.
+UTF-16, hexadecimal, and base64 in both alphabets at every alignment, so that base64 of a text *around* the secret is
+found as well. What is encoded twice, compressed or split is not found.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from egressproxy.model.secret import SecretBytes
 
 __all__ = ["MIN_SECRET", "Mask"]
 
-#: A shorter secret would be found in innocent text.
+#: In bytes: a shorter secret would be found in innocent text.
 MIN_SECRET = 8
 
 
 class Mask:
-    """Everything that gives one secret away. Raises ValueError for a secret that is too short to be told from text."""
+    """The forms of one secret. Raises ValueError for a secret of fewer than MIN_SECRET bytes."""
 
     __slots__ = ("_forms", "_longest")
 
     def __init__(self, secret: SecretBytes) -> None:
         if len(secret) < MIN_SECRET:
-            raise ValueError(f"a secret of fewer than {MIN_SECRET} octets cannot be told from other text in a response")
-        # The longest first: where one form holds another, the whole of it is masked.
+            raise ValueError(f"a secret of fewer than {MIN_SECRET} bytes cannot be told from other text in a response")
+        # The longest first: if one form contains another, all of it is masked.
         self._forms = sorted(_forms(secret.reveal()), key=len, reverse=True)
         self._longest = len(self._forms[0])
 
     def apply(self, data: bytes) -> bytes:
-        """The same octets with every form overwritten; the very object where there is none."""
+        """The data with every form overwritten, in the same length; the same object if there is none."""
         for form in self._forms:
             if form in data:
                 data = data.replace(form, b"*" * len(form))
         return data
 
     def feed(self, held: bytes, data: bytes, last: bool) -> tuple[bytes, bytes]:
-        """One piece of a stream, after what was held back before: what may go on, and what has to wait.
+        """Mask one piece of a stream; `held` is what was held back before. Returns what to send, and what to hold back.
 
-        Only an end that may be the beginning of a form is held back, so that a stream of events is not delayed.
+        Only an end that may be the beginning of a form is held back, so a stream of events is not delayed.
         """
         data = self.apply(held + data if held else data)
         if last:
@@ -53,7 +53,7 @@ class Mask:
         return (data[:-keep], data[-keep:]) if keep else (data, b"")
 
     def _open_end(self, data: bytes) -> int:
-        """How many octets at the end are the beginning of some form."""
+        """How many bytes at the end are the beginning of some form."""
         tail = data[-(self._longest - 1) :]
         keep = 0
         for form in self._forms:

@@ -19,12 +19,14 @@ _PATH = re.compile(r"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")
 
 def _path(value: str) -> str:
     if not _PATH.fullmatch(value):
-        raise ValueError(f"{value!r} is not a path: it begins with / and holds neither query, fragment nor blanks")
+        raise ValueError(f"{value!r} is not a path: a path begins with / and has no query, fragment or blanks")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class PathReplacement(FilterConfig):
+    """HTTPPathModifier; `value` "" removes the prefix, or the whole path."""
+
     type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
     value: Annotated[str, Checked(_path)] = ""
 
@@ -32,8 +34,8 @@ class PathReplacement(FilterConfig):
 def modify_path(modifier: PathReplacement, path: bytes, prefix: bytes) -> bytes:
     """The new origin-form target for `path` (with its query), of which `prefix` matched.
 
-    What is cut are as many path elements as the prefix has, so that an element that was matched in another spelling
-    (`%61` for `a`) is cut whole. Where no prefix matched, ReplacePrefixMatch changes nothing.
+    As many path elements are removed as the prefix has, so an element that matched in another spelling (`%61` for `a`)
+    is removed whole. If no prefix matched, ReplacePrefixMatch changes nothing.
     """
     value = modifier.value.encode()
     query_at = path.find(b"?")

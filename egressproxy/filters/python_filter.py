@@ -1,10 +1,9 @@
-"""Python filter: a filter of the user's own, in one file beside the manifest that names it.
+"""Python filter: a file of the operator's, beside the manifest that names it.
 
 The file is imported under a private name, so that it neither shadows a module nor is shadowed. It is trusted like the
-configuration itself: it runs in the gateway's process. So it is never one that came in through the admin API, and no
-object that did can name one (`config.compile.extensions.extension_compiler`). An error while it is loaded is reported
-with file and line; an error while requests are served is reported by the type of the exception alone, since its text
-may hold anything.
+configuration: it runs in the gateway's process. So it never comes through the admin API, and no object that does can
+name one (`config.compile.extensions.extension_compiler`). Errors while it is loaded are reported with file and line;
+errors while requests are served only with their type, because their text may contain a secret.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -29,9 +28,8 @@ SUFFIX: Final = ".py"
 
 @dataclass(frozen=True, slots=True)
 class PythonConfig(FilterConfig):
-    """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model.
-
-    `secrets` are given to the filter in its context, by "name/key" (or "namespace/name/key").
+    """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model. The
+    values of `secrets` are in the filter's context.
     """
 
     path: str
@@ -40,21 +38,18 @@ class PythonConfig(FilterConfig):
 
 
 def load_filter(context: FilterContext) -> Filter:
-    """Import the file and build its filter. Raises ValueError with the file, the line and what to do."""
+    """Import the file and build its filter. Raises ValueError with the file, the line and the remedy."""
     config = context.config
     assert isinstance(config, PythonConfig)
     path = _locate(context.folder, config.path)
     module = _import(path)
     cls = _filter_class(module, path)
-    inner = FilterContext(
-        _read_config(module, config.config, path), context.secrets, context.name, context.scope, context.source,
-        context.folder, context.phase,
-    )  # fmt: skip
+    inner = replace(context, config=_read_config(module, config.config, path))
     if cls.runs_in is None:
         _expect_method(cls, context.phase, path, f"is placed in phase {context.phase.value}")
     try:
         made = cls(inner) if "__init__" in _own_names(cls) else cls()  # type: ignore[call-arg]
-    except Rejected as refusal:  # its words are meant to be shown
+    except Rejected as refusal:  # its message is meant to be shown
         remedy = f" ({refusal.remedy})" if refusal.remedy else ""
         raise ValueError(f"{path}:{_line_in(refusal, path)}: {refusal.message}{remedy}") from None
     except (Exception, SystemExit) as error:
@@ -68,8 +63,8 @@ def load_filter(context: FilterContext) -> Filter:
         made.runs_in = frozenset(map(Phase, made.runs_in))
     except (TypeError, ValueError):
         raise ValueError(
-            f"{path}: runs_in of class {cls.__name__} is no set of phases: write frozenset((Phase.REQUEST_HEADERS,)), "
-            f"with phases of {', '.join(phase.name for phase in Phase)}"
+            f"{path}: runs_in of class {cls.__name__} is not a set of phases: write frozenset((Phase.…,)) with"
+            f" phases of {', '.join(phase.name for phase in Phase)}"
         ) from None
     for phase in Phase:
         if phase in made.runs_in:
@@ -96,11 +91,11 @@ def _locate(folder: str, relative: str) -> Path:
     if Path(relative).is_absolute() or not path.is_relative_to(root):
         raise ValueError(f"{relative}: the path has to stay inside the folder of the manifest")
     if not relative.endswith(SUFFIX) or path.suffix != SUFFIX:
-        raise ValueError(f"{relative}: the file of a filter has a name that ends in {SUFFIX}; a link to it, too")
+        raise ValueError(f"{relative}: the file of a filter has a name that ends in {SUFFIX}; so does a link to it")
     if state_folder.holds(path):
         raise ValueError(
-            f"{relative}: it leads into a folder of what was written through the API (--state-dir), and nothing there"
-            " is run; put the file beside the manifest, in a folder of --config"
+            f"{relative}: the file is in a folder of objects that were written through the API (--state-dir), where"
+            " nothing is run; put it beside the manifest, in a folder of --config"
         )
     if not path.is_file():
         raise ValueError(f"{relative}: there is no such file in {root}")
@@ -108,14 +103,14 @@ def _locate(folder: str, relative: str) -> Path:
 
 
 def _inspect(context: FilterContext) -> None:
-    """Raise ValueError for a file that is not there or is no Python; runs nothing."""
+    """Raise ValueError for a file that is missing or has a syntax error. Runs nothing."""
     config = context.config
     assert isinstance(config, PythonConfig)
     _compiled(_locate(context.folder, config.path))
 
 
 def _compiled(path: Path) -> CodeType:
-    """Raises ValueError with the line."""
+    """Compile the file. Raises ValueError with file and line."""
     try:
         code: CodeType = compile(path.read_bytes(), str(path), "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -125,13 +120,13 @@ def _compiled(path: Path) -> CodeType:
 
 
 def _import(path: Path) -> ModuleType:
-    """Run the file as a module of its own. A version that fails leaves the one before registered."""
+    """Run the file as a module. If it fails, the previous version stays registered."""
     code = _compiled(path)
     name = "_egressproxy_filter_" + hashlib.sha256(str(path).encode()).hexdigest()[:16]
     module = ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)
-    sys.modules[name] = module  # pydantic and dataclasses look their module up while classes are made
+    sys.modules[name] = module  # pydantic and dataclasses look up their module while they make classes
     try:
         exec(code, module.__dict__)  # noqa: S102 - the user's own filter
     except BaseException as error:
@@ -191,7 +186,7 @@ def _line_in(error: BaseException, path: Path) -> int | str:
 
 
 def _revision(context: FilterContext) -> str:
-    """The file's content: a changed file is a new instance, though the spec is the same."""
+    """The hash of the file: a changed file is a new instance, although the spec is equal."""
     config = context.config
     assert isinstance(config, PythonConfig)
     return hashlib.sha256(_locate(context.folder, config.path).read_bytes()).hexdigest()

@@ -1,7 +1,7 @@
-"""RequestRedirectFilter: answers with a Location instead of asking a backend.
+"""RequestRedirectFilter: responds with a Location instead of asking a backend.
 
-Source: Gateway API HTTPRequestRedirectFilter. The port: the one given; else the well-known one of a scheme that is
-given; else the listener's. The default port of the scheme is left out.
+Source: Gateway API HTTPRequestRedirectFilter. The port is the configured one, else the well-known one of a configured
+scheme, else the listener's. The default port of the scheme is left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
 from egressproxy.filters.path_modifier import PathReplacement, modify_path
 from egressproxy.filters.settings import FilterConfig, Hostname, Within
 from egressproxy.model.authority import Authority
@@ -23,7 +23,7 @@ _Port = Annotated[int, Within(ge=0, le=65535)]
 
 @dataclass(frozen=True, slots=True)
 class RequestRedirectConfig(FilterConfig):
-    """Empty and 0 mean: as in the request, or by the rules of the port. `listener…` is where the request came in."""
+    """ "" and 0: as in the request, or by the rules of the port. `listener_…` describe the listener of the request."""
 
     scheme: Literal["", "http", "https"] = ""
     hostname: Hostname | Literal[""] = ""
@@ -35,12 +35,15 @@ class RequestRedirectConfig(FilterConfig):
 
 
 class RequestRedirectFilter(Filter):
+    """Responds to every request."""
+
     def __init__(self, context: FilterContext) -> None:
         config = context.config
         assert isinstance(config, RequestRedirectConfig)
         self._config = config
 
     def request_headers(self, x: Exchange) -> LocalResponse:
+        """The redirection."""
         config = self._config
         path = x.request.path
         if config.path is not None:
@@ -56,14 +59,13 @@ class RequestRedirectFilter(Filter):
         authority = Authority(host, port).host_field(_WELL_KNOWN[scheme])
         return LocalResponse(config.status_code, ((b"location", b"%s://%s%s" % (scheme.encode(), authority, path)),))
 
-    def backend_request(self, x: Exchange) -> LocalResponse:
-        return self.request_headers(x)
+    backend_request = request_headers
 
 
 REQUEST_REDIRECT = FilterType(
     name="egressproxy.io/RequestRedirect:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    phases=REQUEST_HEADS,
     config_model=RequestRedirectConfig,
     build=RequestRedirectFilter,
-    summary="Answers with a redirection (Gateway API RequestRedirect).",
+    summary="Responds with a redirection (Gateway API RequestRedirect).",
 )

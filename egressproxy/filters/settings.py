@@ -1,7 +1,7 @@
-"""What the configs of our own filters share: camelCase keys, unknown keys refused, names and values checked once.
+"""What the configs of built-in filters share: camelCase keys, unknown keys refused, names and values checked once.
 
-A config is a frozen dataclass whose annotations say what pydantic is to check. It does so where configurations are
-compiled (`validation`); whoever serves is given the values, and never imports pydantic for them.
+A config is a frozen dataclass whose annotations tell pydantic what to check. That happens where the configuration is
+compiled (`validation`); the process that serves gets the values and does not import pydantic for them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = ["Checked", "FieldName", "FieldValue", "FilterConfig", "Hostname", "Se
 
 
 def spelling(name: str) -> str:
-    """A field as it is written in a manifest: `max_bytes` is `maxBytes`."""
+    """The name of a field in a manifest: `max_bytes` is `maxBytes`."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 class FilterConfig(FilterSettings):
-    """Base of a built-in's config, a frozen dataclass; what its `__post_init__` raises as ValueError is a fault."""
+    """Base of a built-in filter's config, a frozen dataclass. A ValueError of its `__post_init__` is a fault."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"extra": "forbid", "alias_generator": spelling, "populate_by_name": True}
 
 
 class Checked:
-    """In an annotation: a value has to pass this, which gives it back as it is kept, or raises ValueError."""
+    """In an annotation: a function that returns the value to keep, or raises ValueError."""
 
     __slots__ = ("_check",)
 
@@ -48,7 +48,7 @@ class Checked:
 
 
 class Within:
-    """In an annotation: bounds by the names that pydantic has for them (`ge`, `min_length`, `pattern` …)."""
+    """In an annotation: bounds under pydantic's names for them (`ge`, `min_length`, `pattern` …)."""
 
     __slots__ = ("_bounds",)
 
@@ -61,10 +61,10 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class SecretRef(FilterConfig):
-    """One entry of a Secret.
+    """A reference to one key of a Secret.
 
-    `key` "": the Secret's only one, or that which credentials usually have. `namespace` "": that of the object which
-    declares the filter; another one needs a ReferenceGrant there. Source: Gateway API v1 SecretObjectReference.
+    `key` "": the Secret's only key, or the first of `token`, `apiKey`, `api-key`. `namespace` "": that of the object
+    that declares the filter; another one needs a ReferenceGrant there. Source: Gateway API v1 SecretObjectReference.
     """
 
     name: Annotated[str, Within(min_length=1)]
@@ -75,7 +75,7 @@ class SecretRef(FilterConfig):
 
     @property
     def label(self) -> str:
-        """Under which a filter finds the value: `name/key`, or `namespace/name/key`, as it was written."""
+        """The key of the value in `FilterContext.secrets`: `name/key`, or `namespace/name/key`, as written."""
         return f"{self.namespace}/{self.name}/{self.key}" if self.namespace else f"{self.name}/{self.key}"
 
 
@@ -87,7 +87,7 @@ def _field_name(text: str) -> str:
 
 def _field_value(text: str) -> str:
     if not VALUE.fullmatch(text.encode()):
-        raise ValueError("the value holds an octet that a field cannot carry, or blanks at an end")
+        raise ValueError("the value contains a byte that a field value cannot have, or begins or ends with blanks")
     return text
 
 

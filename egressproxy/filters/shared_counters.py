@@ -1,7 +1,7 @@
 """SharedCounters: the numbers of limits, in memory that all workers share, so that a limit holds for all of them.
 
-A row is found by the spec of its filter: equal specs have one row, in every worker and after a worker was replaced.
-Nobody waits: where two workers decide in the same microsecond, both may take the last free place.
+A row is found by the hash of its filter's spec: equal specs have one row, in every worker and after a worker was
+replaced. Counting takes no lock: if two workers decide in the same microsecond, both may take the last free place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["KEY_BYTES", "Row", "SharedCounters"]
 
 log = logging.getLogger("egressproxy")
 
-#: Different limits in the life of a run. Pages are taken as rows are.
+#: Different limits in the life of a run. Memory is used only for rows that are taken.
 MAX_ROWS: Final = 16384
 KEY_BYTES: Final = 16
 _CELL: Final = 8
@@ -29,7 +29,7 @@ N = TypeVar("N", int, float)
 
 
 class Cells(Protocol[N]):
-    """What a list and a view of memory have in common."""
+    """What a list and a memoryview have in common."""
 
     def __getitem__(self, index: int, /) -> N: ...
 
@@ -40,8 +40,10 @@ class Cells(Protocol[N]):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one limit: `full_at` is one moment for all (monotonic seconds); `held` has a number for each worker, of which
-    that at `mine` may be changed. Without a tally a row belongs to one process.
+    """The numbers of one limit. The default is that of a process that serves alone.
+
+    `full_at[0]` is when the bucket is full again (monotonic seconds). `held` counts exchanges in progress for each
+    worker; a worker changes only `held[mine]`.
     """
 
     full_at: Cells[float] = field(default_factory=lambda: [0.0])
@@ -50,10 +52,12 @@ class Row:
 
 
 class SharedCounters:
-    """`descriptor`: of the same `net.file_lock.memory_file` in each. `worker` counts from 1; a supervisor is 0."""
+    """`descriptor` is that of one `net.file_lock.memory_file`, the same file in every process. `worker` counts from 1;
+    the supervisor is 0.
+    """
 
     def __init__(self, descriptor: int, workers: int, worker: int) -> None:
-        self._turn = FileLock(descriptor)
+        self._lock = FileLock(descriptor)
         self._workers = workers
         self._mine = worker - 1
         self._row_bytes = KEY_BYTES + _CELL + workers * _CELL
@@ -64,14 +68,16 @@ class SharedCounters:
         self._known: dict[bytes, int] = {}
 
     def row(self, key: bytes) -> Row:
-        """The row of this key (of 16 octets), the same for all who ask; one of one's own where there is no room."""
-        with self._turn:
+        """The row of this key (16 bytes), the same in every worker. Without no room: a private row and a warning."""
+        with self._lock:
             for number in range(len(self._known), self._rows[0]):
                 at = self._at(number)
                 self._known[bytes(self._memory[at : at + KEY_BYTES])] = number
             number = self._known.get(key, len(self._known))
             if number == MAX_ROWS:
-                log.warning("more than %d different limits in one run: a new one counts in each worker", MAX_ROWS)
+                log.warning(
+                    "more than %d different limits in one run: a new one counts in each worker by itself", MAX_ROWS
+                )
                 return Row()
             if number == self._rows[0]:
                 at = self._at(number)
@@ -85,7 +91,7 @@ class SharedCounters:
         )
 
     def forget(self, worker: int) -> None:
-        """What this worker held is free: it has ended."""
+        """Free what this worker held (its index from 0), because it has exited."""
         for number in range(self._rows[0]):
             at = self._at(number) + KEY_BYTES + worker * _CELL
             self._memory[at : at + _CELL] = bytes(_CELL)
@@ -94,4 +100,4 @@ class SharedCounters:
         return _HEAD + number * self._row_bytes
 
     def __repr__(self) -> str:
-        return f"Tally({self._rows[0]} rows for {self._workers} workers)"
+        return f"SharedCounters({self._rows[0]} rows for {self._workers} workers)"

@@ -1,4 +1,4 @@
-"""Trial: builds every filter that a configuration would run, for those who serve nothing. Opens no socket."""
+"""Builds every filter of a configuration without serving it, for `egressproxy check`. Opens no socket."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ __all__ = ["failures"]
 
 
 def failures(config: ConfigIR, catalog: Catalog) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
-    """The specs that cannot be built, with the reason.
+    """The specs that cannot be built, each with its error.
 
-    A Python filter's file is run for it, as at a start, once nothing else is wrong: neither with the other filters, nor
-    with the text of any file.
+    Files of Python filters are run, as at a start, but only if the other filters and the syntax of every file are good.
     """
     instances = FilterInstances(catalog)
     instances.hold_code()

@@ -1,4 +1,4 @@
-"""UrlRewriteFilter: another Host field and another path towards the backend.
+"""UrlRewriteFilter: sends another Host field and another path to the backend.
 
 Source: Gateway API HTTPURLRewriteFilter.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from egressproxy.errors import BadRequest, Reason
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
 from egressproxy.filters.path_modifier import PathReplacement, modify_path
 from egressproxy.filters.settings import FilterConfig, Hostname
 from egressproxy.model.exchange import Exchange
@@ -20,15 +20,14 @@ __all__ = ["URL_REWRITE", "UrlRewriteConfig", "UrlRewriteFilter"]
 
 @dataclass(frozen=True, slots=True)
 class UrlRewriteConfig(FilterConfig):
+    """`hostname` "": the Host field stays; `path` None: the path stays."""
+
     hostname: Hostname | Literal[""] = ""
     path: PathReplacement | None = None
 
 
 class UrlRewriteFilter(Filter):
-    """Sets `x.upstream_host` and the path of `x.request`; what is logged stays the path that the client asked for.
-
-    Raises BadRequest(BAD_TARGET) for dot segments where a prefix is replaced.
-    """
+    """Sets `x.upstream_host` and the path of `x.request`; the access log keeps the client's path."""
 
     def __init__(self, context: FilterContext) -> None:
         config = context.config
@@ -38,25 +37,24 @@ class UrlRewriteFilter(Filter):
         self._is_prefix = config.path is not None and config.path.type == "ReplacePrefixMatch"
 
     def request_headers(self, x: Exchange) -> None:
+        """Raises BadRequest(BAD_TARGET, 400) for dot segments if a prefix is replaced."""
         if self._hostname:
             x.upstream_host = self._hostname
         if self._path is not None:
             path = x.request.path
             if self._is_prefix and has_dot_segment(path.partition(b"?")[0]):
-                # The origin would resolve `/new/../other` to a place outside of the prefix that was configured.
-                raise BadRequest(
-                    Reason.BAD_TARGET, "the path holds dot segments, and its prefix is rewritten", close=False
-                )
+                # The origin would resolve `/new/../other` to a place outside the configured prefix.
+                message = "the path contains dot segments, which are not allowed where its prefix is rewritten"
+                raise BadRequest(Reason.BAD_TARGET, message, close=False)
             x.request.path = modify_path(self._path, path, x.path_prefix)
 
-    def backend_request(self, x: Exchange) -> None:
-        self.request_headers(x)
+    backend_request = request_headers
 
 
 URL_REWRITE = FilterType(
     name="egressproxy.io/UrlRewrite:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    phases=REQUEST_HEADS,
     config_model=UrlRewriteConfig,
     build=UrlRewriteFilter,
-    summary="Another Host and another path towards the backend (Gateway API URLRewrite).",
+    summary="Sends another Host and another path to the backend (Gateway API URLRewrite).",
 )

@@ -1,4 +1,4 @@
-"""Configs of filters against their schemas. It brings pydantic along: imported where something is to be validated."""
+"""Validates configs of filters. Imports pydantic, so it is imported only where something is validated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["faults", "schema", "validated"]
 
 
 def validated(model: type[Any], text: str) -> Any:
-    """A config from JSON: an instance of the pydantic model or dataclass. Raises ValueError with every fault."""
+    """Reads a config from JSON; returns an instance of the model or dataclass. Raises ValueError with every fault."""
     try:
         return TypeAdapter(model).validate_json(text)
     except ValidationError as error:
@@ -22,12 +22,12 @@ def validated(model: type[Any], text: str) -> Any:
 
 
 def schema(model: type[Any]) -> dict[str, Any]:
-    """As JSON Schema."""
+    """The JSON Schema of a config."""
     return TypeAdapter(model).json_schema(by_alias=True)
 
 
 def faults(error: ValidationError, model: type[Any]) -> str:
-    """What a config has wrong, field by field, as in `config.limit: …`; a value stands in validators' words alone."""
+    """Every fault, as `config.FIELD: …`, joined by "; ". Only our own validators repeat values of the config."""
     known = _known(model)
     said = []
     for detail in error.errors(include_url=False, include_input=False):

@@ -100,7 +100,7 @@ def test_blanks_at_the_end_of_a_secret_are_trimmed():
 @pytest.mark.parametrize("secret", [b"tok\r\nX: y", b"tok\ny", b"to\0k", b"\ntok", b"t\x7fk"])
 def test_a_secret_that_no_field_can_carry_is_refused_when_it_is_built_and_not_shown(secret):
     for config in (BEARER, {**REF, "query": "key"}):
-        with pytest.raises(FilterBuildError, match="s/token cannot stand in a field") as caught:
+        with pytest.raises(FilterBuildError, match="s/token cannot be sent in a field") as caught:
             chain(config, secret)
         assert "tok" not in str(caught.value).replace("s/token", "")
 

@@ -232,7 +232,7 @@ def test_phases_may_be_named_by_their_words_and_by_nothing_else(tmp_path):
     assert chain.request_headers is not None
     assert chain.response_headers is not None
     for wrong in ('("request_headers",)', '"request-headers"', "3"):
-        assert "runs_in of class F is no set of phases" in problem(tmp_path, text.format(wrong))
+        assert "runs_in of class F is not a set of phases" in problem(tmp_path, text.format(wrong))
 
 
 def test_a_constructor_that_rejects_is_quoted_and_what_else_it_raises_is_not(tmp_path):

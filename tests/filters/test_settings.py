@@ -47,7 +47,7 @@ def test_host_names_are_kept_in_lower_case():
     [
         ({"fieldNam": 1}, "config.fieldNam: unknown field (did you mean fieldName?)"),
         ({"zzz": "c4n4ry"}, "config.zzz: unknown field (known are fieldName, fieldValue, hostName)"),
-        ({"fieldValue": "c4n4ry\n"}, "config.fieldValue: the value holds an octet that a field cannot carry"),
+        ({"fieldValue": "c4n4ry\n"}, "config.fieldValue: the value contains a byte that a field value cannot have"),
     ],
 )
 def test_a_fault_of_a_config_names_the_field_that_was_meant_and_not_the_value(written, said):

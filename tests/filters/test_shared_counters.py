@@ -62,7 +62,7 @@ def test_where_there_is_no_room_a_limit_has_a_row_of_its_own(monkeypatch: pytest
     assert second.row(A).full_at[0] == 0.0
 
 
-def test_without_a_tally_two_rows_have_nothing_in_common():
+def test_without_shared_memory_two_rows_have_nothing_in_common():
     first, second = Row(), Row()
     first.full_at[0], first.held[0] = 1.0, 1
     assert (second.full_at[0], second.held[0]) == (0.0, 0)
@@ -71,7 +71,7 @@ def test_without_a_tally_two_rows_have_nothing_in_common():
 def test_another_process_sees_the_same(pair: tuple[SharedCounters, SharedCounters]):
     mine = pair[0].row(B)
     mine.full_at[0] = 4.5
-    descriptor = opened_anew(pair[0]._turn._descriptor)
+    descriptor = opened_anew(pair[0]._lock._descriptor)
     text = (
         "import sys; from egressproxy.filters.shared_counters import SharedCounters\n"
         "row = SharedCounters(int(sys.argv[1]), 2, 2).row(b'b' * 16); row.held[row.mine] = 5; print(row.full_at[0])"

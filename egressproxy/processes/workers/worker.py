@@ -64,7 +64,9 @@ class Worker:
         check_codec(HeadLimits(), UPSTREAM_LIMITS)
         self.access_log = AccessLog(access_log, turn=turn)
         self.metrics = metrics
-        self.gateway = GatewayServer(Catalog(tally=tally), self.metrics, self.access_log, pseudonym, bind, session_key)
+        self.gateway = GatewayServer(
+            Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key
+        )
         lag = LoopLag()
         self.gateway.wheel.watch = lag.tick
         self.metrics.add_counter(
