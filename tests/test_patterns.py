@@ -52,7 +52,7 @@ def group_in_pattern(pattern: re.Pattern[str] | re.Pattern[bytes]) -> bool:
 
 
 def literals(path: Path) -> Iterator[tuple[int, str]]:
-    """Every text and every octets of a file that may be an expression: no docstrings."""
+    """Every text and every bytes literal of a file that may be an expression: no docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     words = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -24,7 +24,7 @@ BUFFER_BYTES = 512 * 1024
 
 
 class Transfer:
-    """One tunnel; `left` octets of its answer are still to come, or its head (None)."""
+    """One tunnel; `left` bytes of its answer are still to come, or its head (None)."""
 
     __slots__ = ("left", "socket", "started")
 

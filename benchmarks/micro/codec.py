@@ -36,11 +36,11 @@ EVENT = b"3a\r\n" + b"d" * 0x3A + b"\r\n"
 def stages() -> Iterator[Stage]:
     for name, call in (
         ("request head, 2 fields", requests(SMALL, 1)),
-        (f"request head, 12 fields, {len(GET)} octets", requests(GET, 1)),
+        (f"request head, 12 fields, {len(GET)} bytes", requests(GET, 1)),
         ("request head, 13 fields, and 1 KiB of body", requests(POST, 3)),
         ("response head, 2 fields, and 1 KiB of body", responses(SMALL_RESPONSE, 3)),
-        (f"response head, 15 fields, {len(RESPONSE) - 1024} octets, and 1 KiB of body", responses(RESPONSE, 3)),
-        ("one chunk of 58 octets", chunks()),
+        (f"response head, 15 fields, {len(RESPONSE) - 1024} bytes, and 1 KiB of body", responses(RESPONSE, 3)),
+        ("one chunk of 58 bytes", chunks()),
         ("(llhttp alone, the request head with 12 fields)", llhttp),
     ):
         yield Stage("codec", name, call)

@@ -18,7 +18,7 @@ __all__ = ["stages"]
 GROUP = "exchange"
 #: In one call, so that entering and leaving the loop does not count.
 SHARE = 50
-#: The octets of a message go out at the end of a turn, and are seen in the next.
+#: The bytes of a message go out at the end of a turn, and are seen in the next.
 TURNS = 2
 
 PLAIN = """
@@ -64,7 +64,7 @@ def stages() -> Iterator[Stage]:
 
 
 def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
-    """Requests on one connection, and on one to the origin, from the first octet to the line of the access log."""
+    """Requests on one connection, and on one to the origin, from the first byte to the line of the access log."""
     talk = Conversation(manifests, {}, is_memory=True)
     client = cast(MemoryPeer, talk.client)
     talk.log.record = lambda x: None  # type: ignore[method-assign]  # it would keep the lines

@@ -70,7 +70,7 @@ def stages() -> Iterator[Stage]:
     mask = Mask(SecretBytes(b"sk-0123456789abcdef"))
     event = b'data: {"choices": [{"delta": {"content": "word"}}]}\n\n'
     page = b"the quick brown fox jumps over the lazy dog\n" * 1490
-    yield Stage(GROUP, "scrubbing of an event of 53 octets", lambda: mask.feed(b"", event, False))
+    yield Stage(GROUP, "scrubbing of an event of 53 bytes", lambda: mask.feed(b"", event, False))
     yield Stage(GROUP, "scrubbing of a piece of 64 KiB", lambda: mask.feed(b"", page, False))
 
 

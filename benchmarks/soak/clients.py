@@ -97,7 +97,7 @@ class Peer:
         if came not in wanted:
             raise Unexpected(f"{came} in place of {wanted}: {octets[:150]!r}")
         if body is not None and octets != body:
-            raise Unexpected(f"another body, of {len(octets)} octets: {octets[:60]!r}")
+            raise Unexpected(f"another body, of {len(octets)} bytes: {octets[:60]!r}")
 
     async def expect_end(self) -> None:
         """Nothing more comes, and the connection ends; a reset is an end, too."""
@@ -112,7 +112,7 @@ class Peer:
         except BROKEN:
             return
         if status < 500:
-            raise Unexpected(f"a broken answer looks whole: {status}, {len(body)} octets")
+            raise Unexpected(f"a broken answer looks whole: {status}, {len(body)} bytes")
 
 
 Scenario = Callable[["Load"], Awaitable[int]]
@@ -243,7 +243,7 @@ class Load:
             peer.send(get(host, f"/octets/{size}"))
             status, body = await peer.answer()
             if status != 200 or len(body) != size:
-                raise Unexpected(f"{status} and {len(body)} of {size} octets")
+                raise Unexpected(f"{status} and {len(body)} of {size} bytes")
         return 1
 
     async def half_close(self) -> int:

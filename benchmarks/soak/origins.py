@@ -1,10 +1,10 @@
 """Origins that behave as the path asks them to, well or badly, and a name server that does, too. Loopback only.
 
 /ok           1 KiB with its length              /reset            a reset instead of an answer
-/octets/N     N octets with their length         /reset-body       a reset in the middle of the body
+/octets/N     N bytes with their length          /reset-body       a reset in the middle of the body
 /chunked      three chunks                       /truncated        half of the body, then the end
 /events/N     N server-sent events, 20 ms apart  /half-chunked     a chunk, then the end
-/tiny/N       N octets in chunks of 5            /garbage          no HTTP
+/tiny/N       N bytes in chunks of 5             /garbage          no HTTP
 /echo         the length of the request's body   /garbage-chunk    a chunk size that is none
 /interim      103, then 200                      /surplus          a second answer behind the first
 /early        an answer before the body is read  /stall            nothing
@@ -71,7 +71,7 @@ class Origin(asyncio.Protocol):
     def __init__(self, origins: Origins) -> None:
         self._origins = origins
         self._data = b""
-        self._left = 0  # octets of body to send
+        self._left = 0  # bytes of body to send
         self._body: re.Match[bytes] | None = None  # the head whose body is being read
         self._is_blocked = False
         self._is_over = False  # says no more, whatever comes

@@ -100,7 +100,7 @@ class Reader(Client):
         except (BlockingIOError, ssl.SSLWantReadError):
             return
         if not piece:
-            raise ConnectionResetError(f"ended after {self.octets} octets")
+            raise ConnectionResetError(f"ended after {self.octets} bytes")
         self.octets += len(piece)
 
 

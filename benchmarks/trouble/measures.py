@@ -267,9 +267,9 @@ async def lag_in_reloads(settings: Settings) -> list[Result]:
 
 
 async def lag_of_tiny_chunks(settings: Settings) -> list[Result]:
-    """A body in chunks of 5 octets, at once: from a client, and from an origin.
+    """A body in chunks of 5 bytes, at once: from a client, and from an origin.
 
-    Fewer octets in a chunk are refused where thousands come together.
+    Fewer bytes in a chunk are refused where thousands come together.
     """
     results = []
     async with stage(settings) as here:

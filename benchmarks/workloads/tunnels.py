@@ -57,7 +57,7 @@ class Connects(_Tunnels):
 
 
 class Transfers(_Tunnels):
-    """Octets in bulk."""
+    """Bytes in bulk."""
 
     name = "W4"
     title = "8 tunnels, 10 MiB through each, again and again"

@@ -76,7 +76,7 @@ class MatchInput:
         if fits is None:
             if len(value) > MAX_SUBJECT:
                 raise _refusal(
-                    too_long, f"a value that a route matches by an expression is longer than {MAX_SUBJECT} octets"
+                    too_long, f"a value that a route matches by an expression is longer than {MAX_SUBJECT} bytes"
                 )
             self._left -= work
             if self._left < 0:

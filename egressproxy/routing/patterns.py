@@ -1,9 +1,9 @@
 """Regular expressions in matches of routes: RE2's syntax, which is Envoy's, and RE2's engine, which never backtracks.
 
-Mostly a match costs 1 ns for each octet of the value. Where an expression keeps RE2 from remembering what it has seen,
-it costs up to about 5 ns for each octet and instruction of the program that the expression was compiled to (measured).
+Mostly a match costs 1 ns for each byte of the value. Where an expression keeps RE2 from remembering what it has seen,
+it costs up to about 5 ns for each byte and instruction of the program that the expression was compiled to (measured).
 The size of a program is bounded here, and `work` says what a value may cost, so that whoever matches can bound the sum.
-Octets are matched, each as one character, so that a value which is no text is a value like any other.
+Bytes are matched, each as one character, so that a value which is no text is a value like any other.
 Source of the match type: Gateway API HTTPPathMatch, HTTPHeaderMatch, HTTPQueryParamMatch, GRPCMethodMatch
 (RegularExpression is implementation-specific). Of the syntax: github.com/google/re2/wiki/Syntax.
 
@@ -22,18 +22,18 @@ __all__ = ["MAX_PATTERN", "MAX_PROGRAM", "MAX_SUBJECT", "Expression", "PatternEr
 MAX_PATTERN = 1024
 #: Instructions of the program that RE2 makes of an expression.
 MAX_PROGRAM = 768
-#: Octets of a value that an expression is tried on.
+#: Bytes of a value that an expression is tried on.
 MAX_SUBJECT = 2048
-#: Octets that RE2 may use for one expression, its program and the states that it remembers. With more of them, those
+#: Bytes that RE2 may use for one expression, its program and the states that it remembers. With more of them, those
 #: that are never met again cost more than they save.
 _MAX_MEMORY = 64 * 1024
-#: What a try costs besides what grows with the program, for each octet and for the call, in instructions.
-_OCTET = 64
+#: What a try costs besides what grows with the program, for each byte and for the call, in instructions.
+_BYTE = 64
 _TRY = 300
 
 #: Where RE2 reads another thing than PCRE and Python: there the characters stand for themselves.
 _OPEN_REPEAT = re.compile(r"\{,([0-9]*)\}")
-#: A class of Unicode: it says nothing of octets, and 300 of them under (?i) take RE2 4 s to compile.
+#: A class of Unicode: it says nothing of bytes, and 300 of them under (?i) take RE2 4 s to compile.
 _UNICODE = re.compile(r"(?:[^\\]|\\[^pP])*\\[pP](?:\{[^}]*\}|.)?", re.DOTALL)
 #: Escapes, classes, and single characters.
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:[^\]]*:\]|[^\]\\])*\]|.", re.DOTALL)
@@ -51,7 +51,7 @@ _REMEDIES = (
     (r"invalid perl operator: \(\?\(", "RE2 has no conditionals; write the alternatives out as (?:…|…)"),
     (r"invalid perl operator: \(\?[a-zA-Z]", "RE2 has the flags i, m, s and U; leave the flag out"),
     (r"invalid escape sequence: \\Z", r"an expression always has to match the whole value; leave \Z out"),
-    (r"invalid escape sequence: \\[uN]", r"what is matched are octets; write them as \xc3\xa9"),
+    (r"invalid escape sequence: \\[uN]", r"expressions match bytes; write them as \xc3\xa9"),
     (r"pattern too large", f"at most {MAX_PROGRAM} instructions are allowed; write smaller repeats"),
     (r"invalid repetition size", "a repeat, and repeats within each other multiplied, may count to 1000"),
 )  # fmt: skip
@@ -78,10 +78,10 @@ class Expression:
         """What `matches` may cost for this value, in instructions (5 ns); 0 where it cannot match."""
         if not value.startswith(self.start):
             return 0
-        return len(value) * (self.size + _OCTET) + _TRY
+        return len(value) * (self.size + _BYTE) + _TRY
 
     def matches(self, value: bytes) -> bool:
-        """Whether the whole of the value matches. The caller sees to it that it is at most MAX_SUBJECT octets."""
+        """Whether the whole of the value matches. The caller sees to it that it is at most MAX_SUBJECT bytes."""
         return self._fullmatch(value) is not None
 
     def __repr__(self) -> str:
@@ -95,9 +95,9 @@ def compile_pattern(text: str) -> Expression:
         raise PatternError(f"the expression has {len(text)} characters; at most {MAX_PATTERN} are allowed")
     if not text.isascii():
         letter = next(letter for letter in text if not letter.isascii())
-        octets = "".join(f"\\x{octet:02x}" for octet in letter.encode("utf-8", "surrogatepass"))
+        escaped = "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogatepass"))
         raise PatternError(
-            f"the expression {_shown(text)} holds {letter!r}: what is matched are octets; write (?:{octets}) for it"
+            f"the expression {_shown(text)} holds {letter!r}: expressions match bytes; write (?:{escaped}) for it"
         )
     found = _OPEN_REPEAT.search(text)
     if found is not None:
@@ -107,7 +107,7 @@ def compile_pattern(text: str) -> Expression:
         )
     if _UNICODE.match(text):
         raise PatternError(
-            f"the expression {_shown(text)} holds a Unicode class (\\p or \\P): what is matched are octets; "
+            f"the expression {_shown(text)} holds a Unicode class (\\p or \\P): expressions match bytes; "
             "write [A-Za-z], [[:alpha:]] and the like"
         )
     import re2  # type: ignore[import-untyped]

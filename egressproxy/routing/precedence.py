@@ -52,7 +52,7 @@ def _words(index: int, winner: Rank, other: Rank) -> str:
         case 0:
             return f"{_PATHS[winner[0]]} comes before {_PATHS[other[0]]}"
         case 1:
-            return f"its path is longer ({-winner[1]} octets, not {-other[1]})"
+            return f"its path is longer ({-winner[1]} bytes, not {-other[1]})"
         case 2:
             return "it names the method"
         case 3:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S: Final = 0.1
 BATCH_BYTES: Final = 256 * 1024  # waking the thread costs as much as a hundred lines
-#: What may wait for a slow reader: at 500 octets a line, about 16,000 lines.
+#: What may wait for a slow reader: at 500 bytes a line, about 16,000 lines.
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 #: More refusals than this in one second, or three quarters of them to one client, are a flood; the rest of that second
 #: is counted and not logged.
@@ -421,7 +421,7 @@ class _Writer:
 
     def __repr__(self) -> str:
         where = self._path or self._descriptor
-        return f"{where}, {self._waiting} octets wait, {self.written} written, {self.dropped} dropped"
+        return f"{where}, {self._waiting} bytes wait, {self.written} written, {self.dropped} dropped"
 
 
 def _open(path: Path) -> int:

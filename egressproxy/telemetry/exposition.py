@@ -81,8 +81,8 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
     durations = HistogramMetricFamily(
         "egress_request_duration_seconds", "From the first byte of the head to the end.", labels=_LABELS
     )
-    octets = CounterMetricFamily(
-        "egress_bytes", "Octets from the client (in) and to the client (out).", labels=(*_LABELS, "direction")
+    traffic = CounterMetricFamily(
+        "egress_bytes", "Bytes from the client (in) and to the client (out).", labels=(*_LABELS, "direction")
     )
     denied = CounterMetricFamily("egress_denied", "What policy refused.", labels=(*_LABELS, "reason"))
     would_deny = CounterMetricFamily(
@@ -113,10 +113,10 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
             for word, count in sorted(dict(by_word).items()):
                 family.add_metric((*labels, word), count)
         durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.buckets)), series.duration_sum_s)
-        octets.add_metric((*labels, "in"), series.bytes_in)
-        octets.add_metric((*labels, "out"), series.bytes_out)
+        traffic.add_metric((*labels, "in"), series.bytes_in)
+        traffic.add_metric((*labels, "out"), series.bytes_out)
         tunnels.add_metric(labels, series.tunnels_active)
-    yield from (requests, durations, octets, denied, would_deny, failures, tunnels, attempts, mirrored)
+    yield from (requests, durations, traffic, denied, would_deny, failures, tunnels, attempts, mirrored)
 
 
 def _gateway(counts: Counts) -> Iterator[Metric]:

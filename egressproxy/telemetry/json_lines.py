@@ -123,5 +123,5 @@ def _line(created_s: float, level: str, logger: str, message: str, more: Mapping
 
 
 def _text(value: object) -> object:
-    """Octets that are no UTF-8, of a file's name, as an escape: half a surrogate pair is no JSON (RFC 8259, 8.2)."""
+    """Bytes that are no UTF-8, of a file's name, as an escape: half a surrogate pair is no JSON (RFC 8259, 8.2)."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

@@ -47,7 +47,7 @@ REMEDIES: Final = {
     Reason.QUEUE_FULL: "see who asks for so much at one time, and whether the backend answers",
     Reason.QUEUE_TIMEOUT: "see who holds so many connections of the backend, and whether it answers",
     Reason.CLIENT_CERTIFICATE: "give the client one by an authority of spec.tls.frontend of the Gateway",
-    Reason.NOT_TLS: "let the client speak TLS from the first octet",
+    Reason.NOT_TLS: "let the client speak TLS from the first byte",
     Reason.SNI_MISMATCH: "let the client name the host that it connects to",
     Reason.METHOD_NOT_ALLOWED: "point the client at a listener that serves this method",
     Reason.LOOP_DETECTED: "see that no route or backend leads back to this gateway",

@@ -57,7 +57,7 @@ def test_the_winner_and_the_runner_up_are_shown(config: Path):
     assert result.exit_code == 0
     assert "route         HTTPRoute agents/api rule 1: api.example, PathPrefix /v1/x\n" in result.output
     assert "runner-up     HTTPRoute agents/api rule 0: api.example, PathPrefix /v1\n" in result.output
-    assert "the winner comes first: its path is longer (5 octets, not 3)\n" in result.output
+    assert "the winner comes first: its path is longer (5 bytes, not 3)\n" in result.output
 
 
 def test_a_denial_is_1_and_says_what_to_add(config: Path):

@@ -48,7 +48,7 @@ def first_two(made, path=b"/a/b?one=1&two=2", method=b"GET"):
         ),
         (
             route("n/w", MatchIR("/a/b")), route("n/o", MatchIR("/a", method="GET")),
-            "its path is longer (4 octets, not 2)",
+            "its path is longer (4 bytes, not 2)",
         ),
         (
             route("n/w", MatchIR("/a", method="GET")), route("n/o", MatchIR("/a", headers=(ONE,))),

@@ -1,4 +1,4 @@
-"""Conversations: the real data plane between a client and origins that a test speaks for, octet by octet.
+"""Conversations: the real data plane between a client and origins that a test speaks for, byte by byte.
 
 talk = conversation(MANIFESTS)
 talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
@@ -15,7 +15,7 @@ What is volatile is made constant: the pseudonym in Via is `gw`, request ids are
 that the gateway generates are checked and taken out.
 
 `close` (the fixtures call it) lets everybody leave and then checks what has to hold after any conversation: nothing is
-leaked, nothing was logged as an error, and metrics, access log and the octets on the wire agree.
+leaked, nothing was logged as an error, and metrics, access log and the bytes on the wire agree.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Peer(ABC):
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
         self.received = bytearray()
-        self.total = 0  # octets that ever came, as they were
+        self.total = 0  # bytes that ever came, as they were
         self.has_eof = False  # the gateway has ended its side, or closed
         self.is_gone = False  # the connection is closed altogether
         self.error: BaseException | None = None
@@ -208,7 +208,7 @@ class Peer(ABC):
         return self
 
     def take(self, pattern: bytes) -> re.Match[bytes]:
-        """Wait for octets that match this pattern from the first one on, and take them."""
+        """Wait for bytes that match this pattern from the first one on, and take them."""
         found: list[re.Match[bytes] | None] = [None]
 
         def look() -> bool:
@@ -505,7 +505,7 @@ class Conversation:
         self.metrics = Metrics("0")
         self.failures: list[str] = []
         self.expects_failures = False
-        self.counts_octets = True  # whether `close` compares the octets on the wire with those in the log
+        self.counts_octets = True  # whether `close` compares the bytes on the wire with those in the log
         self.clients: list[Peer] = []
         self.origins: list[Peer] = []
         self._accepted: list[SocketPeer] = []

@@ -1,4 +1,4 @@
-"""An HTTP/2 server for tests: octets in, calls out, by the h2 library in its role as a server."""
+"""An HTTP/2 server for tests: bytes in, calls out, by the h2 library in its role as a server."""
 
 from __future__ import annotations
 

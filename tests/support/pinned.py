@@ -1,4 +1,4 @@
-"""What this process keeps: every octet string of some size that any object holds, and who holds it.
+"""What this process keeps: every byte string of some size that any object holds, and who holds it.
 
 The buffer that all tunnels share is left out: it is there once, whatever passes.
 """
@@ -19,7 +19,7 @@ _LEFT_OUT = (FrameType, ModuleType)
 
 
 def pinned(mark: bytes, least: int = 1024) -> list[str]:
-    """The holders of strings with at least so many octets that contain the mark; none is what a test wants to see."""
+    """The holders of strings with at least so many bytes that contain the mark; none is what a test wants to see."""
     gc.collect()
     found = []
     shared = {id(sockets._buffer), id(sockets._view)}
@@ -28,7 +28,7 @@ def pinned(mark: bytes, least: int = 1024) -> list[str]:
             continue
         for way, held in _reach(holder):
             if len(held) >= least and id(held) not in shared and mark in _octets(held):
-                found.append(f"{type(holder).__module__}.{type(holder).__name__}{way}: {len(held)} octets")
+                found.append(f"{type(holder).__module__}.{type(holder).__name__}{way}: {len(held)} bytes")
     return found
 
 

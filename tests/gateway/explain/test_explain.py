@@ -97,7 +97,7 @@ def test_the_runner_up_and_the_criterion_are_named():
     found = ask(routed(*rules), "GET", "https://api.example/v1/models")
     assert found["route"]["rule"] == 1
     assert found["runnerUp"]["rule"] == 0
-    assert found["route"]["why"] == "its path is longer (10 octets, not 3)"
+    assert found["route"]["why"] == "its path is longer (10 bytes, not 3)"
 
 
 def test_headers_decide_as_they_do_for_traffic():

@@ -3,8 +3,8 @@
 GET  /hello                 "hello from the origin"
 ANY  /headers               the request's head as JSON: method, target, fields
 ANY  /echo                  the body back, with its type
-PUT  /upload, POST          JSON: how many octets came, and their SHA-256
-GET  /bytes/{n}             n octets, with Content-Length
+PUT  /upload, POST          JSON: how many bytes came, and their SHA-256
+GET  /bytes/{n}             n bytes, with Content-Length
 GET  /chunked/{n}           n chunks, "chunk 0\\n" …
 GET  /sse/{n}               n server-sent events and "[DONE]"
 GET  /gzip                  JSON, compressed
@@ -27,7 +27,7 @@ GREETING = "hello from the origin"
 
 
 def pattern(count: int) -> bytes:
-    """The octets of /bytes/{count}: not constant, so that a shift or a gap shows."""
+    """The bytes of /bytes/{count}: not constant, so that a shift or a gap shows."""
     block = bytes(range(251))
     return (block * (count // len(block) + 1))[:count]
 
