@@ -14,15 +14,15 @@ import zlib
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from egressproxy import __version__
-from egressproxy.admin.state import ObjectSource, Unanswerable
+from egressproxy.admin.state import Unanswerable
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.watch import changes
 from egressproxy.ir.packing import unpacking
-from egressproxy.model.api_write import Write, WriteRefused, Written
 from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
@@ -51,13 +51,16 @@ from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import NOTICES_S
 
 if TYPE_CHECKING:
-    from egressproxy.admin.server import AdminServer
-    from egressproxy.processes.loader.writer import Writer
+    from egressproxy.admin.server import AdminApi, AdminServer
+    from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.telemetry.exposition import Exposition
 
 __all__ = ["RunOptions", "run"]
 
 log = logging.getLogger("egressproxy")
+
+#: The gateway runs without its Kubernetes-shaped API, too.
+HAS_KUBEAPI = find_spec("egressproxy.kubeapi") is not None
 
 #: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
 FAILURES = (LoadingFailed, ConfigRefused, OSError)
@@ -158,9 +161,6 @@ class App:
         self._generation = 0
         self._is_rejected = False  # the configuration that was read last
         self._published = PublishedConfiguration()
-        self._sources: tuple[ObjectSource, ...] = (self._published,)
-        self._schema = b""
-        self._making_schema = asyncio.Lock()
         self._told: set[Problem] = set()
         self._told_late: set[Validity] = set()
         self._servers: list[AdminServer] = []
@@ -171,7 +171,7 @@ class App:
         self._has_other_certificates = asyncio.Event()
         self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
         self._signals = 0
-        self._taking = asyncio.Lock()
+        self.taking = asyncio.Lock()
         self._writer: Writer | None = None
 
     # --- AdminState ------------------------------------------------------------------------------------------------
@@ -187,15 +187,6 @@ class App:
         self._events.take()
         counts = await self._fleet.counts()
         return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures(), self._validities)
-
-    def sources(self) -> Sequence[ObjectSource]:
-        return self._sources
-
-    async def schema(self) -> bytes:
-        async with self._making_schema:  # one process for all who ask
-            if not self._schema:
-                self._schema = zlib.compress(await self._loader.schema())
-        return zlib.decompress(self._schema)
 
     def _publish(self, rejection: str = "", reason: str = "") -> None:
         """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""
@@ -225,39 +216,16 @@ class App:
         self._reload.set()
         return await done
 
-    async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
-        assert self._writer is not None
-        async with self._taking:
-            if self._is_draining or self._loaded is None:
-                return [WriteRefused(503, "ServiceUnavailable", self.why_not_ready())] * len(writes)
-            results = await self._writer.write(writes, self._memory, self._put_written_in_service)
-        for write, written in zip(writes, results, strict=True):
-            if isinstance(written, Written) and written.file:
-                where = "/".join(filter(None, (write.namespace, written.name)))
-                log.info("%s: %s %s by %s", write.verb.value, write.kind, where, write.manager)
-        if any(isinstance(written, Written) and written.file for written in results):
-            self._tell_generation()
-        return results
-
-    async def _put_written_in_service(self, fresh: Loaded) -> None:
-        """Raises WriteRefused."""
-        try:
-            await self._put_in_service(fresh)
-        except Guarded as error:
-            raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
-        except ConfigRefused as error:
-            message = f"it cannot be put into service: {error}"
-            causes = [("FieldValueInvalid", message, "spec.listeners")] if isinstance(error, NotBound) else []
-            raise WriteRefused(422, "Invalid", message, causes) from None
-        except OSError as error:
-            raise WriteRefused(503, "ServiceUnavailable", str(error)) from None
-
-    def _memory(self) -> bytes:
-        """What the next loading has to know of the configuration in service."""
-        return self._loaded.memory if self._loaded is not None else b""
-
     async def decisions(self) -> Sequence[bytes]:
         return await self._fleet.decisions()
+
+    # --- Application (of the Kubernetes-shaped API) ----------------------------------------------------------------
+    def why_not_writable(self) -> str:
+        return self.why_not_ready() if self._is_draining or self._loaded is None else ""
+
+    def memory(self) -> bytes:
+        """What the next loading has to know of the configuration in service."""
+        return self._loaded.memory if self._loaded is not None else b""
 
     # --- life ------------------------------------------------------------------------------------------------------
     async def serve(self) -> int:
@@ -337,30 +305,28 @@ class App:
         self._reload.set()
 
     def _open_state(self) -> None:
-        """Raises OSError."""
+        """Raises OSError, or ConfigRefused where this installation has no Kubernetes-shaped API."""
         if self.options.state_dir is not None:
-            from egressproxy.processes.loader.writer import Writer
+            if not HAS_KUBEAPI:
+                raise ConfigRefused("--state-dir: this installation has no package egressproxy.kubeapi to write with")
+            from egressproxy.kubeapi.write.writer import Writer
 
             self._writer = Writer(self._loader, self.options.sources, self.options.bind, self.options.state_dir)
             self._writer.open()
 
     async def _start_admin(self) -> None:
-        """Raises Refused."""
+        """Raises ConfigRefused."""
         if self.options.admin is None and self.options.metrics is None:
             return
         # A third of all that this process would import.
         from egressproxy.admin.server import AdminServer, Surface
-        from egressproxy.kubeapi.read.events import PublishedEvents
-        from egressproxy.kubeapi.writes import WriteAccess
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
-        self._sources = (self._published, PublishedEvents(self._events, self._published))
         asked = (("admin", self.options.admin, Surface.FULL), ("metrics", self.options.metrics, Surface.METRICS))
-        access = WriteAccess(self.options.api_token_file) if self.options.api_writes else None
         for what, place, surface in asked:
             if place is not None:
-                server = AdminServer(self, place[0], place[1], surface, access)
+                server = AdminServer(self, place[0], place[1], surface, self._kubernetes_api if HAS_KUBEAPI else None)
                 try:
                     await server.start()
                 except OSError as error:
@@ -369,13 +335,23 @@ class App:
                 self._servers.append(server)
                 self._own[what] = (server.host, server.port)
 
+    def _kubernetes_api(self, server: AdminServer) -> AdminApi:
+        from egressproxy.kubeapi.kubernetes_api import KubernetesApi
+        from egressproxy.kubeapi.read.events import PublishedEvents
+        from egressproxy.kubeapi.service import ApiService
+        from egressproxy.kubeapi.write.access import WriteAccess
+
+        sources = (self._published, PublishedEvents(self._events, self._published))
+        access = WriteAccess(self.options.api_token_file) if self.options.api_writes else None
+        return KubernetesApi(ApiService(self, sources, self._loader, self._writer), server, access)
+
     # --- configuration ---------------------------------------------------------------------------------------------
     async def _take_configuration(self, acknowledged: Collection[str] = ()) -> None:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
-        async with self._taking:
-            await self._put_in_service(await self._read(), acknowledged)
+        async with self.taking:
+            await self.put_in_service(await self._read(), acknowledged)
 
-    async def _put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
+    async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
         own = tuple(self._own.values())
         is_guarded = self.options.guarded and self._generation > 0
         if is_guarded and acknowledged:
@@ -437,7 +413,7 @@ class App:
     async def _read(self) -> Loaded:
         if not self._is_configured:
             return builtin()
-        return await self._loader.load(self.options.sources, self.options.bind, self._memory(), self.options.state_dir)
+        return await self._loader.load(self.options.sources, self.options.bind, self.memory(), self.options.state_dir)
 
     @property
     def _is_configured(self) -> bool:
@@ -468,7 +444,7 @@ class App:
                 why = f"internal error ({type(error).__name__})"
                 self._rejected(ConfigRefused(why))
             else:
-                self._tell_generation()
+                self.tell_generation()
             for _, done in asked:
                 if not done.done():  # who asked may have left
                     done.set_result(why)
@@ -488,7 +464,7 @@ class App:
         unbound = error.listeners if isinstance(error, NotBound) else ""
         self._events.add(rejected(error, places, self._generation, unbound), is_logged=True)
 
-    def _tell_generation(self) -> None:
+    def tell_generation(self) -> None:
         objects = _counted(self._loaded.objects if self._loaded is not None else 0, "object")
         log.info("configuration %d is in service: %s", self._generation, objects)
 
@@ -505,7 +481,7 @@ class App:
         if serving := self._fleet.announcement():
             log.info("%s", serving)
         if self._is_configured:
-            self._tell_generation()
+            self.tell_generation()
 
 
 def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:

@@ -74,8 +74,7 @@ async def test_a_start_with_a_bad_manifest_raises_every_problem(tmp_path: Path):
 
 def test_a_process_is_not_ready_before_it_listens():
     assert App(RunOptions()).why_not_ready() == "the listeners are not bound yet"
-    (source,) = App(RunOptions()).sources()
-    assert list(source.objects()) == []
+    assert list(App(RunOptions())._published.objects()) == []
 
 
 async def served(app: App, state: str = "") -> None:
@@ -217,7 +216,7 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
     serving = asyncio.create_task(app.serve())
     while app.why_not_ready():  # noqa: ASYNC110 (nothing tells)
         await asyncio.sleep(0.01)
-    (source,) = app.sources()
+    source = app._published
     (before,) = source.objects()
     monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "raise SystemExit(3)"])
     app._loader._drop()

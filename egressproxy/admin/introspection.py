@@ -14,7 +14,7 @@ from aiohttp import web
 
 from egressproxy.admin.local import came_by_proxy, is_local
 from egressproxy.admin.state import AdminState, Unanswerable
-from egressproxy.kubeapi.status import ApiError
+from egressproxy.admin.status import ApiError
 
 __all__ = ["Questions"]
 

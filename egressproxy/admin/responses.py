@@ -8,9 +8,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from egressproxy.admin.encoding import encoded
-from egressproxy.kubeapi.status import ApiError
+from egressproxy.admin.status import ApiError
 
-__all__ = ["HEADERS", "json_response", "refusal"]
+__all__ = ["HEADERS", "json_response", "read_only", "refusal"]
 
 #: On every answer.
 HEADERS: Final = {
@@ -25,11 +25,20 @@ HEADERS: Final = {
 
 
 def json_response(status: int, body: Mapping[str, Any], content_type: str = "application/json") -> web.Response:
+    """`body` as JSON."""
     return web.Response(status=status, body=encoded(body), headers={"Content-Type": content_type})
 
 
 def refusal(error: ApiError) -> web.Response:
+    """The Status that says this error."""
     response = json_response(error.code, error.body)
     if error.retry_after_s:
         response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+def read_only(message: str) -> web.Response:
+    """405, for a method that would change something (RFC 9110 section 15.5.6)."""
+    response = refusal(ApiError(405, "MethodNotAllowed", message))
+    response.headers["Allow"] = "GET, HEAD"
     return response

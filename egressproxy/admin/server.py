@@ -12,17 +12,15 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
 from egressproxy.admin.introspection import Questions
-from egressproxy.admin.responses import HEADERS, json_response, refusal
+from egressproxy.admin.responses import HEADERS, json_response, read_only, refusal
 from egressproxy.admin.state import AdminState
-from egressproxy.kubeapi.server import KubernetesApi
-from egressproxy.kubeapi.status import ApiError
-from egressproxy.kubeapi.writes import METHODS, WriteAccess
+from egressproxy.admin.status import ApiError
 
 __all__ = ["AdminServer", "Surface"]
 
@@ -48,20 +46,14 @@ _INDEX: Final = """egressproxy admin
 /healthz /livez             the process answers
 /readyz                     every listener is bound; 503 says what is missing
 /metrics                    Prometheus or OpenMetrics text
-/api /apis                  the configuration in service with its status, as Kubernetes shapes it: for kubectl --server
-/openapi/v2 /openapi/v3     what these objects may say
-/config                     all of it in one List
+"""
+_INDEX_OF_QUESTIONS: Final = """\
 /explain                    ?method=&url=&as=&header=&gateway=&listener=&dns=0: what would become of a request, and why
 /decisions                  the latest decisions, without queries and headers
 /model                      what is served, as egressproxy diff compares it
 /reload                     POST, on loopback: what egressproxy reload sends
 /version                    the version of egressproxy, and of the Kubernetes that this API is like
 """
-
-_WRITES_ARE_OFF: Final = (
-    "this gateway was started without --api-writes, so nothing can be changed through this API: change the files of"
-    " --config, or start it with --state-dir DIR --api-writes"
-)
 
 #: kubectl compares versions: this says which Kubernetes the API is like.
 _LIKE: Final = {"major": "1", "minor": "32", "platform": "python", "gitTreeState": "clean", "goVersion": ""}
@@ -76,6 +68,23 @@ class Surface(Enum):
     METRICS = "metrics"  # /metrics and health alone: what a scraper may reach
 
 
+class AdminApi(Protocol):
+    """What a FULL surface serves besides its own paths: the Kubernetes-shaped API, where the application has it."""
+
+    @property
+    def index(self) -> str:
+        """Lines for the index, each with its end."""
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
+        """For every method; None where the path is none of its own. Raises ApiError."""
+
+    def changed(self) -> None:
+        """A source of objects has changed: whoever watches is told."""
+
+    def end_watches(self) -> None:
+        """All watches end; there will be no more."""
+
+
 class AdminServer:
     """One address. `start` binds it (OSError where that fails), `stop` closes everything.
 
@@ -88,9 +97,9 @@ class AdminServer:
         host: str,
         port: int,
         surface: Surface = Surface.FULL,
-        access: WriteAccess | None = None,
+        api: Callable[[AdminServer], AdminApi] | None = None,
     ) -> None:
-        """`access` says who may write; None: nobody."""
+        """`api` makes what else a FULL surface serves."""
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface
@@ -100,17 +109,15 @@ class AdminServer:
         self._listening: asyncio.Server | None = None
         self._connections = AdminConnections()
         self._scrape = asyncio.Lock()
-        self._kubernetes = KubernetesApi(
-            state, lambda: f"{self.host}:{self.port}", access, lambda: self._connections.unsent
-        )
         full = surface is Surface.FULL
+        self._api = api(self) if full and api is not None else None
         self._questions = Questions(state)
         self._exact: dict[str, _Handler] = {
             "/healthz": self._health,
             "/livez": self._health,
             "/readyz": self._ready,
             "/metrics": self._metrics,
-            **({"/": self._index, "/config": self._kubernetes.config, "/version": self._version} if full else {}),
+            **({"/": self._index, "/version": self._version} if full else {}),
             **(self._questions.handlers() if full else {}),
         }
 
@@ -123,13 +130,20 @@ class AdminServer:
         self._listening = await loop.create_server(self._connection, sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(BACKLOG)
 
+    @property
+    def unsent(self) -> int:
+        """Octets of answers that its clients have not taken yet."""
+        return self._connections.unsent
+
     def changed(self) -> None:
         """A source of objects has changed: whoever watches is told."""
-        self._kubernetes.changed()
+        if self._api is not None:
+            self._api.changed()
 
     def end_watches(self) -> None:
         """All watches end; there will be no more."""
-        self._kubernetes.end_watches()
+        if self._api is not None:
+            self._api.end_watches()
 
     async def stop(self) -> None:
         """Stop listening and close what is open, after at most a second for answers under way."""
@@ -192,28 +206,15 @@ class AdminServer:
             return refusal(ApiError(403, "Forbidden", "a page of another site may not ask"))
         if request.method == "POST" and request.path == "/reload" and self._surface is Surface.FULL:
             return await self._questions.reload(request, self._address)
-        if self._kubernetes.may_write(request) and self._surface is Surface.FULL:
-            return await self._kubernetes.write(request, request.path.rstrip("/"))
-        if request.method not in ("GET", "HEAD"):
-            response = refusal(ApiError(405, "MethodNotAllowed", self._why_read_only(request)))
-            response.headers["Allow"] = "GET, HEAD"
-            return response
+        if self._api is not None and (found := await self._api.answer(request)) is not None:
+            return found
         path = request.path
+        if request.method not in ("GET", "HEAD"):
+            return read_only(f"{path} is read-only: GET or HEAD")
         handler = self._exact.get(path)
         if handler is not None:
             return await handler(request)
-        if self._surface is Surface.FULL:
-            found = await self._kubernetes.answer(request, path.rstrip("/"))
-            if found is not None:
-                return found
-        raise ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")
-
-    def _why_read_only(self, request: web.BaseRequest) -> str:
-        """For a method that changes something, where nothing can be changed."""
-        is_write = request.method in METHODS and request.path.startswith(("/api/", "/apis/"))
-        if is_write and self._surface is Surface.FULL:
-            return _WRITES_ARE_OFF
-        return f"{request.path} is read-only: GET or HEAD"
+        raise ApiError(404, "NotFound", f"nothing is served at {path}; / lists what is")
 
     def _is_our_name(self, host: str) -> bool:
         """Bound to loopback, loopback names alone are ours; bound to a network, we cannot know what we are called."""
@@ -228,7 +229,8 @@ class AdminServer:
             return False
 
     async def _index(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(text=_INDEX)
+        api = self._api.index if self._api is not None else ""
+        return web.Response(text=f"{_INDEX}{api}{_INDEX_OF_QUESTIONS}")
 
     async def _health(self, _request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text="ok\n")

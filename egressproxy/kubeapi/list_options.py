@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import ServedKind, served
 from egressproxy.kubeapi.read.selectors import BadSelector, Predicate, field_selector, label_selector
-from egressproxy.kubeapi.status import ApiError
 
 __all__ = ["ApiResource", "Form", "Options", "Position", "form", "resource", "truth"]
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import CONFIGURED, ServedKind
-from egressproxy.kubeapi.status import ApiError
 
 __all__ = ["document_v2", "document_v3", "paths_v3"]
 

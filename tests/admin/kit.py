@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from egressproxy.admin.state import PublishedObject
+from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.meta import Resource
+from egressproxy.kubeapi.kubernetes_api import KubernetesApi
 from egressproxy.kubeapi.read.objects import Objects, View
+from egressproxy.kubeapi.state import PublishedObject
+from egressproxy.kubeapi.write.access import WriteAccess
 from egressproxy.processes.loader.result import Shown
 
-__all__ = ["Holder", "entries", "entry", "view_of"]
+__all__ = ["Holder", "admin_server", "entries", "entry", "view_of"]
 
 
 def entry(resource: Resource, status: Any = None, generation: int = 1) -> Shown:
@@ -42,3 +45,14 @@ class Holder:
 
 async def view_of(objects: Iterable[PublishedObject], start: int = 100) -> View:
     return await Objects([Holder(tuple(objects))], start).view()
+
+
+def admin_server(
+    state: Any,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    surface: Surface = Surface.FULL,
+    access: WriteAccess | None = None,
+) -> AdminServer:
+    """With the Kubernetes-shaped API; `state` is an AdminState and an ApiState."""
+    return AdminServer(state, host, port, surface, lambda server: KubernetesApi(state, server, access))

@@ -10,8 +10,8 @@ import pytest
 from egressproxy.admin import connections
 from egressproxy.admin.connections import AdminConnection, AdminConnections
 from egressproxy.admin.server import AdminServer
-from egressproxy.kubeapi import server
-from tests.admin.kit import entries
+from egressproxy.kubeapi import kubernetes_api
+from tests.admin.kit import admin_server, entries
 from tests.admin.test_server import State, ask
 from tests.support.waiting import WAIT_S
 
@@ -21,7 +21,7 @@ WATCH = b"GET /api/v1/secrets?watch=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.fixture
 async def admin() -> AsyncIterator[AdminServer]:
-    made = AdminServer(State(), "127.0.0.1", 0)  # type: ignore[arg-type]
+    made = admin_server(State(), "127.0.0.1", 0)
     await made.start()
     yield made
     await made.stop()
@@ -84,7 +84,7 @@ async def test_where_all_are_being_answered_health_is_and_nothing_else(admin: Ad
     idle = [await Peer.of(admin) for _ in range(5)]  # the reserve has two places
     assert (await ask(admin, "/livez")).status == 200
     assert await idle[0].ended()
-    admin._kubernetes._objects._sources[0].put(entries("{apiVersion: v1, kind: Secret, metadata: {name: new}}"))  # type: ignore[attr-defined]
+    admin._api._objects._sources[0].put(entries("{apiVersion: v1, kind: Secret, metadata: {name: new}}"))  # type: ignore[attr-defined]
     admin.changed()
     for watcher in watchers:
         while b'"new"' not in await asyncio.wait_for(watcher.reader.readline(), WAIT_S):
@@ -127,7 +127,7 @@ async def large() -> AsyncIterator[AdminServer]:
     state = State()
     each = "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: m{}}}, data: {{a: {}}}}}"
     state.source.put(entries("\n---\n".join(each.format(number, "x" * 75_000) for number in range(200))))
-    made = AdminServer(state, "127.0.0.1", 0)  # type: ignore[arg-type]
+    made = admin_server(state, "127.0.0.1", 0)
     await made.start()
     yield made
     await made.stop()
@@ -144,7 +144,7 @@ async def test_an_answer_that_is_not_taken_ends(large: AdminServer, monkeypatch:
 async def test_a_watcher_that_takes_nothing_is_watched_no_more(
     large: AdminServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(server, "UNREAD_S", 0.2)
+    monkeypatch.setattr(kubernetes_api, "UNREAD_S", 0.2)
     peer = await Peer.of(large, limit=1024)
     assert await peer.get(WATCH.replace(b"secrets", b"configmaps")) == 200
     await until(lambda: len(large._connections) == 0)
@@ -190,7 +190,7 @@ def test_who_finds_everybody_busy_gets_a_place_of_the_reserve_as_long_as_there_i
 
 
 async def test_what_is_not_taken_is_bounded_over_all_readers(large: AdminServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "MAX_UNSENT", 1_000_000)
+    monkeypatch.setattr(kubernetes_api, "MAX_UNSENT", 1_000_000)
     peer = await Peer.of(large, limit=1024)
     peer.writer.write(GET.replace(b"/apis", b"/config"))
     await until(lambda: large._connections.unsent > 1_000_000)

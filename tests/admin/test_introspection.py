@@ -11,6 +11,7 @@ import pytest
 from egressproxy.admin.introspection import MAX_AT_ONCE
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.state import Unanswerable
+from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask
 
@@ -53,7 +54,7 @@ async def state() -> State:
 
 @pytest.fixture
 async def admin(state: State) -> AsyncIterator[AdminServer]:
-    made = AdminServer(state, "127.0.0.1", 0)
+    made = admin_server(state, "127.0.0.1", 0)
     await made.start()
     yield made
     await made.stop()
@@ -106,7 +107,7 @@ async def test_a_web_page_reloads_nothing(admin: AdminServer, state: State, extr
 
 
 async def test_an_address_of_the_network_reloads_nothing(state: State):
-    made = AdminServer(state, "0.0.0.0", 0)
+    made = admin_server(state, "0.0.0.0", 0)
     await made.start()
     made.host = "127.0.0.1"
     assert (await ask(made, "/reload", "POST", extra=MARK)).status == 403
@@ -115,7 +116,7 @@ async def test_an_address_of_the_network_reloads_nothing(state: State):
 
 
 async def test_an_address_for_scrapers_answers_none_of_it(state: State):
-    made = AdminServer(state, "127.0.0.1", 0, Surface.METRICS)
+    made = admin_server(state, "127.0.0.1", 0, Surface.METRICS)
     await made.start()
     for path in ("/explain?url=x", "/decisions", "/model"):
         assert (await ask(made, path)).status == 404

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from egressproxy.admin.server import AdminServer, Surface
-from egressproxy.admin.state import ObjectSource
 from egressproxy.kubeapi.read.discovery import AGGREGATED
+from egressproxy.kubeapi.state import ObjectSource
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
-from tests.admin.kit import Holder, entries
+from tests.admin.kit import Holder, admin_server, entries
 from tests.support.waiting import WAIT_S
 
 SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {token: CANARY}}"
@@ -23,6 +23,7 @@ SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {tok
 class State:
     def __init__(self) -> None:
         self.metrics = Metrics("1.2.3")
+        self.version = "1.2.3"
         self.why = ""
         self.source = Holder(entries(SECRET))
 
@@ -71,7 +72,7 @@ def state() -> State:
 
 @pytest.fixture
 async def admin(state: State) -> AsyncIterator[AdminServer]:
-    made = AdminServer(state, "127.0.0.1", 0)
+    made = admin_server(state, "127.0.0.1", 0)
     await made.start()
     yield made
     await made.stop()
@@ -154,7 +155,7 @@ async def test_on_loopback_only_loopback_names_are_answered(admin: AdminServer, 
 
 
 async def test_bound_to_the_network_any_name_is_ours(state: State):
-    admin = AdminServer(state, "0.0.0.0", 0)
+    admin = admin_server(state, "0.0.0.0", 0)
     await admin.start()
     try:
         assert (await ask(admin, "/healthz", host="egress.agents.svc")).status == 200
@@ -172,7 +173,7 @@ async def test_answers_cannot_be_framed_sniffed_or_cached(admin: AdminServer):
 
 
 async def test_the_metrics_surface_shows_health_and_metrics_alone(state: State):
-    admin = AdminServer(state, "127.0.0.1", 0, Surface.METRICS)
+    admin = admin_server(state, "127.0.0.1", 0, Surface.METRICS)
     await admin.start()
     try:
         assert [(await ask(admin, path)).status for path in ("/metrics", "/healthz", "/readyz")] == [200, 200, 200]
@@ -183,7 +184,7 @@ async def test_the_metrics_surface_shows_health_and_metrics_alone(state: State):
 
 async def test_a_port_that_is_taken_is_an_error_at_the_start(admin: AdminServer, state: State):
     with pytest.raises(OSError, match="in use"):
-        await AdminServer(state, "127.0.0.1", admin.port).start()
+        await admin_server(state, "127.0.0.1", admin.port).start()
 
 
 async def test_a_defect_is_a_500_without_details(admin: AdminServer, state: State, caplog: pytest.LogCaptureFixture):
@@ -222,7 +223,7 @@ async def test_scrapers_that_stall_do_not_stop_the_loop_or_the_next_scraper(admi
 
 
 async def test_stop_closes_what_is_open_and_frees_the_port(state: State):
-    admin = AdminServer(state, "127.0.0.1", 0)
+    admin = admin_server(state, "127.0.0.1", 0)
     await admin.start()
     reader, writer = await asyncio.open_connection(admin.host, admin.port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -230,7 +231,7 @@ async def test_stop_closes_what_is_open_and_frees_the_port(state: State):
     await admin.stop()
     assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
     writer.close()
-    again = AdminServer(state, "127.0.0.1", admin.port)
+    again = admin_server(state, "127.0.0.1", admin.port)
     await again.start()
     await again.stop()
 

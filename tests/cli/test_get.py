@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from egressproxy.admin.server import AdminServer
 from egressproxy.cli import main
 from egressproxy.config.reading.load import load_text
-from tests.admin.kit import Holder, entry
+from tests.admin.kit import Holder, admin_server, entry
 from tests.admin.test_server import State
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
@@ -49,7 +49,7 @@ def admin() -> Iterator[AdminServer]:
     async def start() -> AdminServer:
         state = State()
         state.source = Holder([entry(each, STATUS) for each in load_text(TEXT).objects])
-        server = AdminServer(state, "127.0.0.1", 0)
+        server = admin_server(state, "127.0.0.1", 0)
         await server.start()
         return server
 
@@ -124,7 +124,7 @@ def test_an_unknown_kind_has_a_nearest_one(get: Get):
 
 
 def test_a_watch_shows_what_is_there_and_ends_with_the_gateway(admin: AdminServer, get: Get):
-    timer = threading.Timer(0.5, lambda: admin._kubernetes._watches.end())
+    timer = threading.Timer(0.5, lambda: admin.end_watches())
     timer.start()
     result = get("gw", "-A", "-w")
     timer.join()
@@ -133,7 +133,7 @@ def test_a_watch_shows_what_is_there_and_ends_with_the_gateway(admin: AdminServe
 
 
 def test_what_a_watch_begins_with_is_sorted_and_aligned(admin: AdminServer, get: Get):
-    timer = threading.Timer(0.5, lambda: admin._kubernetes._watches.end())
+    timer = threading.Timer(0.5, lambda: admin.end_watches())
     timer.start()
     lines = get("ns", "-w").output.splitlines()
     timer.join()

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import served
 from egressproxy.kubeapi.list_options import Form, Options, Position, form, resource
-from egressproxy.kubeapi.status import ApiError
 
 KIND = served("", "v1", "secrets")
 assert KIND is not None

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from egressproxy.admin.status import ApiError
 from egressproxy.config.compile.status.supported_features import UNSERVED
 from egressproxy.config.schema import json_schema
 from egressproxy.kubeapi import openapi
 from egressproxy.kubeapi.kinds import CONFIGURED, ServedKind
-from egressproxy.kubeapi.status import ApiError
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Final
 
-from egressproxy.admin.state import ObjectSource, PublishedObject
 from egressproxy.kubeapi.kinds import KINDS
 from egressproxy.kubeapi.read.objects import key_of
 from egressproxy.kubeapi.read.publishing import uid_of
+from egressproxy.kubeapi.state import ObjectSource, PublishedObject
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from egressproxy.admin.state import ObjectSource, PublishedObject
+from egressproxy.kubeapi.state import ObjectSource, PublishedObject
 
 __all__ = ["MAX_CHANGES", "ChangeType", "Gone", "Key", "ObjectChange", "Objects", "View", "key_of"]
 

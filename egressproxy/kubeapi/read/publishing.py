@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from egressproxy.admin.state import PublishedObject
 from egressproxy.kubeapi.read.objects import Key, key_of
+from egressproxy.kubeapi.state import PublishedObject
 
 __all__ = ["LAST_APPLIED", "REDACTED", "metadata_only", "published", "uid_of"]
 

@@ -15,13 +15,13 @@ from itertools import islice
 from typing import Any, Final
 
 from egressproxy.admin.encoding import line
-from egressproxy.admin.state import PublishedObject
+from egressproxy.admin.status import ApiError, failure
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options
-from egressproxy.kubeapi.read import api
+from egressproxy.kubeapi.read import documents
 from egressproxy.kubeapi.read.objects import ChangeType, Gone, ObjectChange, Objects, View
 from egressproxy.kubeapi.read.publishing import metadata_only, published
 from egressproxy.kubeapi.read.tables import table
-from egressproxy.kubeapi.status import ApiError, failure
+from egressproxy.kubeapi.state import PublishedObject
 
 __all__ = ["BOOKMARK_S", "MAX_WATCHES", "PAUSE_S", "TIMEOUT_S", "Watches"]
 
@@ -83,7 +83,7 @@ class Watches:
         options = encoder.options
         end = loop.time() + (options.timeout_s or TIMEOUT_S)
         if initial is not None:
-            entries = (entry for entry in initial.entries() if api.is_wanted(entry, encoder.asked))
+            entries = (entry for entry in initial.entries() if documents.is_wanted(entry, encoder.asked))
             while (piece := await asyncio.to_thread(encoder.initial, entries, initial)) is not None:
                 yield piece
             if options.send_initial and options.has_bookmarks:
@@ -98,7 +98,7 @@ class Watches:
                 yield encoder.error(410, "Expired", _EXPIRED)
                 return
             version = changes[-1].version if changes else max(version, view.version)
-            wanted = [change for change in changes if api.is_wanted(change.entry, encoder.asked)]
+            wanted = [change for change in changes if documents.is_wanted(change.entry, encoder.asked)]
             if wanted:
                 yield await asyncio.to_thread(encoder.changes, wanted)
             now = loop.time()
@@ -132,7 +132,7 @@ class _Encoder:
         if not piece:
             return None
         manifests = (published(entry, view.version_of(entry), self.asked.api_version) for entry in piece)
-        return b"".join(self._event("ADDED", made) for made in manifests if api.matches(made, self.options))
+        return b"".join(self._event("ADDED", made) for made in manifests if documents.matches(made, self.options))
 
     def changes(self, changes: Iterable[ObjectChange]) -> bytes:
         return b"".join(self._change(change) for change in changes)
@@ -152,11 +152,11 @@ class _Encoder:
     def _change(self, change: ObjectChange) -> bytes:
         """What a change is for one who sees only what the selectors want."""
         made = self._manifest(change.entry, change.version)
-        is_wanted = api.matches(made, self.options)
+        is_wanted = documents.matches(made, self.options)
         if change.type is not ChangeType.MODIFIED or change.before is None:
             return self._event(change.type.value, made) if is_wanted else b""
         before = self._manifest(change.before, change.version)
-        if api.matches(before, self.options):
+        if documents.matches(before, self.options):
             return self._event("MODIFIED", made) if is_wanted else self._event("DELETED", before)
         return self._event("ADDED", made) if is_wanted else b""
 

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,39 +18,32 @@ from egressproxy.config.compile import Compiled
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.kubeapi.write.apply import AppliedWrite, changed, refusal_of, unreadable
+from egressproxy.kubeapi.write.outcomes import Outcomes, Result, read_writes, write_outcomes
 from egressproxy.kubeapi.write.staging import file_of, stage
 from egressproxy.kubeapi.write.warnings import with_warnings
-from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
-from egressproxy.model.secret_source import ConfigSource
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from egressproxy.net.listening import why_unusable
+from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import compiled
-from egressproxy.processes.loader.result import Loaded
-from egressproxy.processes.loader.write_result import Outcomes, Result, write_outcomes
 
-__all__ = ["written"]
+__all__ = ["answer"]
 
-#: A write that is not begun by then waits for the next load: a load has `processes.loader.process.LIMIT_S` in all.
+#: What is not begun by then waits for the next time: `processes.loader.main.LIMIT_S` is for everything.
 BUDGET_S: Final = 10.0
 
-HandOver = Callable[[ResourceSet, Compiled, Compiled | None], Loaded]
 
-
-def written(
-    paths: tuple[ConfigSource, ...],
-    bind: tuple[str, ...],
-    previous: Compiled | None,
-    state: Path,
-    writes: Sequence[Write],
-    hand_over: HandOver,
-) -> bytes:
-    """Outcomes, as `processes.loader.write_result` writes them."""
+def answer(request: bytes) -> bytes:
+    """Work out what `write_writes` asks for; gives what `read_outcomes` reads."""
+    (paths, bind, memory, state), writes = read_writes(request)
+    assert state is not None
+    previous = previous_of(memory)
     try:
         resources = load(paths, state)
     except ConfigError as error:
         return write_outcomes(Outcomes([unreadable(error.problems)] * len(writes), None))
     batch = _Batch(resources, bind, previous, state, writes)
     made = batch.worked_out()
-    loaded = None if made is None else hand_over(*made, previous)
+    loaded = None if made is None else handed_over(*made, previous)
     return write_outcomes(Outcomes(batch.results, loaded))
 
 

@@ -27,7 +27,7 @@ from egressproxy.kubeapi.write.managed_fields import apply, updated
 from egressproxy.kubeapi.write.patches import json_patch, merge_patch, strategic_merge_patch
 from egressproxy.kubeapi.write.pruning import pruned
 from egressproxy.kubeapi.write.staging import FIRST_LINE, file_of, usage
-from egressproxy.model.api_write import FieldValidation, Verb, Write, WriteRefused
+from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write, WriteRefused
 
 __all__ = ["AppliedWrite", "changed", "refusal_of", "unreadable"]
 

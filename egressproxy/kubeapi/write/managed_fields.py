@@ -13,7 +13,7 @@ from typing import Any
 
 from egressproxy.kubeapi.write.checks import MAX_ITEMS
 from egressproxy.kubeapi.write.list_map_keys import Shape, item_key
-from egressproxy.model.api_write import WriteRefused
+from egressproxy.kubeapi.write.write import WriteRefused
 
 __all__ = ["apply", "updated"]
 

@@ -15,7 +15,7 @@ from jsonpointer import JsonPointer, JsonPointerException
 
 from egressproxy.kubeapi.write.checks import MAX_ITEMS, MAX_LEVELS, depth_of
 from egressproxy.kubeapi.write.list_map_keys import Shape, item_key
-from egressproxy.model.api_write import WriteRefused
+from egressproxy.kubeapi.write.write import WriteRefused
 
 __all__ = ["json_patch", "merge_patch", "strategic_merge_patch"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from egressproxy.config.compile import Compiled
 from egressproxy.config.compile.status.broken_references import broken_references
 from egressproxy.config.compile.status.status_warnings import all_warnings
@@ -11,40 +9,27 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
-from egressproxy.model.api_write import Write
-from egressproxy.model.secret_source import ConfigSource
 from egressproxy.net.listening import why_unusable
 from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import Loaded, pack_plain, pack_shown, places, read_plain, write_answer
 
-__all__ = ["answer"]
+__all__ = ["answer", "handed_over", "previous_of"]
 
 
-def answer(
-    paths: tuple[ConfigSource, ...],
-    bind: tuple[str, ...],
-    memory: bytes,
-    state: Path | None = None,
-    writes: tuple[Write, ...] = (),
-) -> bytes:
-    """Load and compile. `memory` is that of the configuration in service, empty at the first start.
-
-    `state` is the folder of what was written through the API; `writes` are more of these, whose answer are Outcomes.
-    """
-    previous = _previous(memory)
-    if writes:
-        from egressproxy.kubeapi.write.answer import written  # what a mere loading does not need
-
-        assert state is not None
-        return written(paths, bind, previous, state, writes, _handed_over)
+def answer(request: bytes) -> bytes:
+    """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
+    paths, bind, memory, state = read_request(request)
+    previous = previous_of(memory)
     try:
         resources, compiled = loaded(paths, bind, previous, why_unusable, state)
     except ConfigError as error:
         return write_answer(error)
-    return write_answer(_handed_over(resources, compiled, previous))
+    return write_answer(handed_over(resources, compiled, previous))
 
 
-def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> Loaded:
+def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> Loaded:
+    """What processes that neither read nor compile are given of a configuration."""
     statuses, generations = compiled.statuses, compiled.generations
     return Loaded(
         spec=pack(compiled.spec),
@@ -67,7 +52,7 @@ def _handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled 
     )
 
 
-def _previous(memory: bytes) -> Compiled | None:
+def previous_of(memory: bytes) -> Compiled | None:
     """As much of the configuration in service as the next one wants to know."""
     if not memory:
         return None

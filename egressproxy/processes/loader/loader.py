@@ -13,12 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from egressproxy.model.api_write import Write
 from egressproxy.model.secret_source import ConfigSource
 from egressproxy.processes.loader.process import LoaderEnded, LoaderProcess, LoadingFailed
-from egressproxy.processes.loader.request import RequestKind, write_request
+from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import Loaded, read_answer
-from egressproxy.processes.loader.write_result import Outcomes, read_outcomes
 
 __all__ = ["QUIET_S", "Loader"]
 
@@ -26,6 +24,10 @@ log = logging.getLogger(__name__)
 
 #: For how long a process waits for the next request.
 QUIET_S: Final = 300.0
+
+#: Functions of the process that loads.
+LOAD: Final = "egressproxy.processes.loader.answer:answer"
+SCHEMA: Final = "egressproxy.processes.loader.schema:schema"
 
 T = TypeVar("T")
 
@@ -57,36 +59,28 @@ class Loader:
 
         Raises ConfigError with every problem, LoadingFailed, or OSError if no process can be started.
         """
-        return await self._asked(RequestKind.LOAD, write_request(paths, bind, memory, state, ()), read_answer)
-
-    async def work_out(
-        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes, state: Path, writes: Sequence[Write]
-    ) -> Outcomes:
-        """The same with these writes, each as far as it can be taken. Raises LoadingFailed, OSError."""
-        return await self._asked(RequestKind.LOAD, write_request(paths, bind, memory, state, writes), read_outcomes)
+        return await self.ask(LOAD, write_request(paths, bind, memory, state), read_answer)
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind. Raises OSError where it cannot be made."""
         try:
-            return await asyncio.shield(self._asked(RequestKind.SCHEMA, b"", bytes))  # who asked may leave
+            return await asyncio.shield(self.ask(SCHEMA, b"", bytes))  # who asked may leave
         except LoadingFailed as error:
             raise OSError(str(error)) from None
 
-    def close(self) -> None:
-        """There will be no more requests; the one under way fails."""
-        self._is_closed = True
-        self._drop()
-
-    async def _asked(self, kind: RequestKind, request: bytes, read: Callable[[bytes], T]) -> T:
+    async def ask(self, function: str, request: bytes, read: Callable[[bytes], T]) -> T:
+        """What `read` makes of the answer of a function (see `main`). Raises what `read` raises, LoadingFailed (where
+        it is a ValueError, too), or OSError if no process can be started.
+        """
         async with self._turn:
             try:
                 try:
-                    data = await self._answer(kind, request)
+                    data = await self._answer(function, request)
                 except LoaderEnded as error:  # no fault of what is read: nobody would ask for it again
                     if self._is_closed:
                         raise
                     log.warning("%s; it is asked of another one", error)
-                    data = await self._answer(kind, request)
+                    data = await self._answer(function, request)
                 return read(data)
             except ValueError:
                 self._drop()
@@ -94,12 +88,17 @@ class Loader:
             finally:
                 self._rest()
 
-    async def _answer(self, kind: RequestKind, request: bytes) -> bytes:
+    def close(self) -> None:
+        """There will be no more requests; the one under way fails."""
+        self._is_closed = True
+        self._drop()
+
+    async def _answer(self, function: str, request: bytes) -> bytes:
         """Raises LoadingFailed, OSError."""
         process = self._warm()
         self._is_asking = True
         try:
-            return await asyncio.get_running_loop().run_in_executor(None, process.ask, kind, request)
+            return await asyncio.get_running_loop().run_in_executor(None, process.ask, function, request)
         except asyncio.CancelledError:
             self._drop()  # while it is asking
             raise

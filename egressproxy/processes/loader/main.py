@@ -2,8 +2,9 @@
 reads, compiles, answers and ends. So an answer costs no start, nothing that was read outlives its answer, and what a
 copy does wrong ends with it.
 
-It holds nothing but modules and one socket, on which a request comes as its kind and three descriptors: where to read
-it, where to answer, and where to say what is to be logged. It never outlives the one that asks, and dumps no core.
+It holds nothing but modules and one socket, on which a request comes as the name of a function of ours
+(`package.module:function`, octets in, octets out) and three descriptors: where to read it, where to answer, and where
+to say what is to be logged. It never outlives the one that asks, and dumps no core.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
-from egressproxy.processes.loader.request import STATUS, RequestKind, read_request
+from egressproxy.processes.loader.request import STATUS
 
 __all__ = ["LIMIT_S", "main"]
 
 #: No loading takes this long; the kernel ends what does.
 LIMIT_S = 120
+#: Of the name of a function.
+MAX_NAME = 256
 
 
 def main(*, is_kept: bool) -> None:
@@ -43,12 +47,12 @@ def main(*, is_kept: bool) -> None:
     prepared = preparations() if is_kept else iter(())
     while True:
         _prepare(prepared, control)
-        kind, descriptors, _, _ = socket.recv_fds(control, 1, 3)
-        if not kind:
+        function, descriptors, _, _ = socket.recv_fds(control, MAX_NAME, 3)
+        if not function:
             os._exit(0)  # the one that asks is gone
         copy = os.fork() if is_kept else 0
         if not copy:
-            _serve(RequestKind(kind), descriptors)
+            _serve(function.decode(), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         _, status = os.waitpid(copy, 0)
@@ -67,7 +71,7 @@ def _prepare(prepared: Iterator[None], control: socket.socket) -> None:
             return
 
 
-def _serve(kind: RequestKind, descriptors: Sequence[int]) -> None:
+def _serve(function: str, descriptors: Sequence[int]) -> None:
     """One request, to its answer and the end of this process, whatever happens."""
     status = 1
     try:
@@ -80,7 +84,7 @@ def _serve(kind: RequestKind, descriptors: Sequence[int]) -> None:
         threading.Thread(target=_end_with_reader, args=(answers,), daemon=True).start()
         with open(0, "rb", closefd=False) as file:
             request = file.read()
-        data = _answer(kind, request)
+        data = _function(function)(request)
         with open(answers, "wb") as file:
             file.write(data)
         status = 0
@@ -91,14 +95,13 @@ def _serve(kind: RequestKind, descriptors: Sequence[int]) -> None:
         os._exit(status)  # to free ten thousand objects one by one would take a while
 
 
-def _answer(kind: RequestKind, request: bytes) -> bytes:
-    if kind is RequestKind.SCHEMA:
-        from egressproxy.processes.loader.schema import schema  # once in the life of a gateway
-
-        return schema()
-    from egressproxy.processes.loader.answer import answer
-
-    return answer(*read_request(request))
+def _function(name: str) -> Callable[[bytes], bytes]:
+    """Imported by the copy that needs it. Raises ValueError where it is none of ours."""
+    module, _, function = name.partition(":")
+    if not module.startswith("egressproxy."):
+        raise ValueError("no function of egressproxy")
+    found: Callable[[bytes], bytes] = getattr(import_module(module), function)
+    return found
 
 
 def _end_with_reader(answers: int) -> None:

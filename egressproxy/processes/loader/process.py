@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from egressproxy.processes.loader.request import STATUS, RequestKind
+from egressproxy.processes.loader.request import STATUS
 
 __all__ = ["LoaderEnded", "LoaderProcess", "LoadingFailed"]
 
@@ -84,14 +84,16 @@ class LoaderProcess:
         """Whether it lives, for the next request."""
         return not self._is_closed and self._process.poll() is None
 
-    def ask(self, kind: RequestKind, request: bytes) -> bytes:
-        """Its answer. Raises LoadingFailed, or OSError if there are no descriptors, and has ended it then."""
+    def ask(self, function: str, request: bytes) -> bytes:
+        """What `function` (see `main`) answers. Raises LoadingFailed, or OSError if there are no descriptors, and has
+        ended the process then.
+        """
         deadline = time.monotonic() + LIMIT_S
         answer, words = _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
         status, has_said = None, False
         try:
             self._signal(signal.SIGCONT)  # whoever has stopped it meanwhile: it could answer nobody
-            self._exchange(kind, memoryview(request), answer, words, deadline)
+            self._exchange(function, memoryview(request), answer, words, deadline)
             status, has_said = self._status(deadline)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s") from None
@@ -126,7 +128,7 @@ class LoaderProcess:
             with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended, but for its status
                 os.killpg(self._process.pid, number)
 
-    def _exchange(self, kind: RequestKind, request: memoryview, answer: _Heap, words: _Heap, deadline: float) -> None:
+    def _exchange(self, function: str, request: memoryview, answer: _Heap, words: _Heap, deadline: float) -> None:
         """Give it the request and take its answer, until those who serve it have closed all of their ends."""
         with ExitStack() as stack, selectors.DefaultSelector() as selector:
             asked, asking = _pipe(stack)
@@ -134,7 +136,7 @@ class LoaderProcess:
             errors, erring = _pipe(stack)
             theirs = (asked, answering, erring)
             with suppress(OSError):  # it is gone: its status will tell
-                socket.send_fds(self._control, [kind.value], [each.fileno() for each in theirs])
+                socket.send_fds(self._control, [function.encode()], [each.fileno() for each in theirs])
             for each in theirs:
                 each.close()
             files = {each.fileno(): each for each in (asking, answers, errors)}

@@ -93,7 +93,7 @@ def places(config: ConfigIR) -> tuple[ListenerAddress, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One object as the admin API shows it (`admin.state.PublishedObject`): its JSON and what that does not say."""
+    """One object as the admin API shows it (`kubeapi.state.PublishedObject`): its JSON and what that does not say."""
 
     group: str
     kind: str

@@ -9,6 +9,6 @@ from egressproxy.config.schema import json_schema
 __all__ = ["schema"]
 
 
-def schema() -> bytes:
-    """JSON Schema of every kind, as JSON."""
+def schema(_request: bytes) -> bytes:
+    """JSON Schema of every kind, as JSON; the request is empty."""
     return json.dumps(json_schema()).encode()

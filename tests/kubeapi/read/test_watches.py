@@ -14,7 +14,7 @@ import pytest
 from egressproxy.admin.server import AdminServer
 from egressproxy.kubeapi.read import watches
 from egressproxy.processes.loader.result import Shown
-from tests.admin.kit import Holder, entries
+from tests.admin.kit import Holder, admin_server, entries
 from tests.admin.test_server import State, ask
 from tests.support.waiting import WAIT_S
 
@@ -79,7 +79,7 @@ class Watcher:
 async def gateway() -> AsyncIterator[Gateway]:
     state = State()
     state.source = Holder([A])
-    admin = AdminServer(state, "127.0.0.1", 0)
+    admin = admin_server(state, "127.0.0.1", 0)
     await admin.start()
     yield Gateway(admin, state.source)
     await admin.stop()

@@ -13,10 +13,10 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.kubeapi.write import answer as module
 from egressproxy.kubeapi.write import staging
-from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
-from egressproxy.processes.loader.answer import answer
+from egressproxy.kubeapi.write.outcomes import Outcomes, Result, read_outcomes, write_writes
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import shown
-from egressproxy.processes.loader.write_result import Outcomes, Result, read_outcomes
 
 
 def write(verb: Verb, name: str = "a", body: dict[str, object] | None = None, **more: Any) -> Write:
@@ -27,7 +27,7 @@ def write(verb: Verb, name: str = "a", body: dict[str, object] | None = None, **
 
 
 def worked_out(state: Path, *writes: Write) -> Outcomes:
-    return read_outcomes(answer((), ("127.0.0.1",), b"", state, writes))
+    return read_outcomes(module.answer(write_writes(write_request((), ("127.0.0.1",), state=state), writes)))
 
 
 def kept(state: Path, *writes: Write) -> list[Result]:

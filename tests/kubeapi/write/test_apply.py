@@ -13,7 +13,7 @@ import yaml
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.kubeapi.write.apply import AppliedWrite, changed
 from egressproxy.kubeapi.write.staging import commit, stage
-from egressproxy.model.api_write import Verb, Write, WriteRefused
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused
 
 GATEWAY = {
     "apiVersion": "gateway.networking.k8s.io/v1",

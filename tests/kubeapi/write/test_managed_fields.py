@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.kubeapi.write.list_map_keys import shape_of
 from egressproxy.kubeapi.write.managed_fields import apply, updated
-from egressproxy.model.api_write import WriteRefused
+from egressproxy.kubeapi.write.write import WriteRefused
 
 SHAPE = shape_of("gateway.networking.k8s.io", "Gateway")
 NOW = "2026-07-01T00:00:00Z"

@@ -7,7 +7,7 @@ import pytest
 
 from egressproxy.kubeapi.write.list_map_keys import shape_of
 from egressproxy.kubeapi.write.patches import json_patch, merge_patch, strategic_merge_patch
-from egressproxy.model.api_write import WriteRefused
+from egressproxy.kubeapi.write.write import WriteRefused
 
 GATEWAY = shape_of("gateway.networking.k8s.io", "Gateway")
 SERVICE = shape_of("", "Service")

@@ -12,6 +12,7 @@ from egressproxy.ir.packing import unpacking
 from egressproxy.model.steps import finished
 from egressproxy.processes.loader.answer import answer
 from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, read_answer, shown
 from tests.support import manifests as m
 
@@ -19,7 +20,7 @@ BIND = ("127.0.0.1",)
 
 
 def answered(folder: Path, memory: bytes = b"") -> Loaded:
-    return read_answer(answer((folder,), BIND, memory))
+    return read_answer(answer(write_request((folder,), BIND, memory)))
 
 
 def statuses(made: Loaded) -> dict[str, tuple[int, object]]:

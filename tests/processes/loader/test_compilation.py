@@ -19,13 +19,14 @@ import egressproxy.kubeapi.write.answer
 from egressproxy.config.compile.extensions.extension_compiler import ADAPTERS
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.processes.loader.compilation import preparations
+from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import read_answer
 
 for _ in preparations():
     pass
 modules, made = set(sys.modules), len(ADAPTERS)
 assert all(kind.__pydantic_complete__ for kind in KINDS)
-read_answer(egressproxy.processes.loader.answer.answer((Path(sys.argv[1]),), ("127.0.0.1",), b""))
+read_answer(egressproxy.processes.loader.answer.answer(write_request((Path(sys.argv[1]),), ("127.0.0.1",))))
 assert len(ADAPTERS) == made
 print(*sorted(set(sys.modules) - modules))
 """

@@ -18,8 +18,9 @@ from egressproxy.model.steps import finished
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.answer import answer
 from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
-from egressproxy.processes.loader.request import RequestKind, write_request
+from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import Loaded, read_answer
 from tests.support import manifests as m
 from tests.support.waiting import WAIT_S, wait_until
@@ -31,7 +32,7 @@ Instead = Callable[[str], LoaderProcess]
 TAKE = """
 import os, socket, sys
 control = socket.socket(fileno=os.dup(0))
-_, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+_, descriptors, _, _ = socket.recv_fds(control, 256, 3)
 control.detach()  # it is closed with the process, and not before
 for number, descriptor in enumerate(descriptors):
     os.dup2(descriptor, number)
@@ -70,7 +71,7 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instead]:
 
 
 def load(process: LoaderProcess, *paths: Path, memory: bytes = b"") -> Loaded:
-    return read_answer(process.ask(RequestKind.LOAD, write_request(paths, BIND, memory, None, ())))
+    return read_answer(process.ask(LOAD, write_request(paths, BIND, memory)))
 
 
 def is_running(pid: int) -> bool:
@@ -161,7 +162,7 @@ def test_it_has_no_descriptor_of_its_parent(folder: Path):
 
 
 def test_it_makes_the_schema(process: LoaderProcess):
-    assert b'"HTTPRoute"' in process.ask(RequestKind.SCHEMA, b"")
+    assert b'"HTTPRoute"' in process.ask(SCHEMA, b"")
 
 
 def test_what_is_wrong_comes_back_whole(process: LoaderProcess, tmp_path: Path):
@@ -179,7 +180,7 @@ def test_more_than_a_pipe_holds_comes_through_both_ways(process: LoaderProcess, 
     padding = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
     padding["data"] = {f"k{number}": os.urandom(512).hex() for number in range(2000)}  # does not compress
     m.write(tmp_path / "all.yaml", [m.gateway(m.http_listener(8080)), padding, *routes])
-    before = read_answer(answer((tmp_path,), BIND, b"")).memory
+    before = read_answer(answer(write_request((tmp_path,), BIND))).memory
     memory = before + bytes(3 * 1024 * 1024)  # what follows is ignored
     made = load(process, tmp_path, memory=memory)
     assert made.objects == 302
@@ -196,7 +197,7 @@ def test_more_than_a_pipe_holds_comes_through_both_ways(process: LoaderProcess, 
 )
 def test_a_process_that_dies_is_a_failure(instead: Instead, program: str, said: str):
     with pytest.raises(LoadingFailed) as caught:
-        instead(program).ask(RequestKind.LOAD, bytes(4 * 1024 * 1024))
+        instead(program).ask(LOAD, bytes(4 * 1024 * 1024))
     assert said in str(caught.value)
 
 
@@ -204,7 +205,7 @@ def test_a_process_that_is_dead_already_is_a_failure():
     process = LoaderProcess(is_kept=True)
     os.kill(process.pid, 9)
     with pytest.raises(LoadingFailed, match="was ended by SIGKILL"):
-        process.ask(RequestKind.LOAD, bytes(4 * 1024 * 1024))
+        process.ask(LOAD, bytes(4 * 1024 * 1024))
 
 
 def test_a_copy_that_is_killed_is_a_failure(folder: Path):
@@ -230,13 +231,13 @@ def test_a_process_that_cannot_start_is_a_failure_and_its_words_are_kept(
 ):
     monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "import no_such_module"])
     with pytest.raises(LoadingFailed, match="ended with status 1"):
-        LoaderProcess(is_kept=True).ask(RequestKind.LOAD, b"")
+        LoaderProcess(is_kept=True).ask(LOAD, b"")
     assert "no_such_module" in caplog.text
 
 
 def test_a_whole_answer_of_a_process_that_fails_does_not_count(instead: Instead):
     with pytest.raises(LoadingFailed, match="ended with status 1"):
-        instead("sys.stdout.write('whole'); sys.stdout.flush(); sys.exit(1)").ask(RequestKind.LOAD, b"")
+        instead("sys.stdout.write('whole'); sys.stdout.flush(); sys.exit(1)").ask(LOAD, b"")
 
 
 def test_a_process_that_hangs_is_ended_and_its_words_are_kept(
@@ -245,7 +246,7 @@ def test_a_process_that_hangs_is_ended_and_its_words_are_kept(
     monkeypatch.setattr(apart, "LIMIT_S", 2.0)
     process = instead("import time; print('I wait', file=sys.stderr, flush=True); time.sleep(600)")
     with pytest.raises(LoadingFailed, match="was not read within"):
-        process.ask(RequestKind.LOAD, b"")
+        process.ask(LOAD, b"")
     assert not is_running(process.pid)
     assert "while loading: I wait" in caplog.messages
 
@@ -268,7 +269,7 @@ def test_a_process_that_closes_its_pipes_and_hangs_is_ended(instead: Instead, mo
     monkeypatch.setattr(apart, "LIMIT_S", 0.5)
     process = instead("import time; os.close(0); os.close(1); os.close(2); time.sleep(600)")
     with pytest.raises(LoadingFailed):
-        process.ask(RequestKind.LOAD, b"")
+        process.ask(LOAD, b"")
     assert not is_running(process.pid)
 
 
@@ -276,7 +277,7 @@ def test_a_process_that_never_stops_talking_is_ended(instead: Instead, monkeypat
     monkeypatch.setattr(apart, "MAX_ANSWER", 1024 * 1024)
     process = instead("while True: sys.stdout.write('x' * 100000)")
     with pytest.raises(LoadingFailed, match="larger than 1 MiB"):
-        process.ask(RequestKind.LOAD, b"")
+        process.ask(LOAD, b"")
     assert not is_running(process.pid)
 
 
@@ -285,13 +286,13 @@ def test_a_flood_of_words_is_cut_and_the_answer_still_counts(
 ):
     monkeypatch.setattr(apart, "MAX_WORDS", 1000)
     process = instead("sys.stderr.write('word\\n' * 500000); sys.stdout.write('the answer')")
-    assert process.ask(RequestKind.LOAD, b"") == b"the answer"
+    assert process.ask(LOAD, b"") == b"the answer"
     assert 0 < len(caplog.records) < 100_000
 
 
 def test_what_it_says_on_standard_error_is_logged_and_not_shown(instead: Instead, caplog: pytest.LogCaptureFixture):
     with pytest.raises(LoadingFailed) as caught:
-        instead("sys.stderr.write('first\\nsecond\\n'); sys.exit(1)").ask(RequestKind.LOAD, b"")
+        instead("sys.stderr.write('first\\nsecond\\n'); sys.exit(1)").ask(LOAD, b"")
     assert "second" not in str(caught.value)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert said == ["while loading: first", "while loading: second"]
@@ -303,11 +304,12 @@ def test_it_does_not_outlive_its_parent(folder: Path, is_asked: bool):
     program = (
         "import os, sys, threading; from pathlib import Path\n"
         "from egressproxy.processes.loader.process import LoaderProcess\n"
-        "from egressproxy.processes.loader.request import RequestKind as Kind, write_request\n"
+        "from egressproxy.processes.loader.request import write_request\n"
+        "from egressproxy.processes.loader.loader import LOAD\n"
         "process = LoaderProcess(is_kept=True)\n"
-        f"request = write_request([Path({str(folder / 'pipe.txt')!r})], ('127.0.0.1',), b'', None, ())\n"
-        f"process.ask(Kind.LOAD, write_request([Path({str(folder)!r})], ('127.0.0.1',), b'', None, ()))\n"
-        f"if {is_asked}: threading.Thread(target=process.ask, args=(Kind.LOAD, request)).start()\n"
+        f"request = write_request([Path({str(folder / 'pipe.txt')!r})], ('127.0.0.1',))\n"
+        f"process.ask(LOAD, write_request([Path({str(folder)!r})], ('127.0.0.1',)))\n"
+        f"if {is_asked}: threading.Thread(target=process.ask, args=(LOAD, request)).start()\n"
         "children = Path(f'/proc/{process.pid}/task/{process.pid}/children')\n"
         f"while {is_asked} and not children.read_text(): pass\n"
         "print(process.pid, children.read_text(), flush=True); os._exit(0)"

@@ -8,41 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.model.api_write import FieldValidation, Verb, Write
-from egressproxy.processes.loader.request import Request, read_request, write_request
-
-WRITE = Write(
-    Verb.APPLY,
-    "g",
-    "v1",
-    "Kind",
-    "kinds",
-    "ns",
-    "n",
-    b"{}",
-    "kubectl",
-    "7",
-    is_forced=True,
-    field_validation=FieldValidation.STRICT,
-)
+from egressproxy.processes.loader.request import LoadRequest, read_request, write_request
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        Request((), ("127.0.0.1",), b"", None, ()),
-        Request(
-            (Path("a/b.yaml"), Path("/c\udcff")), ("::1", "127.0.1.0/24"), b"\0memory", Path("/state"), (WRITE, WRITE)
-        ),
+        LoadRequest((), ("127.0.0.1",)),
+        LoadRequest((Path("a/b.yaml"), Path("/c\udcff")), ("::1", "127.0.1.0/24"), b"\0memory", Path("/state")),
     ],
 )
-def test_a_request_comes_back_as_it_was(asked: Request):
+def test_a_request_comes_back_as_it_was(asked: LoadRequest):
     assert read_request(write_request(*asked)) == asked
 
 
 def test_it_holds_plain_values_alone():
     """No class is named in it: what Python writes of a path or an enum differs between its versions."""
-    written = write_request((Path("a"),), ("::1",), b"", Path("s"), [WRITE])
+    written = write_request((Path("a"),), ("::1",), b"", Path("s"))
     names = {operation.name for operation, _, _ in pickletools.genops(written)}
     assert not names & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "INST", "OBJ"}
 
@@ -54,6 +36,6 @@ def test_what_would_make_an_object_is_refused(value: object):
 
 
 def test_half_a_request_is_refused():
-    written = write_request((), ("::1",), b"memory", None, ())
+    written = write_request((), ("::1",), b"memory")
     with pytest.raises((pickle.UnpicklingError, EOFError)):
         read_request(written[:-3])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from egressproxy.kubeapi.status import ApiError
-from egressproxy.kubeapi.writes import WriteAccess
+from egressproxy.admin.status import ApiError
+from egressproxy.kubeapi.write.access import WriteAccess
 
 TOKEN = "0123456789abcdef"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from egressproxy.kubeapi import write_queue
 from egressproxy.kubeapi.read.objects import Objects
-from egressproxy.kubeapi.write_queue import WriteQueue
-from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write import write_queue
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.write_queue import WriteQueue
 from tests.admin.kit import Holder, entries
 from tests.admin.test_server import State
 

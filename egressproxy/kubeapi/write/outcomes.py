@@ -1,16 +1,18 @@
-"""What the process that loads says of writes: the configuration with them and what to keep, or why one is refused."""
+"""Between a Writer and the process that works its writes out: what is asked for, and what it says of each write."""
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import Any, NamedTuple
 
-from egressproxy.model.api_write import WriteRefused, Written
-from egressproxy.processes.loader.result import Loaded, flat, loaded_of, read_plain_answer
+from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write, WriteRefused, Written
+from egressproxy.processes.loader.request import LoadRequest, read_request
+from egressproxy.processes.loader.result import Loaded, flat, loaded_of, read_plain_answer, read_plain_value
 
-__all__ = ["Outcomes", "Result", "read_outcomes", "write_outcomes"]
+__all__ = ["Outcomes", "Result", "read_outcomes", "read_writes", "write_outcomes", "write_writes"]
 
 #: Of one write; None where it has to be worked out again, after the others.
 Result = Written | WriteRefused | None
@@ -23,7 +25,28 @@ class Outcomes(NamedTuple):
     loaded: Loaded | None
 
 
+def write_writes(request: bytes, writes: Sequence[Write]) -> bytes:
+    """For `read_writes`, in a process of ours. `request` is that for a loading without them."""
+    asked = []
+    for write in writes:
+        values = {each.name: getattr(write, each.name) for each in fields(write)}
+        asked.append(values | {"verb": write.verb.value, "field_validation": write.field_validation.value})
+    return pickle.dumps((request, asked), protocol=5)
+
+
+def read_writes(data: bytes) -> tuple[LoadRequest, tuple[Write, ...]]:
+    """Raises nearly everything if this is no (whole) request."""
+    request, asked = read_plain_value(io.BytesIO(data))
+    return read_request(request), tuple(map(_write, asked))
+
+
+def _write(values: dict[str, Any]) -> Write:
+    validation = FieldValidation(values["field_validation"])
+    return Write(**{**values, "verb": Verb(values["verb"]), "field_validation": validation})
+
+
 def write_outcomes(outcomes: Outcomes) -> bytes:
+    """For `read_outcomes`, in a process of ours."""
     loaded = None if outcomes.loaded is None else flat(outcomes.loaded)
     return pickle.dumps(("outcomes", (list(map(_plain, outcomes.results)), loaded)), protocol=5)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from egressproxy.admin.server import AdminServer, Surface
-from egressproxy.kubeapi import server, writes
-from egressproxy.kubeapi.writes import WriteAccess
-from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
-from tests.admin.kit import entries
+from egressproxy.kubeapi import kubernetes_api
+from egressproxy.kubeapi.write import http_request
+from egressproxy.kubeapi.write.access import WriteAccess
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from tests.admin.kit import admin_server, entries
 from tests.admin.test_server import Answer, State
 from tests.support.waiting import WAIT_S
 
@@ -46,7 +47,7 @@ def state() -> Writable:
 
 @pytest.fixture
 async def admin(state: Writable) -> AsyncIterator[AdminServer]:
-    made = AdminServer(state, "127.0.0.1", 0, access=WriteAccess(None))
+    made = admin_server(state, "127.0.0.1", 0, access=WriteAccess(None))
     await made.start()
     yield made
     await made.stop()
@@ -112,7 +113,7 @@ async def test_a_client_that_names_no_manager_is_its_program(admin: AdminServer,
 
 
 async def test_a_body_that_is_too_large_is_refused(admin: AdminServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writes, "MAX_BODY", 10)
+    monkeypatch.setattr(http_request, "MAX_BODY", 10)
     answer = await send(admin, "POST", PATH, "x" * 11)
     assert (answer.status, answer.json()["reason"]) == (413, "RequestEntityTooLarge")
 
@@ -120,7 +121,7 @@ async def test_a_body_that_is_too_large_is_refused(admin: AdminServer, monkeypat
 async def test_writes_that_wait_are_bounded_in_number(
     admin: AdminServer, state: Writable, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(server, "MAX_WRITES", 1)
+    monkeypatch.setattr(kubernetes_api, "MAX_WRITES", 1)
     state.may_end.clear()
     first = asyncio.create_task(send(admin, "POST", PATH, MAP))
     while not state.seen:  # noqa: ASYNC110 (nothing tells)
@@ -148,7 +149,7 @@ async def test_a_write_goes_on_when_its_client_leaves(admin: AdminServer, state:
 async def test_a_token_is_asked_for_and_read_anew(state: Writable, tmp_path: Path):
     file = tmp_path / "token"
     file.write_text("first-token-of-some-length\n")
-    admin = AdminServer(state, "127.0.0.1", 0, access=WriteAccess(file))
+    admin = admin_server(state, "127.0.0.1", 0, access=WriteAccess(file))
     await admin.start()
     try:
         assert (await send(admin, "POST", PATH, MAP)).status == 401
@@ -167,7 +168,7 @@ async def test_a_token_is_asked_for_and_read_anew(state: Writable, tmp_path: Pat
 
 
 async def test_the_metrics_surface_is_never_written(state: Writable):
-    admin = AdminServer(state, "127.0.0.1", 0, Surface.METRICS, WriteAccess(None))
+    admin = admin_server(state, "127.0.0.1", 0, Surface.METRICS, WriteAccess(None))
     await admin.start()
     try:
         assert (await send(admin, "POST", PATH, MAP)).status == 405

@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from egressproxy.kubeapi.status import ApiError
+from egressproxy.admin.status import ApiError
 
 __all__ = ["CONTENT_TYPE", "as_json"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from egressproxy.admin.status import ApiError
 from egressproxy.config.reading.load import load_text
 from egressproxy.kubeapi.list_options import Form, Options, resource
-from egressproxy.kubeapi.read import api
+from egressproxy.kubeapi.read import documents
 from egressproxy.kubeapi.read.objects import View
-from egressproxy.kubeapi.status import ApiError
 from egressproxy.processes.loader.result import Shown
 from tests.admin.kit import entry, view_of
 
@@ -59,7 +59,7 @@ async def view() -> View:
 def ask(view: View, path: str, form: Form = Form.PLAIN, **query: str) -> dict[str, Any]:
     asked = resource(path)
     assert asked is not None
-    make = api.get if asked.name else api.listing
+    make = documents.get if asked.name else documents.listing
     made: dict[str, Any] = json.loads(make(asked, Options.of(query, asked.kind), form, view))
     return made
 
@@ -112,7 +112,7 @@ async def test_a_secret_is_answered_with_its_data_redacted(view: View):
     assert body["metadata"]["annotations"] == {"kapp.k14s.io/original": "redacted", "team": "redacted"}
     for shown in (
         body,
-        json.loads(api.everything(view)),
+        json.loads(documents.everything(view)),
         ask(view, "/api/v1/secrets"),
         ask(view, "/api/v1/secrets", Form.TABLE),
     ):
@@ -188,6 +188,6 @@ async def test_metadata_alone_can_be_had(view: View):
 
 
 async def test_everything_is_one_list(view: View):
-    body = json.loads(api.everything(view))
+    body = json.loads(documents.everything(view))
     assert body["kind"] == "List"
     assert len(body["items"]) == 7

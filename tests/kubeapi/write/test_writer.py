@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from egressproxy.kubeapi.write import staging
-from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.outcomes import Result
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.model.state_folder import MARK
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.result import Loaded, shown
-from egressproxy.processes.loader.write_result import Result
-from egressproxy.processes.loader.writer import Writer
 
 
 def write(verb: Verb = Verb.CREATE, name: str = "a", **more: object) -> Write:

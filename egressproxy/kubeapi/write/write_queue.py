@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from egressproxy.admin.state import AdminState
 from egressproxy.kubeapi.read.objects import Key, Objects, View
-from egressproxy.model.api_write import Write, Written
+from egressproxy.kubeapi.state import ApiState
+from egressproxy.kubeapi.write.write import Write, Written
 
 __all__ = ["WriteQueue"]
 
@@ -30,7 +30,7 @@ class _Waiting:
 class WriteQueue:
     """Belongs to the event loop. A write is measured against the version that those before it have left."""
 
-    def __init__(self, state: AdminState, objects: Objects) -> None:
+    def __init__(self, state: ApiState, objects: Objects) -> None:
         self._state = state
         self._objects = objects
         self._waiting: list[_Waiting] = []

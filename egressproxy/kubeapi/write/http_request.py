@@ -1,4 +1,4 @@
-"""Writes over HTTP: who may, and what is asked for. What an object becomes is worked out behind `AdminState.write`.
+"""A write as HTTP asks for it: its body is read, and its method, path and query say what is asked for.
 
 Source: Kubernetes API concepts (verbs, patch types, dry run, field managers).
 """
@@ -6,22 +6,18 @@ Source: Kubernetes API concepts (verbs, patch types, dry run, field managers).
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
-from egressproxy.admin.local import came_by_proxy, is_local
-from egressproxy.admin.tokens import read_token
-from egressproxy.kubeapi import core_protobuf
+from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import CONFIGURED
 from egressproxy.kubeapi.list_options import ApiResource, truth
-from egressproxy.kubeapi.status import ApiError
-from egressproxy.model.api_write import FieldValidation, Verb, Write
+from egressproxy.kubeapi.write import core_protobuf
+from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write
 
-__all__ = ["METHODS", "WriteAccess", "asked_write", "read_body"]
+__all__ = ["METHODS", "asked_write", "read_body"]
 
 METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 #: As the API server of Kubernetes; a Secret or ConfigMap is below 1 MiB.
@@ -38,31 +34,6 @@ _KNOWN: Final = frozenset({
     "dryRun", "fieldManager", "force", "fieldValidation", "pretty", "timeout",
     "propagationPolicy", "gracePeriodSeconds", "orphanDependents",
 })  # fmt: skip
-
-
-class WriteAccess:
-    """Who may write: whoever knows the token; without one, programs of this machine that ask on loopback."""
-
-    def __init__(self, token_file: Path | None) -> None:
-        self._token_file = token_file
-
-    async def check(self, request: web.BaseRequest) -> None:
-        """Raises ApiError(401, 403)."""
-        if "Origin" in request.headers:
-            raise ApiError(403, "Forbidden", "a web page may not write")
-        if self._token_file is None:
-            if not is_local(request):
-                raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
-            if came_by_proxy(request):
-                raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
-            return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        try:
-            wanted = await asyncio.to_thread(read_token, self._token_file)
-        except ValueError as error:
-            raise ApiError(403, "Forbidden", str(error)) from None
-        if scheme.lower() != "bearer" or not hmac.compare_digest(_octets(given.strip()), wanted):
-            raise ApiError(401, "Unauthorized", "writes need the token: Authorization: Bearer …")
 
 
 async def read_body(request: web.BaseRequest) -> bytes:
@@ -156,8 +127,3 @@ def _manager(query: Mapping[str, str], user_agent: str) -> str:
     if len(name) > 128 or not name.isprintable():
         raise ApiError(400, "BadRequest", "fieldManager has to be at most 128 printable characters")
     return name
-
-
-def _octets(field: str) -> bytes:
-    """A field's value as it was sent, UTF-8 or not."""
-    return field.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The Kubernetes-shaped API as functions: what is asked and what there is in, a JSON document out.
+"""What is read as functions: a question and the objects that there are in, a JSON document out.
 
 No I/O and no web framework here.
 Source: Kubernetes API concepts (retrieving large results in chunks, resource versions), metav1.List.
@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from egressproxy.admin.encoding import encoded, line
-from egressproxy.admin.state import PublishedObject
+from egressproxy.admin.status import ApiError, not_found
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options, Position
 from egressproxy.kubeapi.read.objects import View, key_of
 from egressproxy.kubeapi.read.publishing import metadata_only, published
 from egressproxy.kubeapi.read.tables import row, table
-from egressproxy.kubeapi.status import ApiError, not_found
+from egressproxy.kubeapi.state import PublishedObject
 
 __all__ = ["everything", "find", "get", "is_wanted", "listing", "matches"]
 

@@ -15,20 +15,32 @@ from typing import Any, Final
 from aiohttp import web
 
 from egressproxy.admin.encoding import line
-from egressproxy.admin.responses import HEADERS, json_response
-from egressproxy.admin.state import AdminState
+from egressproxy.admin.responses import HEADERS, json_response, read_only
+from egressproxy.admin.server import AdminServer
+from egressproxy.admin.status import ApiError, Cause, success
 from egressproxy.kubeapi import openapi, openapi_protobuf
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options, form, resource
-from egressproxy.kubeapi.read import api, discovery
+from egressproxy.kubeapi.read import discovery, documents
 from egressproxy.kubeapi.read.objects import Objects, View
 from egressproxy.kubeapi.read.watches import Watches
-from egressproxy.kubeapi.status import ApiError, Cause, success
-from egressproxy.kubeapi.write_queue import WriteQueue
-from egressproxy.kubeapi.writes import METHODS, WriteAccess, asked_write, read_body
-from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.state import ApiState
+from egressproxy.kubeapi.write.access import WriteAccess
+from egressproxy.kubeapi.write.http_request import METHODS, asked_write, read_body
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.write_queue import WriteQueue
 
 __all__ = ["KubernetesApi"]
 
+#: What the index of the admin server says of it.
+INDEX: Final = """\
+/api /apis                  the configuration in service with its status, as Kubernetes shapes it: for kubectl --server
+/openapi/v2 /openapi/v3     what these objects may say
+/config                     all of it in one List
+"""
+WRITES_ARE_OFF: Final = (
+    "this gateway was started without --api-writes, so nothing can be changed through this API: change the files of"
+    " --config, or start it with --state-dir DIR --api-writes"
+)
 #: Of answers, in all: slow readers of large lists would hold as many of them as there are connections.
 MAX_UNSENT: Final = 64 * 1024 * 1024
 #: For a watcher to take what it is told.
@@ -45,16 +57,13 @@ _NO_DEFINITIONS: Final = {
 
 
 class KubernetesApi:
-    """That of one admin server; `address` gives its host:port, for discovery, and `unsent` the octets of answers that
-    its clients have not taken yet.
-    """
+    """What `server` serves besides its own. `access` says who may write; None: nobody."""
 
-    def __init__(
-        self, state: AdminState, address: Callable[[], str], access: WriteAccess | None, unsent: Callable[[], int]
-    ) -> None:
+    index = INDEX
+
+    def __init__(self, state: ApiState, server: AdminServer, access: WriteAccess | None = None) -> None:
         self._state = state
-        self._unsent = unsent
-        self._address = address
+        self._server = server
         self._objects = Objects(state.sources())
         self._watches = Watches(self._objects)
         self._encoding = asyncio.Lock()
@@ -70,8 +79,15 @@ class KubernetesApi:
         """All watches end; there will be no more."""
         self._watches.end()
 
-    async def answer(self, request: web.BaseRequest, path: str) -> web.StreamResponse | None:
-        """`path` has no trailing slash; None where it is not one of ours. Raises ApiError."""
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
+        """None where the path is none of ours. Raises ApiError."""
+        path = request.path.rstrip("/")
+        if request.method in METHODS and request.path.startswith(("/api/", "/apis/")):
+            return read_only(WRITES_ARE_OFF) if self._access is None else await self._write(request, path, self._access)
+        if request.method not in ("GET", "HEAD"):
+            return None
+        if request.path == "/config":
+            return await self._document(documents.everything, await self._objects.view())
         if path in ("/openapi/v2", "/openapi/v3") or path.startswith("/openapi/v3/"):
             return await self._openapi(request, path)
         if not path.startswith(("/api/", "/apis/")) and path not in ("/api", "/apis"):
@@ -90,17 +106,12 @@ class KubernetesApi:
         if options.is_watch:
             with self._watches.place():
                 return await self._watch(request, await self._watches.begin(asked, options, shape))
-        make = api.get if asked.name else api.listing
+        make = documents.get if asked.name else documents.listing
         return await self._document(make, asked, options, shape, await self._objects.view())
 
-    def may_write(self, request: web.BaseRequest) -> bool:
-        """Whether it is for `write`."""
-        return self._access is not None and request.method in METHODS and request.path.startswith(("/api/", "/apis/"))
-
-    async def write(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+    async def _write(self, request: web.BaseRequest, path: str, access: WriteAccess) -> web.StreamResponse:
         """Raises ApiError."""
-        assert self._access is not None
-        await self._access.check(request)
+        await access.check(request)
         asked = resource(path)
         if asked is None:
             raise ApiError(404, "NotFound", f"nothing is served at {path}; /apis lists what is")
@@ -133,11 +144,9 @@ class KubernetesApi:
                 made = {**made, **await asyncio.to_thread(_status, asked, await self._objects.view())}
             return json_response(status, {**made, "apiVersion": asked.api_version})
         one = replace(asked, name=written.name)
-        return await self._document(api.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status)
-
-    async def config(self, _request: web.BaseRequest) -> web.StreamResponse:
-        """/config."""
-        return await self._document(api.everything, await self._objects.view())
+        return await self._document(
+            documents.get, one, Options(), Form.PLAIN, await self._objects.view(), status=status
+        )
 
     def _discovered(self, path: str, accept: str) -> web.Response | None:
         body: Mapping[str, Any] | None
@@ -147,7 +156,7 @@ class KubernetesApi:
                     200, discovery.aggregated(root == "api", content_type, self._is_writable), content_type
                 )
             case ["api"]:
-                body = discovery.legacy_versions(self._address())
+                body = discovery.legacy_versions(f"{self._server.host}:{self._server.port}")
             case ["apis"]:
                 body = discovery.group_list()
             case ["apis", group]:
@@ -176,7 +185,7 @@ class KubernetesApi:
         return response
 
     async def _openapi(self, request: web.BaseRequest, path: str) -> web.Response:
-        version = self._state.metrics.version
+        version = self._state.version
         if path == "/openapi/v3":
             return json_response(200, openapi.paths_v3())
         try:
@@ -203,7 +212,7 @@ class KubernetesApi:
 
     async def _in_thread(self, make: Callable[[], bytes]) -> bytes:
         async with self._encoding:
-            if self._unsent() > MAX_UNSENT:
+            if self._server.unsent > MAX_UNSENT:
                 message = "too much of what was answered is not taken by those who asked"
                 raise ApiError(503, "ServiceUnavailable", message, retry_after_s=5)
             return await asyncio.to_thread(make)
@@ -212,6 +221,6 @@ class KubernetesApi:
 def _status(asked: ApiResource, view: View) -> dict[str, Any]:
     """The status that the object has, which a write that was only tried does not change."""
     with suppress(ApiError):
-        found = json.loads(api.get(asked, Options(), Form.PLAIN, view))
+        found = json.loads(documents.get(asked, Options(), Form.PLAIN, view))
         return {"status": found["status"]} if "status" in found else {}
     return {}

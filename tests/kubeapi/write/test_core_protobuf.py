@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from egressproxy.kubeapi.core_protobuf import as_json
-from egressproxy.kubeapi.status import ApiError
+from egressproxy.admin.status import ApiError
+from egressproxy.kubeapi.write.core_protobuf import as_json
 
 
 def message(*fields: tuple[int, bytes | str | int]) -> bytes:

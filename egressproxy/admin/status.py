@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from egressproxy.kubeapi.kinds import ServedKind
+__all__ = ["ApiError", "Cause", "NamedKind", "failure", "not_found", "success"]
 
-__all__ = ["ApiError", "Cause", "failure", "not_found", "success"]
+
+class NamedKind(Protocol):
+    """A kind of objects by its names: `kind` is `Gateway`, `plural` `gateways`, `resource` plural and group."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def plural(self) -> str: ...
+
+    @property
+    def resource(self) -> str: ...
 
 
 class Cause(NamedTuple):
@@ -26,7 +40,7 @@ class ApiError(Exception):
         code: int,
         reason: str,
         message: str,
-        kind: ServedKind | None = None,
+        kind: NamedKind | None = None,
         name: str = "",
         causes: Sequence[Cause] = (),
         retry_after_s: int = 0,
@@ -73,5 +87,6 @@ def success(details: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
-def not_found(kind: ServedKind, name: str) -> ApiError:
+def not_found(kind: NamedKind, name: str) -> ApiError:
+    """No object of this kind has this name."""
     return ApiError(404, "NotFound", f'{kind.resource} "{name}" not found', kind, name)

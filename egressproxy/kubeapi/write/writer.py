@@ -7,19 +7,23 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from egressproxy.kubeapi.write import staging
-from egressproxy.model.api_write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.outcomes import Result, read_outcomes, write_writes
+from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from egressproxy.model.secret_source import ConfigSource
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoadingFailed
+from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import Loaded
-from egressproxy.processes.loader.write_result import Result
 
 __all__ = ["Writer"]
 
 log = logging.getLogger(__name__)
 
+#: The function of the process that loads which works writes out.
+ANSWER: Final = "egressproxy.kubeapi.write.answer:answer"
 #: Puts a configuration into service. Raises WriteRefused, and has changed nothing then.
 Serve = Callable[[Loaded], Awaitable[None]]
 
@@ -68,7 +72,8 @@ class Writer:
 
     async def _write(self, writes: Sequence[Write], memory: bytes, serve: Serve) -> list[Result]:
         """Raises WriteRefused, LoadingFailed, OSError, what `serve` raises; nothing is kept then."""
-        outcomes = await self._loader.work_out(self._config, self._bind, memory, self._folder, writes)
+        request = write_request(self._config, self._bind, memory, self._folder)
+        outcomes = await self._loader.ask(ANSWER, write_writes(request, writes), read_outcomes)
         if outcomes.loaded is None:
             return list(outcomes.results)
         files = [_file(result) for result in outcomes.results]

@@ -1,0 +1,94 @@
+"""ApiService: the Kubernetes-shaped API of one gateway: what it shows, and writes that are put into service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from egressproxy import __version__
+from egressproxy.kubeapi.state import ObjectSource
+from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
+from egressproxy.kubeapi.write.writer import Writer
+from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.result import Loaded
+from egressproxy.processes.workers.fleet import ConfigRefused, Guarded, NotBound
+
+__all__ = ["ApiService", "Application"]
+
+log = logging.getLogger("egressproxy")
+
+
+class Application(Protocol):
+    """What the API asks of the process that it belongs to."""
+
+    @property
+    def taking(self) -> asyncio.Lock:
+        """Whoever puts a configuration into service holds it."""
+
+    def why_not_writable(self) -> str:
+        """ "" while configurations are taken; else a sentence for people."""
+
+    def memory(self) -> bytes:
+        """What the next loading has to know of the configuration in service."""
+
+    async def put_in_service(self, fresh: Loaded) -> None:
+        """Raises Guarded, ConfigRefused or OSError, and has changed nothing then."""
+
+    def tell_generation(self) -> None:
+        """Log which configuration is in service."""
+
+
+class ApiService:
+    """Implements ApiState. Belongs to the event loop. `writer` None: nobody writes."""
+
+    version = __version__
+
+    def __init__(
+        self, application: Application, sources: Sequence[ObjectSource], loader: Loader, writer: Writer | None
+    ) -> None:
+        self._application = application
+        self._sources = sources
+        self._loader = loader
+        self._writer = writer
+        self._schema = b""
+        self._making_schema = asyncio.Lock()
+
+    def sources(self) -> Sequence[ObjectSource]:
+        return self._sources
+
+    async def schema(self) -> bytes:
+        async with self._making_schema:  # one process for all who ask
+            if not self._schema:
+                self._schema = zlib.compress(await self._loader.schema())
+        return zlib.decompress(self._schema)
+
+    async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
+        assert self._writer is not None
+        application = self._application
+        async with application.taking:
+            if why_not := application.why_not_writable():
+                return [WriteRefused(503, "ServiceUnavailable", why_not)] * len(writes)
+            results = await self._writer.write(writes, application.memory, self._put_in_service)
+        for write, written in zip(writes, results, strict=True):
+            if isinstance(written, Written) and written.file:
+                where = "/".join(filter(None, (write.namespace, written.name)))
+                log.info("%s: %s %s by %s", write.verb.value, write.kind, where, write.manager)
+        if any(isinstance(written, Written) and written.file for written in results):
+            application.tell_generation()
+        return results
+
+    async def _put_in_service(self, fresh: Loaded) -> None:
+        """Raises WriteRefused."""
+        try:
+            await self._application.put_in_service(fresh)
+        except Guarded as error:
+            raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
+        except ConfigRefused as error:
+            message = f"it cannot be put into service: {error}"
+            causes = [("FieldValueInvalid", message, "spec.listeners")] if isinstance(error, NotBound) else []
+            raise WriteRefused(422, "Invalid", message, causes) from None
+        except OSError as error:
+            raise WriteRefused(503, "ServiceUnavailable", str(error)) from None
