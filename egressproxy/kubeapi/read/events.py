@@ -39,7 +39,7 @@ _STARTED: Final = int(time())
 
 
 class PublishedEvents:
-    """See `admin.state.ObjectSource`. `configuration` is where the objects are that Events are about."""
+    """See `kubeapi.state.ObjectSource`. `configuration` is where the objects are that Events are about."""
 
     def __init__(self, events: Events, configuration: ObjectSource) -> None:
         self._events = events
