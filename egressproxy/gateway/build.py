@@ -21,13 +21,15 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import NO_PORTS, Connector, served_ports
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.backends.retries import NO_RETRIES, Attempts
+from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
+from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
+from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
-from egressproxy.gateway.exchange.default_routes import DefaultRoutes
 from egressproxy.gateway.ext_authz.filter import EXTERNAL_AUTH, AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
-from egressproxy.gateway.snapshot import EXACT_BELOW_S, ActiveListener, Port, Route, RouteBackend, Snapshot
+from egressproxy.gateway.route import Route
+from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.backend import ConnectionIR, Destination
 from egressproxy.ir.gateway import (
     ClientCertificatesIR,
@@ -234,15 +236,15 @@ class _Builder:
             self.choice(listener, name, extensions, backend, backend_request_s, copied, names) for backend in backends
         ]
         series = self.metrics.series(listener.gateway, name, "-")
-        attempts = None
+        retries = None
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(c.backend_request_s for c in choices)))
         notes = any(choice.denied is not None and choice.connector is not None for choice in choices)
         if session is not None or retry is not None or is_short or notes:
             sessions = PersistentSessions(session, self.network.session_key, choices) if session is not None else None
-            attempts = Attempts(retry or NO_RETRIES, sessions, monotonic)
+            retries = RetryPolicy(retry or NO_RETRIES, sessions, monotonic)
         return Route(
             name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
-            request_s=request_s, auth=asking, attempts=attempts, kind=kind,
+            request_s=request_s, auth=asking, retries=retries, kind=kind,
             permission=self.permission(listener, name, kind, names, policy, backends),
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
             and not self.destination_policy(listener.policy).is_firm,

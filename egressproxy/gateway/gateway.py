@@ -161,7 +161,7 @@ class GatewayServer:
             await asyncio.sleep(DRAIN_POLL_S)
             waited += DRAIN_POLL_S
         cut = sum(port.open_connections for port in ports)
-        self.conductor.is_cutting = True
+        self.conductor.accounting.is_cutting = True
         for port in ports:
             port.abort_all()
         if self.snapshot is not None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.exchange.buffered_body import BufferedRequest
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.unary import Call, UnaryConnection

@@ -10,7 +10,7 @@ import pytest
 
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.exchange.body_filter import Collector
-from egressproxy.gateway.exchange.buffered_body import BufferedRequest
+from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.listeners.stream_connection import _Inner
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.flow_control import BodySink

@@ -128,7 +128,7 @@ def test_nobody_goes_through_a_parent_that_has_it(converse: Start):
 def test_an_attempt_on_another_backend_of_the_rule_is_none_on_it(converse: Start, monkeypatch: pytest.MonkeyPatch):
     """A rule with retries chooses anew: the closed one answers for its share, and is never dialled."""
     rule = m.prefix_rule("/", "a", retry={"attempts": 3, "codes": [503]})
-    monkeypatch.setattr("egressproxy.gateway.snapshot.random.random", lambda: 0.9)
+    monkeypatch.setattr("egressproxy.gateway.route.random.random", lambda: 0.9)
     rule["backendRefs"] = [{**TO, "name": "a"}, {**TO, "name": "b"}]
     talk = converse(reverse(rule, objects=(m.backend("b", "b.example", 80, extensions=[SCAN]),)))
     talk.client >> GET

@@ -523,7 +523,7 @@ class Conversation:
         self.network.dialer = self.dialer  # type: ignore[assignment]
         self.network.resolver = lambda _spec: self.names  # type: ignore[method-assign, assignment, return-value]
         self.conductor = Conductor(self.wheel, self.log, b"gw", self.metrics)
-        self.conductor._id_prefix = "test"
+        self.conductor.accounting._id_prefix = "test"
         self.snapshot = build(spec, self.catalog, self.network, self.metrics, None)
         self.snapshot.filters.seal()
         self.ports: list[BoundPort] = []

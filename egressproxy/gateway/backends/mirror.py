@@ -21,7 +21,7 @@ from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.parent_connect import absolute_form, refused_credentials, with_field
-from egressproxy.gateway.exchange.admission import enforce
+from egressproxy.gateway.enforcement import enforce
 from egressproxy.ir.policy import PolicyIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.snapshot import RouteBackend
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.route import SessionIR
 from egressproxy.model.exchange import Exchange

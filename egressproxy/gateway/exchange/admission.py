@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason, UpstreamFault
-from egressproxy.gateway.snapshot import ActiveListener, Route, RouteBackend
+from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
+from egressproxy.gateway.enforcement import enforce
+from egressproxy.gateway.route import Route
+from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.message import RequestHead, ResponseHead, TargetForm
+from egressproxy.model.message import RequestHead, TargetForm
 
 if TYPE_CHECKING:
     from egressproxy.gateway.exchange.client_connection import ClientConnection
 
 __all__ = [
     "HTTP_PORT",
-    "check_switch",
     "connect_not_served",
     "default_route",
-    "enforce",
     "judge",
     "name_destination",
-    "note_denied",
     "read_authority",
     "refuse_loops",
     "route_request",
@@ -147,28 +146,3 @@ def default_route(x: Exchange, listener: ActiveListener, authority: Authority) -
     finally:
         del denied  # its traceback holds this frame: no cycle
     return defaults.reported()
-
-
-def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
-    """Raise the denial, or in Report mode, if that may lift it, note that it would have been one."""
-    if denied is None:
-        return
-    if mode is not Mode.REPORT or denied.is_firm:
-        try:
-            raise denied
-        finally:
-            del denied  # its traceback holds this frame: no cycle
-    x.note_denial(denied.reason)
-
-
-def note_denied(x: Exchange, choice: RouteBackend) -> None:
-    """In Report mode: that this backend's place is denied by a policy, for a choice that says so."""
-    if choice.denied is not None:
-        enforce(x, Mode.REPORT, choice.denied.error())
-
-
-def check_switch(request: RequestHead, response: ResponseHead) -> None:
-    """A 101 has to name a protocol that was asked for (RFC 9110 section 7.8)."""
-    wanted = {token.strip().lower() for token in request.upgrade.split(b",")} if request.upgrade else set()
-    if not response.upgrade or response.upgrade.strip().lower() not in wanted:
-        raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream switched to a protocol that was not asked for")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.upstream_call import UpstreamCaller
+from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.message import CHUNKED, ResponseHead
+from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.http1.writer import CONTINUE, interim_bytes, request_bytes
 
 __all__ = ["ANSWER_S", "ClientConnection"]
 
@@ -16,7 +24,7 @@ __all__ = ["ANSWER_S", "ClientConnection"]
 ANSWER_S = 600.0
 
 
-class ClientConnection(DownstreamConnection):
+class ClientConnection(DownstreamConnection, UpstreamCaller):
     """Asks its listener of the current snapshot anew for every request: a reload holds for the next one."""
 
     __slots__ = (
@@ -29,6 +37,8 @@ class ClientConnection(DownstreamConnection):
         "state",
         "tunnel_authority",
     )
+
+    life: HeldResources
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections) -> None:
         port, times = state.port, state.port.first.timeouts
@@ -99,14 +109,66 @@ class ClientConnection(DownstreamConnection):
             at = now + idle_s
         self.deadline.set(at)
 
-    def start_attempt(self, backend_request_s: float) -> None:
+    def start_attempt(self) -> None:
         """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
+        backend_request_s = self.life.choice.clock_s  # type: ignore[union-attr]  # it is chosen before
         if backend_request_s > 0:
             at = self.attempt_ends_at = self.wheel.now + backend_request_s
             if at < self.deadline.at:
                 self.deadline.set(at)
         else:
             self.attempt_ends_at = NEVER
+
+    def count_attempt(self, result: str) -> None:
+        self.life.choice.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
+
+    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+        """The head, and the body: at once where we have it, else as the client sends it."""
+        head, life = x.request, self.life
+        plan = None
+        if body is not None:
+            head.body = len(body) if isinstance(body, bytes) else body.length
+        elif head.body != 0 and life.route is not None:
+            plan = life.route.chain.request_body
+            if plan is not None and not plan.keeps_length:
+                head.body = CHUNKED
+        has_body = head.body != 0
+        upstream.begin(self.driver, head)
+        upstream.send(request_bytes(head, x.upstream_host, life.connector.network.pseudonym))  # type: ignore[union-attr]
+        sink: BodySink = upstream
+        if life.copies is not None:
+            sink, life.copies = life.copies, None
+            sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
+            if has_body:
+                life.on_complete = sink.end
+        if not has_body:
+            return
+        if body is not None:
+            if isinstance(body, bytes):
+                sink.send_body(body)
+                sink.end_body(b"")
+            else:
+                body.send_to(upstream, body if sink is upstream else sink)
+            return
+        if plan is None:
+            upstream.feed_from(self)
+            self.send_request_body_to(sink)
+        else:
+            body_filter = life.request_filter = BodyFilter(x, plan.begin(x), sink, self, self.driver)
+            upstream.feed_from(body_filter)
+            self.send_request_body_to(body_filter)
+
+    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+        """Interim responses are passed on to 1.1 clients."""
+        choice, connector = self.life.choice, self.life.connector
+        assert choice is not None
+        assert connector is not None
+        if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
+            return
+        if choice.chain.backend_response is None and choice.chain.response_headers is None:
+            self.send(interim_bytes(head, connector.network.pseudonym))
+        elif head.status == 100:
+            self.send(CONTINUE)  # without its fields, which no filter would have seen
 
     def end_attempt(self) -> None:
         """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.chain import Outcome, run
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.enforcement import enforce
+from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
     connect_not_served,
     default_route,
-    enforce,
     judge,
-    note_denied,
     read_authority,
     refuse_loops,
 )
+from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.phases import answer_of
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.gateway.snapshot import ActiveListener, Route, RouteBackend
+from egressproxy.gateway.route import Route
+from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import SniCheck
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange, LocalResponse
@@ -40,20 +43,19 @@ from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
 
-if TYPE_CHECKING:
-    from egressproxy.gateway.exchange.client_connection import ClientConnection
-    from egressproxy.gateway.exchange.conductor import Conductor
-
 __all__ = [
     "admit_http", "dial", "refuse_answer", "route_tunnel", "serve_connect", "switch_protocols", "take_tunnel_slot",
     "ways_to_http_port",
 ]  # fmt: skip
 
 
-async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnection, head: RequestHead) -> bool:
+async def serve_connect(
+    accounting: Accounting, x: Exchange, client: ClientConnection, head: RequestHead
+) -> LocalResponse | None:
     """A CONNECT: decide, dial, answer 200, relay. In a tunnel to port 80 the answer comes first, then the decision.
 
-    True if the exchange has been handed over to the tunnel, which completes it; what holds it now has to let go.
+    Returns the response of a filter instead of a tunnel. Where `client.life.is_handed_over` then, the tunnel has the
+    exchange and completes it. Raises GatewayError. Source: RFC 9110 section 9.3.6.
     """
     listener = client.listener
     x.is_tunnel = True
@@ -62,13 +64,15 @@ async def serve_connect(conductor: Conductor, x: Exchange, client: ClientConnect
         raise connect_not_served()
     authority = x.authority = read_authority(head.target, None)
     if head.via:
-        refuse_loops(head, conductor.pseudonym)
+        refuse_loops(head, accounting.pseudonym)
     if authority.port == HTTP_PORT:
-        return await serve_http_port(conductor, x, client, authority)
-    return await open_tunnel(conductor, x, client, authority, route_tunnel(x, listener, authority))
+        return await serve_http_port(accounting, x, client, authority)
+    return await open_tunnel(accounting, x, client, authority, route_tunnel(x, listener, authority))
 
 
-async def serve_http_port(conductor: Conductor, x: Exchange, client: ClientConnection, authority: Authority) -> bool:
+async def serve_http_port(
+    accounting: Accounting, x: Exchange, client: ClientConnection, authority: Authority
+) -> LocalResponse | None:
     """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200 and listened to.
 
     The first octet tells: no method of HTTP begins with one that a TLS server would take.
@@ -83,15 +87,15 @@ async def serve_http_port(conductor: Conductor, x: Exchange, client: ClientConne
             admit_http(x, listener, authority)
         client.tunnel_authority = authority
         client.enter_tunnel(client.state.port.head_limits)
-        return False
+        return None
     try:
         route = route_tunnel(x, listener, authority)
     except Denied as denied:
-        conductor.blame(x, client.life, denied)
+        accounting.blame(x, client.life, denied)
         client.send(ACCESS_DENIED)
         client.life.close = True
-        return False
-    return await open_tunnel(conductor, x, client, authority, route)
+        return None
+    return await open_tunnel(accounting, x, client, authority, route)
 
 
 async def first_octets(client: ClientConnection) -> ActiveListener:
@@ -130,9 +134,9 @@ def ways_to_http_port(x: Exchange, listener: ActiveListener, authority: Authorit
 
 
 async def open_tunnel(
-    conductor: Conductor, x: Exchange, client: ClientConnection, authority: Authority, route: Route
-) -> bool:
-    """Filter, choose, dial, answer 200 unless that was said already, relay. True: as `serve_connect`."""
+    accounting: Accounting, x: Exchange, client: ClientConnection, authority: Authority, route: Route
+) -> LocalResponse | None:
+    """Filter, choose, dial, answer 200 unless that was said already, relay. Returns and raises as `serve_connect`."""
     listener, life = client.listener, client.life
     life.route = route
     x.route = route.name
@@ -144,10 +148,12 @@ async def open_tunnel(
         if outcome is not None:
             if x.status:
                 await refuse_answer(outcome)
-            elif await conductor.is_answered(outcome, steps, x, client):
-                return False
+            else:
+                answer = await answer_of(outcome, steps, x, life)
+                if answer is not None:
+                    return answer
     choice = life.choice = route.choose()
-    note_denied(x, choice)
+    choice.note_denied(x)
     x.backend = choice.backend
     x.series = choice.series
     take_tunnel_slot(x, client.state, life, listener)
@@ -164,14 +170,14 @@ async def open_tunnel(
         client.send(TUNNEL_ESTABLISHED)
         x.status = 200
     rest = client.detach()
-    if hand_over(conductor, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
-        return True
+    if hand_over(accounting, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
+        return None
     relaying = relay(
-        conductor, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=through_parent
+        accounting.wheel, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=through_parent
     )
     del rest
     await relaying
-    return False
+    return None
 
 
 async def refuse_answer(outcome: Outcome) -> None:
@@ -216,7 +222,7 @@ async def dial(x: Exchange, choice: RouteBackend, *, terminated: bool = False) -
     return parked
 
 
-async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConnection) -> None:
+async def switch_protocols(accounting: Accounting, x: Exchange, client: ClientConnection) -> None:
     """After a 101 the connection is the upgraded protocol's (RFC 9110 section 7.8)."""
     life = client.life
     assert life.route is not None
@@ -227,14 +233,16 @@ async def switch_protocols(conductor: Conductor, x: Exchange, client: ClientConn
     if not listener.is_forward and x.authority is not None:
         listener = client.listener_for(x.authority.host)
     take_tunnel_slot(x, client.state, life, listener)
-    client.send(switching_bytes(x.response, conductor.pseudonym))
+    client.send(switching_bytes(x.response, accounting.pseudonym))
     x.status = 101
     upstream = life.give_away()
     upstream_rest = upstream.detach()
     parked = PendingProtocol()
     parked.transport = upstream.transport
     try:
-        relaying = relay(conductor, x, client, parked, client.detach(), upstream_rest, None, life.route.tunnel_idle_s)
+        relaying = relay(
+            accounting.wheel, x, client, parked, client.detach(), upstream_rest, None, life.route.tunnel_idle_s
+        )
         del upstream_rest
         await relaying
     finally:

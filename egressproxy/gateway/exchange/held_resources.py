@@ -4,71 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.mirror import Copies
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.body_filter import BodyFilter
-from egressproxy.gateway.snapshot import Route, RouteBackend
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.gateway.route import Route
 
 __all__ = ["HeldResources"]
 
 
-class HeldResources:
-    """`close`: the client's connection ends with this exchange. Everything else is what its name says, or None."""
+class HeldResources(HeldConnection):
+    """One per client connection, used for one exchange after the other.
+
+    `close`: the client's connection ends with this exchange.
+    `is_handed_over`: a tunnel has the exchange, and completes it.
+    """
 
     __slots__ = (
         "choice",
         "close",
-        "connector",
         "copies",
+        "is_handed_over",
         "on_complete",
         "request_filter",
         "response_filter",
         "route",
-        "target",
-        "upstream",
     )
 
-    def __init__(self) -> None:
-        self.reset()
-
     def reset(self) -> None:
+        self.connector = None
+        self.target = None
+        self.upstream = None
         self.route: Route | None = None
         self.choice: RouteBackend | None = None
-        self.connector: Connector | None = None
-        self.target: Target | None = None
-        self.upstream: UpstreamConnection | None = None
         self.request_filter: BodyFilter | None = None
         self.response_filter: BodyFilter | None = None
         self.copies: Copies | None = None
         self.on_complete: Callable[[], None] | None = None
         self.close = False
-
-    def hold(self, connector: Connector, target: Target, upstream: UpstreamConnection) -> None:
-        self.connector = connector
-        self.target = target
-        self.upstream = upstream
-
-    def release(self, *, reusable: bool) -> None:
-        """Give the upstream connection back; one that may not be used again is closed."""
-        upstream = self.upstream
-        if upstream is not None:
-            self.upstream = None
-            assert self.connector is not None
-            assert self.target is not None
-            self.connector.release(self.target, upstream, reusable=reusable)
-
-    def give_away(self) -> UpstreamConnection:
-        """The upstream connection now belongs to a tunnel."""
-        upstream, self.upstream = self.upstream, None
-        assert upstream is not None
-        return upstream
+        self.is_handed_over = False
 
     def end_filters(self) -> None:
+        """Cancel the body filters that are at work."""
         for body_filter in (self.request_filter, self.response_filter):
             if body_filter is not None:
                 body_filter.cancel()
 
     def __repr__(self) -> str:
-        return f"Life({self.route}, {self.upstream})"
+        return f"HeldResources({self.route}, {self.upstream})"

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from egressproxy.errors import Reason
+from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.sockets import SocketTransport
+from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.relay import TransportTunnel
 from egressproxy.protocols.tunnel.sockets import SocketTunnel
-
-if TYPE_CHECKING:
-    from egressproxy.gateway.exchange.conductor import Conductor
 
 __all__ = ["PlainClient", "TunnelClient", "hand_over", "relay"]
 
@@ -53,7 +52,7 @@ class PlainClient(TunnelClient, Protocol):
 
 
 def hand_over(
-    conductor: Conductor, x: Exchange, client: PlainClient, upstream: PendingProtocol, rest: bytes,
+    accounting: Accounting, x: Exchange, client: PlainClient, upstream: PendingProtocol, rest: bytes,
     guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> bool:  # fmt: skip
     """Let a SocketTunnel have both sockets, where both are plain, and the exchange with them: the caller has nothing
@@ -67,8 +66,9 @@ def hand_over(
     x.bytes_in, x.bytes_out = client.octets_in - len(rest), client.octets_out
     x.series.tunnels_active += 1
     tunnel = ServedTunnel(
-        conductor, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
+        accounting, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
     )
+    client.life.is_handed_over = True
     client.state.replace(client, tunnel)
     forget_heads(x)
     if x.notes is None:
@@ -96,14 +96,14 @@ def holds_upstream(guard: SniGuard | None, *, through_parent: bool) -> bool:
 class ServedTunnel(SocketTunnel):
     """A tunnel between two plain sockets, with what is needed to account for it in the end."""
 
-    __slots__ = ("conductor", "exchange", "life", "state", "tls_guard")
+    __slots__ = ("accounting", "exchange", "life", "state", "tls_guard")
 
     def __init__(
-        self, conductor: Conductor, x: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
+        self, accounting: Accounting, x: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
         holds_upstream: bool,
     ) -> None:  # fmt: skip
-        super().__init__(conductor.wheel, idle_s, guard, client.request_headers_s, holds_upstream=holds_upstream)
-        self.conductor = conductor
+        super().__init__(accounting.wheel, idle_s, guard, client.request_headers_s, holds_upstream=holds_upstream)
+        self.accounting = accounting
         self.exchange = x
         self.life = client.life
         self.state = client.state
@@ -121,20 +121,20 @@ class ServedTunnel(SocketTunnel):
         x.bytes_out += self.octets_out
         x.reason = self.reason
         if error is not None:
-            self.conductor.blame(x, self.life, error)
+            self.accounting.blame(x, self.life, error)
         if guard is not None and guard.would_deny is not None:
             x.note_denial(guard.would_deny)
-        self.conductor.account(x, self.life)
+        self.accounting.account(x, self.life)
 
 
 async def relay(
-    conductor: Conductor, x: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
+    wheel: TimerWheel, x: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
     upstream_rest: bytes, guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> None:  # fmt: skip
     """Octets both ways until both ends are gone. Raises Denied where the guard refuses."""
     series = x.series
     tunnel = TransportTunnel(
-        client.driver, conductor.wheel, idle_s, guard, client.request_headers_s,
+        client.driver, wheel, idle_s, guard, client.request_headers_s,
         holds_upstream=holds_upstream(guard, through_parent=through_parent),
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out

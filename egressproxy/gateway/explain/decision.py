@@ -23,7 +23,8 @@ from egressproxy.gateway.exchange.connect import admit_http, route_tunnel, ways_
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.listeners.stream_connection import StreamConnection, name_stream
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.gateway.snapshot import ActiveListener, Port, Route, Snapshot
+from egressproxy.gateway.route import Route
+from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.timers import TimerWheel

@@ -18,6 +18,7 @@ from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.opener import OPERATOR
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.explain.decision import Decision, decide
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.explain.notes import may_answer, notes
@@ -37,7 +38,8 @@ from egressproxy.gateway.explain.render import (
     timeout_values,
     tls_values,
 )
-from egressproxy.gateway.snapshot import Route, RouteBackend, Snapshot
+from egressproxy.gateway.route import Route
+from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.backend import Destination
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, IPAddress

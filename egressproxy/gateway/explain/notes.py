@@ -9,7 +9,7 @@ from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.explain.decision import Decision
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.explain.render import steps_of
-from egressproxy.gateway.snapshot import Route
+from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import SniCheck
 from egressproxy.model.authority import Authority
 
@@ -21,8 +21,8 @@ def notes(decided: Decision, question: HypotheticalRequest) -> list[str]:
     x, listener, made = decided.x, decided.listener, list[str]()
     if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
         made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
-    if decided.error is None and decided.route is not None and decided.route.attempts is not None:
-        made += decided.route.attempts.notes(decided.route.choices)
+    if decided.error is None and decided.route is not None and decided.route.retries is not None:
+        made += decided.route.retries.notes(decided.route.choices)
     if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
         made.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
     if decided.error is None and decided.route is not None and not x.is_tunnel:

@@ -10,8 +10,10 @@ from egressproxy.filters.chain import Chain
 from egressproxy.filters.filter_step import Step
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.mirror import Mirror
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.error_responses import is_denial
-from egressproxy.gateway.snapshot import ActiveListener, Port, Route, RouteBackend
+from egressproxy.gateway.route import Route
+from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import ConnectionsIR, DestinationRule
 from egressproxy.routing.precedence import Match

@@ -13,8 +13,8 @@ from typing import Protocol
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig
-from egressproxy.gateway.exchange.admission import enforce
-from egressproxy.gateway.exchange.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.enforcement import enforce
+from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, apply
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR

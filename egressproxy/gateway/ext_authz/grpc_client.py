@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.exchange.buffered_body import BufferedRequest
+from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import (
     CheckResult,
     FieldAction,

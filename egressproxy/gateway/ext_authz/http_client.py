@@ -10,7 +10,7 @@ from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.parent_connect import absolute_form, refused_credentials, with_field
-from egressproxy.gateway.exchange.buffered_body import BufferedRequest
+from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, FieldAction, FieldChange, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange, LocalResponse

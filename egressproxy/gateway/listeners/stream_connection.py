@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import run
-from egressproxy.gateway.exchange.admission import judge, note_denied
+from egressproxy.gateway.exchange.accounting import Accounting
+from egressproxy.gateway.exchange.admission import judge
 from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunnel_slot
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.relay import hand_over, relay
@@ -34,9 +34,6 @@ from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, 
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:
-    from egressproxy.gateway.exchange.conductor import Conductor
-
 __all__ = ["StreamConnection"]
 
 _TLS_1_3 = 0x0304
@@ -48,8 +45,8 @@ class StreamConnection(FlowControl):
     """A client's connection to a TLS or TCP listener. Octets are held until the tunnel takes them."""
 
     __slots__ = (
+        "accounting",
         "client",
-        "conductor",
         "deadline",
         "driver",
         "error",
@@ -65,14 +62,14 @@ class StreamConnection(FlowControl):
         "state",
     )
 
-    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
+    def __init__(self, accounting: Accounting, metrics: Metrics, state: OpenConnections) -> None:
         super().__init__()
-        self.conductor = conductor
+        self.accounting = accounting
         self.metrics = metrics
         self.state = state
         self.driver = Driver()
         self.life = HeldResources()
-        self.deadline = Deadline(conductor.wheel, self._too_late)
+        self.deadline = Deadline(accounting.wheel, self._too_late)
         first = state.port.first
         self.request_headers_s = first.timeouts.request_headers_s
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
@@ -93,7 +90,7 @@ class StreamConnection(FlowControl):
             self.transport.abort()
             return
         self.deadline.after(self.request_headers_s)
-        self.driver.start(serve_stream(self.conductor, self))
+        self.driver.start(serve_stream(self.accounting, self))
 
     def data_received(self, data: bytes) -> None:
         self.octets_in += len(data)
@@ -157,36 +154,35 @@ class StreamConnection(FlowControl):
         return f"StreamConnection({self.client}, {'lost' if self.is_lost else 'open'})"
 
 
-async def serve_stream(conductor: Conductor, client: StreamConnection) -> None:
+async def serve_stream(accounting: Accounting, client: StreamConnection) -> None:
     """The life of one stream: name, route, dial, relay."""
     port = client.state.port
-    x = conductor.new_exchange(client.client, port.first)
+    x = accounting.new_exchange(client.client, port.first)
     x.is_tunnel = True
     x.kind = "tunnel"
     x.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
-    is_handed_over = False
     try:
-        is_handed_over = await tunnel_stream(conductor, x, client)
+        await tunnel_stream(accounting, x, client)
     except GatewayError as error:
-        conductor.blame(x, client.life, error)
+        accounting.blame(x, client.life, error)
         client.life.release(reusable=False)
         client.refuse(error)
         x.bytes_out = x.bytes_out or client.octets_out
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
         log.error("internal error in stream %s", x.request_id, exc_info=error)
         fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        conductor.blame(x, client.life, fault)
+        accounting.blame(x, client.life, fault)
         client.transport.abort()
     finally:
-        if not is_handed_over:
+        if not client.life.is_handed_over:
             x.bytes_in = x.bytes_in or client.octets_in
-            conductor.account(x, client.life)
+            accounting.account(x, client.life)
             client.life.reset()
             client.gone()
 
 
-async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnection) -> bool:
-    """True if the exchange was handed over to the tunnel, which completes it."""
+async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConnection) -> None:
+    """Until the tunnel is over, or has the exchange and completes it (`client.life.is_handed_over`)."""
     life = client.life
     while client.reader is not None and client.hello is None:
         if client.error is not None:
@@ -213,7 +209,7 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
         if outcome is not None:
             await refuse_answer(outcome)
     choice = life.choice = route.choose()
-    note_denied(x, choice)
+    choice.note_denied(x)
     x.backend, x.series = choice.backend, choice.series
     take_tunnel_slot(x, client.state, life, listener)
     if listener.terminate is None:
@@ -224,19 +220,18 @@ async def tunnel_stream(conductor: Conductor, x: Exchange, client: StreamConnect
         if client.hello is not None and x.authority is not None:
             guard = SniGuard(x.authority, must_be_tls=True, only_reports=route.only_reports)
             guard.knows(client.hello, client.hello_size)
-        if hand_over(conductor, x, client, upstream, held, guard, route.tunnel_idle_s):
+        if hand_over(accounting, x, client, upstream, held, guard, route.tunnel_idle_s):
             client.deadline.close()
-            return True
-        relaying = relay(conductor, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
+            return
+        relaying = relay(accounting.wheel, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
         del held
         await relaying
-        return False
+        return
     inner = await terminate(client, listener)
     upstream = await dial(x, choice, terminated=True)
     x.status = 200
-    await relay(conductor, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
+    await relay(accounting.wheel, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.is_lost = True
-    return False
 
 
 def name_stream(x: Exchange, client: StreamConnection) -> ActiveListener:

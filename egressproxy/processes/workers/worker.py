@@ -101,7 +101,7 @@ class Worker:
         before = self.gateway.snapshot
         if before is None:
             return
-        denied = (each for each in decisions(self.gateway.conductor.recent) if each.reason in DENIED)
+        denied = (each for each in decisions(self.gateway.conductor.accounting.recent) if each.reason in DENIED)
         found = await in_slices(flips(before, fresh, denied))
         opened = [str(flip) for flip in found if flip.opens]
         if opened:
@@ -121,7 +121,7 @@ class Worker:
 
     async def decisions(self) -> bytes:
         """See `fleet.Fleet`."""
-        found = tuple(self.gateway.conductor.recent)
+        found = tuple(self.gateway.conductor.accounting.recent)
         return await asyncio.to_thread(lambda: json.dumps([each._asdict() for each in decisions(found)]).encode())
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ import pytest
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.backends.parent_connect import proxy_authorization
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.conductor import wanted_credentials
-from egressproxy.gateway.snapshot import RouteBackend
 from egressproxy.ir.backend import BackendIR, Destination, ParentCredentials
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields

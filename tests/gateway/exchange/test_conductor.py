@@ -690,7 +690,7 @@ def weighted(first: int, second: int, *objects: m.Manifest) -> list[m.Manifest]:
 
 
 def test_weights_share_the_requests_out(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("egressproxy.gateway.snapshot.random.random", lambda: 0.0)
+    monkeypatch.setattr("egressproxy.gateway.route.random.random", lambda: 0.0)
     talk = converse(weighted(3, 1, m.backend("b", "b.example", 80)))
     seen = []
     for _ in range(16):
@@ -704,7 +704,7 @@ def test_weights_share_the_requests_out(converse: Start, monkeypatch: pytest.Mon
 
 
 def test_the_share_of_a_backend_that_is_not_there_is_answered_500(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("egressproxy.gateway.snapshot.random.random", lambda: 0.7)
+    monkeypatch.setattr("egressproxy.gateway.route.random.random", lambda: 0.7)
     talk = converse(weighted(1, 1))
     talk.client >> b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     status, _, _, error = talk.client.answer()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from egressproxy.gateway.snapshot import Route
+from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import PolicyIR
 from egressproxy.model.authority import Authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy

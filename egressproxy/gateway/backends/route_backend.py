@@ -1,0 +1,107 @@
+"""RouteBackend: one backendRef of a rule, live, with everything that configuration decides about it bound already."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from copy import copy
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.filters.chain import Chain
+from egressproxy.gateway.backends.connector import NO_PORTS, Connector
+from egressproxy.gateway.backends.mirror import Mirror
+from egressproxy.gateway.enforcement import enforce
+from egressproxy.ir.policy import Mode
+from egressproxy.model.exchange import Exchange
+from egressproxy.net.timers import TICK_S
+from egressproxy.routing.destinations import Denial
+from egressproxy.telemetry.metrics import Series
+
+__all__ = ["EXACT_BELOW_S", "RouteBackend", "on_the_wheel"]
+
+#: Times for requests and attempts that are shorter are kept to the millisecond (`exchange.attempts`).
+EXACT_BELOW_S = 1.0
+
+
+class RouteBackend:
+    """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
+
+    `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
+    is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
+    `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`: see WeightedBackend.
+    """
+
+    __slots__ = (
+        "backend", "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "parent_by",
+        "series", "served_ports", "unknown_extension", "weight",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        backend: str,
+        connector: Connector | None,
+        chain: Chain,
+        series: Series,
+        *,
+        weight: int,
+        error: str,
+        backend_request_s: float,
+        mirrors: tuple[Mirror, ...] | None = None,
+        denied: Denial | None = None,
+        served_ports: Mapping[str, Collection[int]] = NO_PORTS,
+        unknown_extension: str = "",
+        parent_by: str = "",
+    ) -> None:
+        self.backend = backend
+        self.connector = connector
+        self.chain = chain
+        self.series = series
+        self.weight = weight
+        self.error = error
+        self.backend_request_s = backend_request_s
+        self.clock_s = on_the_wheel(backend_request_s)
+        self.mirrors = mirrors
+        self.denied = denied
+        self.served_ports = served_ports
+        self.unknown_extension = unknown_extension
+        self.parent_by = parent_by
+
+    def fault(self, route: str, rule: str) -> GatewayError:
+        """Why nothing is sent there, where `connector` is None. `rule` is the route's kind and name."""
+        if self.denied is not None:
+            return self.denied.error()
+        if self.unknown_extension:
+            message = f"route {route} needs the {self.unknown_extension}, which this gateway does not have"
+            return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=rule, detail=self.error)
+        if self.parent_by:
+            rule = self.parent_by
+            message = f"the parent proxy of {self.parent_by} cannot be used"
+        elif route == "-":
+            message = "a policy of this listener asks for what cannot be done"
+        else:
+            message = f"route {route} refers to a backend that cannot be used"
+        remedy = "the status of that object says why, and so does `egressproxy check`"
+        return GatewayFault(Reason.BACKEND_INVALID, message, rule=rule, remedy=remedy, detail=self.error)
+
+    def note_denied(self, x: Exchange) -> None:
+        """In Report mode: note that a policy would deny this backend's place."""
+        if self.denied is not None:
+            enforce(x, Mode.REPORT, self.denied.error())
+
+    @property
+    def originates_tls(self) -> bool:
+        """Whether the backend is configured with TLS."""
+        return self.connector is not None and self.connector.spec.backend.tls is not None
+
+    def counted_in(self, series: Series) -> RouteBackend:
+        """The same, whose traffic is counted elsewhere."""
+        made = copy(self)
+        made.series = series
+        return made
+
+    def __repr__(self) -> str:
+        return f"RouteBackend({self.backend}, weight={self.weight})"
+
+
+def on_the_wheel(seconds: float) -> float:
+    """A time as the wheel is given it: its `now` is that of the last tick, and a short time would be over too early."""
+    return seconds + TICK_S if 0 < seconds < EXACT_BELOW_S else seconds

@@ -1,0 +1,231 @@
+"""The upstream call: take or dial a connection, run the backend's filters, send, read the head, and decide whether the
+request may go again. For requests of clients, their mirrored copies, and questions to authorization servers.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.chain import Chain, run
+from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.parent_connect import absolute_form
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.driver import Driver, pause
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.http1.writer import request_bytes
+
+__all__ = ["IDEMPOTENT", "MAX_ATTEMPTS", "HeldConnection", "Repeat", "UpstreamCaller", "call_upstream", "may_repeat"]
+
+#: RFC 9110 section 9.2.2, without the methods that are never forwarded.
+IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
+#: Stale connections are replaced, and other endpoints tried, until there were this many attempts.
+MAX_ATTEMPTS = 3
+
+
+class Repeat(Enum):
+    """Which calls `call_upstream` makes again by itself."""
+
+    NEVER = "the caller counts every attempt"
+    IF_STALE = "an idempotent request without a body, when an idle connection has died under it"
+    ALWAYS = "any request, when an idle connection has died under it, or when another endpoint can take it"
+
+
+_ALWAYS = Repeat.ALWAYS
+_NEVER = Repeat.NEVER
+
+
+class HeldConnection:
+    """The upstream connection of a call, and where it has to be given back; None while there is none."""
+
+    __slots__ = ("connector", "target", "upstream")
+
+    connector: Connector | None
+    target: Target | None
+    upstream: UpstreamConnection | None
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the connection, without giving it back."""
+        self.connector = None
+        self.target = None
+        self.upstream = None
+
+    def hold(self, connector: Connector, target: Target, upstream: UpstreamConnection) -> None:
+        """From now on this connection has to be given back to this connector."""
+        self.connector = connector
+        self.target = target
+        self.upstream = upstream
+
+    def release(self, *, reusable: bool) -> None:
+        """Give the upstream connection back; one that may not be used again is closed."""
+        upstream = self.upstream
+        if upstream is not None:
+            self.upstream = None
+            assert self.connector is not None
+            assert self.target is not None
+            self.connector.release(self.target, upstream, reusable=reusable)
+
+    def give_away(self) -> UpstreamConnection:
+        """The upstream connection now belongs to a tunnel."""
+        upstream, self.upstream = self.upstream, None
+        assert upstream is not None
+        return upstream
+
+
+class UpstreamCaller:
+    """Who calls an upstream: its driver, what it holds, and what it does at each step of a call."""
+
+    __slots__ = ()
+
+    driver: Driver
+    life: HeldConnection
+
+    def start_attempt(self) -> None:
+        """An attempt begins: start its clock."""
+
+    def count_attempt(self, result: str) -> None:
+        """An attempt has ended; `result` is "ok" or the reason of its failure."""
+
+    def send_request(self, x: Exchange, upstream: UpstreamConnection, _body: bytes | ReplayableBody | None) -> None:
+        """Send the head of `x.request`, and begin to send its body."""
+        assert self.life.connector is not None
+        upstream.begin(self.driver, x.request)
+        upstream.send(request_bytes(x.request, x.upstream_host, self.life.connector.network.pseudonym))
+
+    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+        """An interim response has come (RFC 9110 section 15.2)."""
+
+
+async def call_upstream(
+    caller: UpstreamCaller,
+    x: Exchange,
+    connector: Connector,
+    target: Target,
+    chain: Chain,
+    body: bytes | ReplayableBody | None,
+    repeat: Repeat,
+) -> UpstreamConnection | LocalResponse:
+    """Send `x.request` to a target of this connector, until `x.response` is there: its final head.
+
+    Returns the connection, which the caller holds and has to release; or the response of a backend-request filter,
+    and nothing is held. Raises GatewayError; one with RetrySafety.IF_REUSED says that an idle connection had died.
+    """
+    head, held = x.request, caller.life
+    block, path, host = head.fields.block, head.path, x.upstream_host
+    while True:
+        x.attempts += 1
+        caller.start_attempt()
+        x.backend_is_secure = target.tls is not None
+        if not host:
+            x.upstream_host = connector.host_field(x, target)
+        via, way = connector, target
+        if connector.parent is not None:
+            via, way = connector.way(x, target)
+            if via is not connector:
+                x.upstream_host = target.host_field  # filters see what will be sent
+        try:
+            if via.network.wheel.now < way.name.fresh_until or via.may_take(x, way):
+                upstream = way.pool.take()
+            else:
+                upstream = None
+            if upstream is None:
+                upstream = await via.acquire(x, way, chain.connect)
+            held.hold(via, way, upstream)
+            x.upstream = upstream.address
+            if chain.backend_request is not None:
+                answer = run(chain.backend_request, x)
+                if answer is not None and not isinstance(answer, LocalResponse):
+                    answer = await answer
+                if answer is not None:
+                    held.release(reusable=not upstream.is_last)
+                    return answer
+            if via is connector:
+                caller.send_request(x, upstream, body)
+            else:
+                send_to_parent(caller, x, upstream, body, connector, target)
+            response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
+            while response is None:
+                await pause()
+                response = upstream.next_head()
+            if response.status < 200:
+                response = await final_head(caller, x, upstream, response)
+            x.response = response
+        except GatewayError as error:
+            caller.count_attempt(error.reason.value)
+            failed = held.upstream
+            held.release(reusable=False)
+            was_reused = failed is not None and failed.was_reused
+            if failed is not None and not was_reused and error.retry is RetrySafety.IF_REUSED:
+                error.retry = RetrySafety.IF_IDEMPOTENT
+            if not may_repeat(x, connector, error, repeat, was_reused=was_reused):
+                raise
+            # Each attempt starts from the client's request: it gets its own credential and no other.
+            head.fields.block, head.path, x.upstream_host = block, path, host
+            if repeat is _ALWAYS:
+                target = connector.target(x)
+            continue
+        caller.count_attempt("ok")
+        return upstream
+
+
+def may_repeat(x: Exchange, connector: Connector, error: GatewayError, repeat: Repeat, *, was_reused: bool) -> bool:
+    """Whether a call that failed like this is made again, where its caller allows `repeat`.
+
+    `was_reused`: its connection had served another request before (RFC 9110 section 9.2.2).
+    """
+    if repeat is _NEVER or x.attempts >= MAX_ATTEMPTS:
+        return False
+    is_stale = was_reused and error.retry is RetrySafety.IF_REUSED
+    if repeat is _ALWAYS:
+        return is_stale or connector.has_other_endpoint(error)
+    return is_stale and x.request.method in IDEMPOTENT and x.request.body == 0
+
+
+def send_to_parent(
+    caller: UpstreamCaller,
+    x: Exchange,
+    upstream: UpstreamConnection,
+    body: bytes | ReplayableBody | None,
+    connector: Connector,
+    target: Target,
+) -> None:
+    """Plain http in absolute-form (RFC 9112 section 3.2.2). No filter sees what the parent is shown, not afterwards."""
+    fields = x.request.fields
+    block = fields.block
+    x.upstream_host = target.host_field
+    x.request.path = absolute_form(target.host_field, x.request.path)
+    if connector.proxy_authorization is not None:
+        fields.block = block + connector.proxy_authorization.reveal()
+    try:
+        caller.send_request(x, upstream, body)
+    finally:
+        fields.block = block
+
+
+async def final_head(
+    caller: UpstreamCaller, x: Exchange, upstream: UpstreamConnection, head: ResponseHead
+) -> ResponseHead:
+    """The head behind interim ones (RFC 9110 section 15.2). Raises UpstreamFault for a 101 that nobody asked for."""
+    while head.is_interim:
+        caller.pass_interim(head, x)
+        following = upstream.next_head()
+        while following is None:
+            await pause()
+            following = upstream.next_head()
+        head = following
+    if head.status == 101:
+        check_switch(x.request, head)
+    return head
+
+
+def check_switch(request: RequestHead, response: ResponseHead) -> None:
+    """A 101 has to name a protocol that was asked for (RFC 9110 section 7.8)."""
+    wanted = {token.strip().lower() for token in request.upgrade.split(b",")} if request.upgrade else set()
+    if not response.upgrade or response.upgrade.strip().lower() not in wanted:
+        raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream switched to a protocol that was not asked for")

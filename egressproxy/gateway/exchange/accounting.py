@@ -1,0 +1,82 @@
+"""Accounting: every exchange and tunnel gets its number here, and says here in the end what it was."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import deque
+from time import monotonic, time
+
+from egressproxy.errors import GatewayError, Reason
+from egressproxy.filters.chain import finish
+from egressproxy.gateway.exchange.error_responses import is_denial, is_told
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.recent_decisions import KEPT, PATH, Remembered
+from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.model.exchange import Exchange
+from egressproxy.net.timers import TimerWheel
+from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.metrics import Metrics
+
+__all__ = ["Accounting"]
+
+
+class Accounting:
+    """One per process. `recent` has the latest decisions, `pseudonym` is our name in Via (RFC 9110 section 7.6.3)."""
+
+    def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes, metrics: Metrics) -> None:
+        self.wheel = wheel
+        self.access_log = access_log
+        self.pseudonym = pseudonym
+        self.metrics = metrics
+        self.notices = metrics.notices
+        self.recent: Remembered = deque(maxlen=KEPT)
+        self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
+        self._id_prefix = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+
+    def new_exchange(self, client: str, listener: ActiveListener) -> Exchange:
+        """An exchange of this client (`address:port`) that begins now, with a request id of its own."""
+        x = Exchange(client, listener.gateway, listener.name, monotonic())
+        x.started_wall = time()
+        x.request_id = f"{self._id_prefix}-{next(self._numbers):x}"
+        x.series = listener.series
+        return x
+
+    def blame(self, x: Exchange, life: HeldResources, error: GatewayError) -> None:
+        """Say what ended the exchange, and tell of it where an operator should hear of it."""
+        x.reason = error.reason
+        x.rule = error.rule
+        x.detail = error.detail
+        x.denied = is_denial(error)
+        if x.denied or is_told(error):
+            self.notices.refused(x.series, error, "" if life.route is None else life.route.kind)
+        if error.policy != "-":
+            x.series = self.metrics.denied_by(x.series, error.policy, error.entry)
+
+    def account(self, x: Exchange, life: HeldResources) -> None:
+        """Give back what the exchange holds, and say what it was."""
+        if life.upstream is not None:
+            life.release(reusable=False)
+        if life.request_filter is not None or life.response_filter is not None:
+            life.end_filters()
+        if x.notes is not None:
+            for place in (life.choice, life.route):
+                if place is not None and place.chain.complete is not None:
+                    finish(place.chain.complete, x)
+        if life.on_complete is not None:
+            life.on_complete()
+        if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
+            x.reason = Reason.DRAINED
+        x.ended_at = monotonic()
+        x.series.observe(x)
+        self.access_log.record(x)
+        self.recent.append(
+            (
+                x.started_wall, x.method, x.scheme, x.authority, x.path[PATH], x.gateway, x.listener, x.identity,
+                x.reason,
+            )
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"Accounting({len(self.recent)} recent decisions)"

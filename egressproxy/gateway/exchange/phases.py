@@ -1,0 +1,35 @@
+"""What a phase of filters has found: a response of their own, or nothing. Sends nothing."""
+
+from __future__ import annotations
+
+from egressproxy.filters.chain import Outcome, Steps, run
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import ResponseHead
+
+__all__ = ["answer_of", "dressed"]
+
+
+async def answer_of(outcome: Outcome, steps: Steps, x: Exchange, life: HeldResources) -> LocalResponse | None:
+    """Wait for a phase whose filters did not end at once: the response that one of them has made, or None."""
+    answer = outcome if isinstance(outcome, LocalResponse) else await outcome
+    return None if answer is None else await dressed(answer, x, life, steps)
+
+
+async def dressed(answer: LocalResponse, x: Exchange, life: HeldResources, steps: Steps | None = None) -> LocalResponse:
+    """A filter's answer as the response-headers filters leave it: they see all that a client gets.
+
+    `steps`: the phase that has answered; a phase does not see its own answer.
+    """
+    place = life.choice or life.route
+    dressing = place.chain.response_headers if place is not None else None
+    if dressing is None or dressing is steps:
+        return answer
+    x.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
+    outcome = run(dressing, x)
+    if outcome is not None and not isinstance(outcome, LocalResponse):
+        outcome = await outcome
+    if outcome is not None:
+        return outcome
+    return LocalResponse(x.response.status, tuple(x.response.fields), answer.body, x.response.phrase)

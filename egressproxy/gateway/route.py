@@ -1,0 +1,155 @@
+"""Route: one rule of a route, live, with everything that configuration decides about it bound already."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+
+from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.chain import Chain
+from egressproxy.gateway.backends.connector import NO_PORTS
+from egressproxy.gateway.backends.retries import RetryPolicy
+from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
+from egressproxy.gateway.ext_authz.filter import ExternalAuth
+from egressproxy.ir.policy import Mode, PolicyIR
+from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.permission import Permission
+from egressproxy.telemetry.metrics import Series
+
+__all__ = ["Route"]
+
+#: The golden ratio's fraction: multiples of it fall into a circle more evenly than those of any other number, so that
+#: shares of traffic come out within a few requests.
+GOLDEN = 0.6180339887498949
+
+
+class Route:
+    """One rule of a route (`kind`), or what a policy allows without a route (`name` "-")."""
+
+    __slots__ = (
+        "_ports",
+        "_turn",
+        "auth",
+        "buffers_request",
+        "chain",
+        "choices",
+        "clock_s",
+        "destinations",
+        "idle_s",
+        "is_judged",
+        "is_tls_only",
+        "kind",
+        "mode",
+        "name",
+        "only_reports",
+        "permission",
+        "request_s",
+        "retries",
+        "series",
+        "total",
+        "tunnel_idle_s",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        chain: Chain,
+        choices: Sequence[RouteBackend],
+        series: Series,
+        policy: PolicyIR,
+        destinations: DestinationPolicy,
+        *,
+        request_s: float,
+        retries: RetryPolicy | None = None,
+        is_tls_only: bool = False,
+        auth: ExternalAuth | None = None,
+        kind: str = "",
+        permission: Permission | None = None,
+        only_reports: bool = False,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.chain = chain
+        body = chain.request_body
+        self.auth = auth  # asks somebody else about each request, in its chain
+        self.buffers_request = (auth is not None and auth.max_body > 0) or (
+            body is not None and any(step.max_buffer_bytes >= 0 for step in body.steps)
+        )
+        self.choices = tuple(choice for choice in choices if choice.weight > 0)
+        self.total = sum(choice.weight for choice in self.choices)
+        self.series = series
+        self.mode: Mode = policy.mode
+        self.only_reports = only_reports  # of what a tunnel carries: mode Report lifts all policies
+        self.destinations = destinations
+        self.permission = permission  # a Dynamic backend: what the route permits by itself
+        self.is_judged = destinations.denies or permission is not None  # else whatever it matches may go
+        self.request_s = request_s
+        self.clock_s = on_the_wheel(request_s)
+        self.idle_s = policy.timeouts.idle_s
+        self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
+        self.retries = retries  # None: one attempt, by weight
+        self._ports = served_ports(choices)
+        self._turn = random.random()  # noqa: S311 (a share of traffic is no secret)
+        self.is_tls_only = is_tls_only  # a TLSRoute: what the tunnel carries has to be TLS
+
+    @property
+    def rule(self) -> str:
+        """Kind and name, as answers and the log have them; "-" for what no route matched."""
+        return f"{self.kind} {self.name}" if self.kind and self.name != "-" else self.name
+
+    def serves(self, host: str, port: int) -> bool:
+        """On a forward-proxy listener: whether a destination with this port is the one that the backend stands for.
+
+        The same name on another port is another service, which this route (and its credential) says nothing about.
+        A plain http URL counts as that of a TLS backend: it goes out as https.
+        """
+        ports = self._ports.get(host)
+        return ports is None or port in ports
+
+    def choose(self) -> RouteBackend:
+        """A backend by weight, whose share is met by each few requests in a row. Raises GatewayFault (500) where there
+        is none (Gateway API, HTTPRouteRule.backendRefs), Denied (403) where policy denies the place.
+        """
+        choices = self.choices
+        if len(choices) == 1:
+            choice = choices[0]
+        elif not choices:
+            raise GatewayFault(Reason.BACKEND_INVALID, f"route {self.name} has no backend", rule=self.rule)
+        else:
+            point = self._turn * self.total
+            self._turn = (self._turn + GOLDEN) % 1.0
+            for choice in choices:
+                point -= choice.weight
+                if point < 0:
+                    break
+        if choice.connector is None:
+            raise choice.fault(self.name, self.rule)
+        return choice
+
+    def counted_in(self, series: Series) -> Route:
+        """The same, with what it shares (pools, filters, budgets of retries), whose traffic is counted elsewhere."""
+        made = copy(self)
+        made.series = series
+        made.choices = tuple(choice.counted_in(series) for choice in self.choices)
+        return made
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it serves what no route matches."""
+        return self.name == "-"
+
+    def __repr__(self) -> str:
+        return f"Route({self.name}, {len(self.choices)} choices)"
+
+
+def served_ports(choices: Sequence[RouteBackend]) -> Mapping[str, Collection[int]]:
+    """By hostname of an Fqdn backend: the ports under which a client may name it."""
+    each = [choice.served_ports for choice in choices if choice.connector is not None or choice.denied is not None]
+    if len(each) <= 1:
+        return each[0] if each else NO_PORTS
+    ports: dict[str, set[int]] = {}
+    for served in each:
+        for host, numbers in served.items():
+            ports.setdefault(host, set()).update(numbers)
+    return ports or NO_PORTS
