@@ -1,4 +1,4 @@
-"""The command line. One file per verb, imported when it is asked for; a verb imports what it needs when it runs.
+"""The command line. One file per verb, imported when the verb is used; a verb imports what it needs when it runs.
 
 Exit statuses: 0 done, 1 the configuration or the start is bad, 2 wrong usage.
 """
@@ -17,30 +17,30 @@ from egressproxy import __version__
 
 __all__ = ["main"]
 
-#: With what the list of verbs says of each: the module of a verb is imported when it is used.
+#: The verbs and their one-line help, so that listing them imports none of their modules.
 _VERBS: Final = {
     "run": "Serve traffic.",
-    "check": "Say everything that is wrong with a configuration.",
+    "check": "Report everything that is wrong with a configuration.",
     "get": "Show the objects in service, with their status.",
-    "explain": "Say what would become of a request, and why.",
-    "diff": "Say what a new configuration would change.",
-    "reload": "Have a running gateway read its configuration again.",
-    "schema": "Print what a manifest may say.",
+    "explain": "Explain what would happen to a request, and why.",
+    "diff": "Show what a new configuration would change.",
+    "reload": "Make a running gateway read its configuration again.",
+    "schema": "Print the JSON Schema of manifests.",
     "filters": "Print the filter types and their settings.",
     "version": "Print the version.",
 }
-#: Verbs that compute something, print it and end.
+#: Verbs that compute something, print it and exit.
 _SHORT_LIVED: Final = frozenset({"check", "explain", "diff", "schema", "filters", "version"})
 
-_HELP: Final = """An egress gateway: decides what may leave, carries it there, and says what did.
+_HELP: Final = """An egress gateway: decides which requests may leave, forwards them, and logs every one.
 
 \b
-Start an open proxy on this machine alone, for a first look:
+Start an open proxy that only this machine can reach, for a first look:
   egressproxy run
   curl -x http://127.0.0.1:3128 https://example.com/
 
 \b
-Write down what may leave, check it, serve it:
+Write down what may leave, check it, and serve it:
   egressproxy schema EgressPolicy
   egressproxy check policies/
   egressproxy run --config policies/
@@ -48,7 +48,7 @@ Write down what may leave, check it, serve it:
 
 
 class _Verbs(click.Group):
-    """Knows the verbs by name, and imports one only when it is used."""
+    """Knows the names of the verbs, and imports a verb only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -63,12 +63,12 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """A verb that is misspelt raises click.UsageError with the nearest one."""
+        """Raises click.UsageError for an unknown verb, with the nearest one."""
         if args[0] not in _VERBS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], _VERBS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VERBS)}"
+            hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(_VERBS)}"
             raise click.UsageError(f"No such command '{args[0]}'; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -78,12 +78,12 @@ class _Verbs(click.Group):
             formatter.write_dl(tuple(_VERBS.items()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The program as a whole, as its script calls it.
+        """The whole program, as the console script calls it.
 
-        A verb that ends soon frees nothing by itself: the collector, and the teardown of every module at the end, would
-        take a quarter of the processor's time of `check`.
+        A short-lived verb runs without the garbage collector and exits without tearing modules down: both would take a
+        quarter of the CPU time of `check`.
         """
-        # Importing pydantic would look through every installed package for plugins; no verb has use for one.
+        # Otherwise importing pydantic looks through every installed package for plugins; no verb needs one.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         if sys.argv[1:2] and sys.argv[1] not in _SHORT_LIVED:
             return super().__call__(*args, **kwargs)
@@ -95,7 +95,7 @@ class _Verbs(click.Group):
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except OSError:  # who was to read it is gone
+        except OSError:  # the reader of the output is gone
             status = status or 1
         os._exit(status)
 

@@ -1,4 +1,4 @@
-"""Addresses on the command line: IP literals only; a name can change its mind between the check and the bind."""
+"""Addresses on the command line: IP literals only, because a name may resolve differently when it is bound."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def address_or_network(value: str) -> str:
         meant = ip_network(value, strict=False)
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a network; give one such as 127.0.1.0/24") from None
-    raise click.BadParameter(f"{value!r} is an address in a network; give the network, {meant}, or the address alone")
+    raise click.BadParameter(
+        f"{value!r} has host bits set; give the network {meant}, or the address without a prefix length"
+    )
 
 
 def address_and_port(value: str) -> tuple[str, int] | None:
-    """`HOST:PORT` or `[HOST6]:PORT`; `off` is None. Raises click.BadParameter."""
+    """Host and port of `HOST:PORT` or `[HOST6]:PORT`; None for `off`. Raises click.BadParameter."""
     if value == "off":
         return None
     host, colon, port = value.rpartition(":")

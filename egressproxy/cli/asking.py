@@ -1,4 +1,4 @@
-"""Asking a running process by its admin address."""
+"""Requests to the admin address of a running process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ADMIN", "ask", "lines"]
 
 #: Where `run` listens without --admin.
 ADMIN: Final = ("127.0.0.1", 15000)
-#: Longer than a name server, or the reload of a large configuration, may take.
+#: Timeout of one request: longer than a DNS query, or the reload of a large configuration, may take.
 ASK_S: Final = 150.0
 
 
@@ -30,10 +30,10 @@ def ask(
     accept: str = "application/json",
     not_found: int = 2,
 ) -> dict[str, Any]:
-    """The JSON of one answer.
+    """The JSON body of one response.
 
-    Exits with 2 where nobody answers, or the question is refused; with `not_found` where there is no such thing; with 1
-    where what was asked for is not done.
+    Exits the process: with 2 if there is no response, or the request is refused; with `not_found` for a 404; with 1 for
+    a 409, which says that the request was not carried out.
     """
     with _answer(admin, path, pairs, method, accept, ASK_S) as answer:
         body: dict[str, Any] = json.loads(answer.read())
@@ -46,7 +46,7 @@ def ask(
 def lines(
     admin: tuple[str, int], path: str, pairs: Iterable[tuple[str, str]], accept: str = "application/json"
 ) -> Iterator[bytes]:
-    """The lines of an answer that goes on, until it ends. Exits with 2 where nobody answers, or it is refused."""
+    """The lines of a streamed response, until it ends. Exits with 2 if there is no response, or it is refused."""
     with _answer(admin, path, pairs, "GET", accept, None) as answer:
         if answer.status >= 400:
             click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
@@ -74,9 +74,9 @@ def _answer(
         yield connection.getresponse()
     except (OSError, HTTPException, ValueError) as error:
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        hint = "is it running? --admin says where"
+        hint = "is egressproxy running? --admin gives its address"
         if path == "/explain":
-            hint += "; --config PATH asks manifests, without a process"
+            hint += "; --config PATH explains manifests without a process"
         click.echo(f"egressproxy: the admin address {place} does not answer: {error} ({hint})", err=True)
         sys.exit(2)
     finally:

@@ -1,4 +1,4 @@
-"""`egressproxy check`: what `run` would say about a configuration, without opening a socket; a gate for pipelines."""
+"""`egressproxy check`: validates a configuration as `run` would, without opening a socket; for pipelines."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["command"]
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="PATH…")
 @click.option(
     "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
-    help="The same as PATH, for those who type it as in `run`.",
+    help="The same as PATH, as in `run`.",
 )  # fmt: skip
 @click.option(
     "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
     help="As in `run`.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
-@click.option("--strict", is_flag=True, help="Warnings fail, too.")
-@click.option("--allow-unserved", is_flag=True, help="What would not be served as it is written does not fail.")
+@click.option("--strict", is_flag=True, help="Fail on warnings, too.")
+@click.option("--allow-unserved", is_flag=True, help="Do not fail on what would not be served as it is written.")
 @secret_options
 def command(
     paths: tuple[Path, ...],
@@ -47,12 +47,12 @@ def command(
     allow_unserved: bool,
     sources: tuple[SecretSource, ...],
 ) -> None:
-    """Read files and folders as `run` would, and print every problem at once with its place.
+    """Read files and folders as `run` would, and print every problem with its place.
 
-    What a manifest may not say is a problem, and so is a filter that cannot be built (the file of a Python filter is
-    run for that): `run` would refuse all of it. What a manifest may say and what cannot be served as it is written (a
-    Secret that is not there, a rule that is dropped, a policy without a target) is `unserved`: the rest would be
-    served. A `warning` is about what is served as written and might not be meant; a `note` asks for nothing.
+    A problem is what a manifest must not contain, or a filter that cannot be built (the file of a Python filter is run
+    for that): `run` would refuse the whole configuration. `unserved` is what is valid but cannot be served as it is
+    written (a missing Secret, a rule that is dropped, a policy without a target): the rest would be served. A `warning`
+    is about what is served as written but may not be meant. A `note` needs no action.
 
     \b
     Examples:
@@ -60,8 +60,8 @@ def command(
       egressproxy check gateway.yaml secrets/ --strict
       egressproxy check policies/ -o json | jq '(.problems + .unserved)[].message'
 
-    Exit status: 0 all of it would be served as it is written, 1 not (with --allow-unserved: it would be refused; with
-    --strict: or there are warnings), 2 wrong usage.
+    Exit status: 0 everything would be served as it is written, 1 not (with --allow-unserved: only if it would be
+    refused; with --strict: also if there are warnings), 2 wrong usage.
     """
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
@@ -114,7 +114,7 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
     from egressproxy.ir.extensions import extensions
 
     if next(extensions(compiled.spec), None) is None:
-        return  # importing what builds filters would take as long as reading a small configuration
+        return  # importing the filters would take as long as reading a small configuration
     from egressproxy.config.compile.load_errors import problem_at
     from egressproxy.config.reading.problems import ConfigError, Problem
     from egressproxy.filters.catalog import Catalog
@@ -130,7 +130,7 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
 
 
 def _declaration(resources: ResourceSet, spec: ExtensionIR) -> tuple[Resource | None, str]:
-    """The object that declared a filter, and the field; "" for the filters of a route, which have no name there."""
+    """The object that declared a filter, and the field; "" for the filters of a route, which have no names."""
     from egressproxy.config.compile.interface import scope_of
 
     owners = [resource for resource in resources.objects if str(resource) == spec.source]

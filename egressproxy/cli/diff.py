@@ -1,4 +1,4 @@
-"""`egressproxy diff`: what a new configuration would change, and which recent decisions it would make the other way."""
+"""`egressproxy diff`: what a new configuration would change, and which recent decisions would change with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from egressproxy.model.secret_source import SecretSource
 
 __all__ = ["command"]
 
-#: Requests of an access log that are decided again: more do not say more.
+#: Different requests of an access log that are decided again.
 MAX_DECISIONS = 100_000
 
 
@@ -35,20 +35,20 @@ MAX_DECISIONS = 100_000
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[OLD] NEW")
 @click.option(
     "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
-    help="The same as OLD and NEW, for those who type it as in `run`.",
+    help="The same as OLD and NEW, as in `run`.",
 )  # fmt: skip
 @click.option(
     "--admin", type=address_and_port, metavar="HOST:PORT", default=None,
-    help="A running process: its recent decisions are made again; and, without OLD, its configuration is the old one."
-    f" The default, without OLD: {ADMIN[0]}:{ADMIN[1]}.",
+    help="A running process: its recent decisions are made again, and without OLD its configuration is the old one."
+    f" Default without OLD: {ADMIN[0]}:{ADMIN[1]}.",
 )  # fmt: skip
 @click.option(
     "--access-log", "access_log", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="Make the decisions of this access log again, rather than those that a process remembers.",
+    help="Make the decisions of this access log again, instead of those that a process remembers.",
 )  # fmt: skip
 @click.option(
     "--bind", "bind", multiple=True, type=address_or_network, metavar="ADDR",
-    help="As in `run`. The default: that of the running process; with OLD, 127.0.0.1.",
+    help="As in `run`. Default: that of the running process; with OLD, 127.0.0.1.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 @secret_options
@@ -61,9 +61,9 @@ def command(
     output: str,
     sources: tuple[SecretSource, ...],
 ) -> None:
-    """Compare two configurations (files or folders), or a running process with a new one, in what is served:
-    listeners, routes, rules, backends and what policies say there, by name and field; and the recent decisions that
-    would flip from allow to deny or back. Values of Secrets are not compared.
+    """Compare what two configurations (files or folders), or a running process and a new configuration, serve:
+    listeners, routes, rules, backends and their policies, by name and field; and the recent decisions that would flip
+    from allow to deny or back. Values of Secrets are not compared.
 
     \b
     Examples:
@@ -72,11 +72,11 @@ def command(
       egressproxy diff policies/ new/ --access-log /var/log/egress.jsonl
       egressproxy diff new/ --admin 127.0.0.1:15000 -o json | jq '.flips[] | select(.after == "allow")'
 
-    Exit status: 0 the same, 1 something differs, 2 trouble.
+    Exit status: 0 no difference, 1 something differs, 2 wrong usage, or a configuration is refused.
     """
     paths += config
     if not 1 <= len(paths) <= 2:
-        raise click.UsageError("name one configuration, to compare with a running process, or two: OLD NEW")
+        raise click.UsageError("give one configuration to compare with the running process, or two: OLD NEW")
     if len(paths) == 1 and admin is None:
         admin = ADMIN
     *old_path, new_path = paths
@@ -102,7 +102,7 @@ def command(
 
 
 def _compiled(path: Path, secrets: tuple[SecretSource, ...], bind: tuple[str, ...]) -> ConfigIR:
-    """Exits with 2 where it is refused."""
+    """The compiled configuration. Exits with 2 if it is refused."""
     from egressproxy.config.reading.problems import ConfigError
     from egressproxy.processes.loader.compilation import loaded
 
@@ -129,7 +129,7 @@ def _flips(
     try:
         found, count = asyncio.run(replayed())
     except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
-        click.echo(f"egressproxy: a configuration cannot be served: {error}", err=True)
+        click.echo(f"egressproxy: one of the configurations cannot be served: {error}", err=True)
         sys.exit(2)
     return {"flips": [each.values() for each in found], "replayed": count}
 
@@ -146,7 +146,7 @@ def _of_log(path: Path, snapshot: Snapshot) -> list[RecentDecision]:
 
 
 def _unique(lines: Iterable[str], snapshot: Snapshot) -> Iterable[RecentDecision]:
-    """Each request of an access log once. The log leaves the scheme out: the listener's, or that of the port."""
+    """Each request of an access log once. The log has no scheme: that of the listener, https for port 443, is taken."""
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 
     schemes = {(live.gateway, live.name): live.scheme for port in snapshot.ports.values() for live in port.listeners}
@@ -159,7 +159,7 @@ def _unique(lines: Iterable[str], snapshot: Snapshot) -> Iterable[RecentDecision
                 scheme = "https"
             decision = RecentDecision.of_log(record, scheme)
         except (ValueError, KeyError, TypeError):
-            continue  # no line of an access log, or half of one
+            continue  # not a line of an access log, or an incomplete one
         if decision not in seen and len(seen) < MAX_DECISIONS:
             seen.add(decision)
             yield decision

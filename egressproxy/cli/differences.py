@@ -1,10 +1,11 @@
-"""Differences between two outlines, and how they are shown."""
+"""Differences between the outlines of two configurations, as values and as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 
+from egressproxy.cli.styled_lines import print_lines
 from egressproxy.ir.outline import Outline
 
 __all__ = ["compare", "lines", "show"]
@@ -13,7 +14,9 @@ _STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "!": "bold red", " ":
 
 
 def compare(old: Outline, new: Outline) -> dict[str, Any]:
-    """`added` and `removed` with their fields, `changed` by object and field with `old` and `new` (None: not there)."""
+    """Returns `added` and `removed` objects with their fields, and `changed` by object and field, with `old` and `new`
+    (None: the field is not there).
+    """
     changed = {}
     for name in old:
         if name in new and old[name] != new[name]:
@@ -31,21 +34,12 @@ def compare(old: Outline, new: Outline) -> dict[str, Any]:
 
 
 def show(found: Mapping[str, Any], file: IO[str]) -> None:
-    """Coloured on a terminal, plain everywhere else."""
-    if not file.isatty():
-        for line in lines(found):
-            print(line, file=file)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=file, highlight=False)
-    for line in lines(found):
-        console.print(Text(line, _STYLES.get(line.lstrip()[:1], "")), soft_wrap=True)
+    """Print the lines; `found` is what `compare` returns, with `flips` and `replayed` if decisions were made again."""
+    print_lines(([(line, _STYLES.get(line.lstrip()[:1], ""))] for line in lines(found)), file)
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """`+` is new, `-` is gone, `~` is changed, `!` is a decision that flips."""
+    """One line for each difference: `+` new, `-` gone, `~` changed, `!` a decision that flips."""
     for sign, kind in (("-", "removed"), ("+", "added")):
         for name, values in found[kind].items():
             yield f"{sign} {name}"
@@ -59,7 +53,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield _flip(each)
     if "replayed" in found:
         count = len(found["flips"])
-        yield f"{found['replayed']} decisions made again, {count or 'none'} of them the other way"
+        yield f"{found['replayed']} recent decisions were made again; {count or 'none'} of them would change"
 
 
 def _field(path: str, old: Any, new: Any) -> Iterator[str]:
@@ -81,7 +75,7 @@ def _flip(each: Mapping[str, Any]) -> str:
         each[when] if each[f"{when}Reason"] == "-" else f"{each[when]} ({each[f'{when}Reason']})"
         for when in ("before", "after")
     )
-    sure = "" if each["isSure"] else ", maybe: it depends on headers or addresses"
+    sure = "" if each["isSure"] else " (not certain: it depends on headers or addresses)"
     where = f"{each['gateway']}/{each['listener']}"
     return f"! {each['method']} {each['authority']}{path}{identity} on {where}: {before} -> {after}{sure}"
 

@@ -1,4 +1,4 @@
-"""`egressproxy explain`: what would become of a request, and why; nothing is sent to a backend."""
+"""`egressproxy explain`: what would happen to a request, and why; nothing is sent to a backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "PO
 
 
 class _MethodFirst(ConfigByOption):
-    """Says what to write where one of METHOD and URL is missing, which is mostly the method."""
+    """Says what to write if METHOD or URL is missing; usually it is the method."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -35,26 +35,28 @@ class _MethodFirst(ConfigByOption):
             meant = f"GET {given}" if "://" in given or given.startswith("/") else f"CONNECT {given}"
             if meant.startswith("CONNECT") and ":" not in given:
                 meant += ":443"
-            message = f"a METHOD comes before the URL: write egressproxy explain {meant}"
+            message = f"the METHOD is missing before the URL: write egressproxy explain {meant}"
             raise click.UsageError(message, ctx) from None
 
 
 @click.command("explain", cls=_MethodFirst)
 @click.argument("method")
 @click.argument("url")
-@click.option("--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account that asks.")
+@click.option(
+    "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
+)
 @click.option(
     "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
-    help="Ask this configuration, which nobody need be serving; may be given again.",
+    help="Explain with this configuration instead of a running process; may be given again.",
 )  # fmt: skip
 @click.option(
     "--admin", type=address_and_port, metavar="HOST:PORT", default=None,
-    help=f"Ask the process with this admin address. The default, without --config: {ADMIN[0]}:{ADMIN[1]}.",
+    help=f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.",
 )  # fmt: skip
 @click.option("-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header; may be given again.")
-@click.option("--gateway", metavar="NS/NAME", default="", help="Where several Gateways could take it.")
-@click.option("--listener", metavar="NAME", default="", help="Where several listeners could take it.")
-@click.option("--no-dns", is_flag=True, help="Ask no name server: addresses are not judged.")
+@click.option("--gateway", metavar="NS/NAME", default="", help="The Gateway, if several could take the request.")
+@click.option("--listener", metavar="NAME", default="", help="The listener, if several could take the request.")
+@click.option("--no-dns", is_flag=True, help="Do not resolve names: addresses are not checked.")
 @click.option(
     "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
     help="As in `run`, with --config.",
@@ -66,12 +68,12 @@ def command(
     headers: tuple[str, ...], gateway: str, listener: str, no_dns: bool, bind: tuple[str, ...], output: str,
     sources: tuple[SecretSource, ...],
 ) -> None:  # fmt: skip
-    """Explain a request: the listener, the rule that wins and the runner-up, what policy says, the backends with a
-    verdict on each address, TLS, filters in their order, credentials by name, limits and timeouts; or the denial, with
-    what to add.
+    """Explain a request: the listener, the rule that wins and the runner-up, the decision of the policies, the
+    backends with a verdict on each address, TLS, filters in their order, credentials by name, limits and timeouts; or
+    the denial, and what would allow the request.
 
-    It is decided by what decides about traffic: the running process, or, with --config, the same code on these
-    manifests. Names are really resolved (not with --no-dns); nothing is sent to a backend, and no filter runs.
+    The running process decides, or with --config the same code with these manifests. Names are resolved (not with
+    --no-dns). Nothing is sent to a backend, and no filter runs.
 
     \b
     Examples:
@@ -80,13 +82,13 @@ def command(
       egressproxy explain POST http://localhost:8080/v1/chat -H 'X-Team: red' --listener http
       egressproxy explain GET http://a.example/ --as agents/crawler -o json | jq .route
 
-    Exit status: 0 it would be let through, 1 it would be denied or could not be served, 2 wrong usage.
+    Exit status: 0 it would be allowed, 1 it would be denied or could not be served, 2 wrong usage.
     """
     if sources and not config:
-        raise click.UsageError("Secrets are for manifests: give --config, too; a running process has its own")
+        raise click.UsageError("Secrets need --config: a running process has its own")
     if config and admin is not None:
-        raise click.UsageError("--config or --admin: one of them says who is asked")
-    if method.upper() in METHODS:  # other spellings are other methods, but nobody means them here
+        raise click.UsageError("give --config or --admin, not both")
+    if method.upper() in METHODS:  # methods are case-sensitive, but nobody means another method here
         method = method.upper()
     pairs = [("method", method), ("url", url), ("as", identity), ("gateway", gateway), ("listener", listener)]
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
@@ -99,7 +101,7 @@ def command(
 
 
 def _of_files(config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """What a process with this configuration would say. Exits with 2 where it cannot be served."""
+    """What a process with this configuration would respond. Exits with 2 if it cannot be served."""
     import asyncio
 
     from egressproxy.config.reading.problems import ConfigError

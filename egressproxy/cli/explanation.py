@@ -1,9 +1,11 @@
-"""An explanation for people: short, in the order in which a request meets things, one label a line."""
+"""An explanation as lines of text, each with a label, in the order in which the parts of the gateway see a request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
+
+from egressproxy.cli.styled_lines import print_lines
 
 __all__ = ["lines", "show"]
 
@@ -11,27 +13,18 @@ __all__ = ["lines", "show"]
 Line = tuple[str, str, str]
 
 _WIDTH: Final = 14
-#: The kind of backends that goes without saying.
+#: The kind of backend that is not named.
 _OURS: Final = "Backend.egressproxy.io"
 _STYLES: Final = {"allowed": "bold green", "denied": "bold red", "failed": "bold yellow"}
 
 
 def show(found: Mapping[str, Any], file: IO[str]) -> None:
-    """Coloured on a terminal, plain everywhere else."""
-    if not file.isatty():
-        for label, text, _ in lines(found):
-            print(f"{label:<{_WIDTH}}{text}".rstrip(), file=file)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=file, highlight=False)
-    for label, text, style in lines(found):
-        console.print(Text.assemble((f"{label:<{_WIDTH}}", "bold"), (text, style)), soft_wrap=True)
+    """Print an explanation; `found` is the response of /explain."""
+    print_lines((((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in lines(found)), file)
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[Line]:
-    """`found` is what /explain answers."""
+    """Label, text and style of each line; `found` is the response of /explain."""
     request, listener, verdict = found["request"], found["listener"], found["verdict"]
     yield verdict, f"{request['method']} {request['url']}", _STYLES[verdict]
     yield from _error(found.get("error"))
@@ -122,7 +115,7 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
     share = f", {backend['share']:.1%} of the requests" if backend["share"] < 1 else ""
     kind = backend.get("kind", _OURS)
-    of = f" ({kind})" if kind not in (_OURS, "Service") else ""  # another group may have a Backend of that name, too
+    of = f" ({kind})" if kind not in (_OURS, "Service") else ""  # another group may have a Backend of the same name
     yield "backend", f"{backend['name']}{of}{destination}{place}{share}", "cyan"
     if backend.get("error") != said:
         yield from _error(backend.get("error"))
@@ -133,8 +126,8 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""
     for each in backend["credentials"]:
-        there = "" if each["present"] else ", which is MISSING"
-        yield "  credential", f"Secret {each['secret']}{there} (filter {each['filter']} of {each['from']})", ""
+        missing = "" if each["present"] else ", which is MISSING"
+        yield "  credential", f"Secret {each['secret']}{missing} (filter {each['filter']} of {each['from']})", ""
     for each in backend.get("mirrors", ()):
         share = "every request" if each["share"] == 1 else f"{each['share'] * 100:.4g}% of the requests"
         denied = f"; {each['denied']}" if "denied" in each else ""
@@ -154,17 +147,17 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
     if backend.get("tls"):
         yield "  tls", _tls(backend["tls"]), ""
     elif "tls" in backend:
-        yield "  tls", "none of the gateway's own", ""
+        yield "  tls", "none from the gateway", ""
     if "parent" in backend:
         parent = backend["parent"]
         by = f" (parent of {backend['parentBy']})" if "parentBy" in backend else ""
         yield "  parent", f"{parent['name']}{by}", ""
         if parent["credentials"]:
-            yield "", f"is shown username and password of {parent['credentials']} (Basic)", ""
+            yield "", f"gets the username and password of {parent['credentials']} (Basic)", ""
         else:
-            yield "", "is shown no credentials; if it asks for them (parent_auth): parent.credentialsRef", "dim"
+            yield "", "gets no credentials; if it asks for them (parent_auth), set parent.credentialsRef", "dim"
         for label, text, style in _way(parent):
-            yield label and f"  {label}", text, style  # what is said of the parent stands below it
+            yield label and f"  {label}", text, style  # the parent's own lines are indented below it
 
 
 def _tls(tls: Mapping[str, Any]) -> str:

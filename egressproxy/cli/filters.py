@@ -1,4 +1,4 @@
-"""`egressproxy filters`: the types that an extension may have, with their phases and the schema of their config."""
+"""`egressproxy filters`: the filter types, with their phases and the schema of their config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["command"]
 @click.argument("name", required=False, metavar="[TYPE]")
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 def command(name: str | None, output: str) -> None:
-    """List the filter types, or print all about one: where it may run, and the JSON Schema of its config.
+    """List the filter types, or describe one: where it may run, and the JSON Schema of its config.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`egressproxy get`: the objects in service with their status, for people without kubectl."""
+"""`egressproxy get`: the objects in service with their status, without kubectl."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryLi
 
 @dataclass(frozen=True, slots=True)
 class ListedKind:
+    """A kind that the API serves; `names` are all by which it is asked for, in lower case."""
+
     group: str
     version: str
     plural: str
@@ -33,10 +35,11 @@ class ListedKind:
 
     @property
     def resource(self) -> str:
+        """`plural.group`; the plural alone for the core group."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str, name: str = "") -> str:
-        """`namespace` "" is all of them."""
+        """The path of the API; `namespace` "": all namespaces, `name` "": the list."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         place = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
@@ -49,18 +52,18 @@ class ListedKind:
 @click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
 @click.option("-l", "--selector", default="", metavar="LABELS", help="Only objects with these labels: team=red,!old.")
 @click.option("-o", "--output", type=click.Choice(("wide", "yaml", "json", "name")), help="Instead of a short table.")
-@click.option("-w", "--watch", is_flag=True, help="Go on, and show what changes.")
+@click.option("-w", "--watch", is_flag=True, help="Keep running, and show changes.")
 @click.option(
     "--admin", type=address_and_port, default=f"{ADMIN[0]}:{ADMIN[1]}", show_default=True, metavar="HOST:PORT",
-    help="The admin address of the process that is asked.",
+    help="The admin address of the process.",
 )  # fmt: skip
 def command(
     kind: str, name: str, namespace: str, all_namespaces: bool, selector: str, output: str | None, watch: bool,
     admin: tuple[str, int] | None,
 ) -> None:  # fmt: skip
-    """Show what a running gateway has in service. KIND is a kind, its plural or a short name: Gateway, gateways, gw;
-    several with commas; with its group where several groups have it: backends.gateway.networking.k8s.io (else it is
-    the one of egressproxy.io).
+    """Show the objects of a running gateway. KIND is a kind, its plural or a short name: Gateway, gateways, gw.
+    Separate several with commas. Add the group if several groups have the kind: backends.gateway.networking.k8s.io;
+    without a group it is that of egressproxy.io.
 
     The data of Secrets is never shown.
 
@@ -72,17 +75,17 @@ def command(
       egressproxy get gw,httproutes -A
       egressproxy get httproutes -A -w
 
-    Exit status: 0 shown, 1 there is no such object, 2 wrong usage or nobody answers.
+    Exit status: 0 shown, 1 there is no such object, 2 wrong usage or no response.
     """
     if admin is None:
-        raise click.UsageError("--admin off: there is nobody to ask")
+        raise click.UsageError("--admin off: this command needs the admin address of a running process")
     if name and all_namespaces:
-        raise click.UsageError("a name and --all-namespaces: one object is in one namespace, name it with -n")
+        raise click.UsageError("give a name or --all-namespaces, not both: -n gives the namespace of one object")
     kinds = _chosen(kind, list(_kinds(admin)))
     if name and len(kinds) > 1:
-        raise click.UsageError("a name goes with one kind")
+        raise click.UsageError("a name needs exactly one kind")
     if watch and len(kinds) > 1:
-        raise click.UsageError("--watch goes with one kind")
+        raise click.UsageError("--watch needs exactly one kind")
     where = "" if all_namespaces else namespace
     pairs = [("labelSelector", selector)] if selector else []
     if name:
@@ -96,7 +99,7 @@ def command(
 
 
 def _kinds(admin: tuple[str, int]) -> Iterator[ListedKind]:
-    """What there is, each kind in its preferred version."""
+    """The kinds that the API serves, each in its preferred version."""
     seen = set()
     for root in ("/api", "/apis"):
         for group in ask(admin, root, accept=_DISCOVERY)["items"]:
@@ -179,10 +182,10 @@ def _text(shown: dict[str, Any], output: str) -> str:
 
 
 def _say_nothing_found(kinds: Sequence[ListedKind], where: str, name: str) -> None:
-    """Exits with 1 where a name was asked for."""
+    """Say so; exits with 1 if a name was asked for."""
     is_namespaced = any(kind.is_namespaced for kind in kinds)
     place = f" in namespace {where}" if where and is_namespaced else ""
-    hint = " (-n names another, -A shows all)" if place else ""
+    hint = " (-n NS looks in another one, -A in all)" if place else ""
     if name:
         click.echo(f"egressproxy: {kinds[0].resource} {name!r} not found{place}{hint}", err=True)
         sys.exit(1)
@@ -192,7 +195,7 @@ def _say_nothing_found(kinds: Sequence[ListedKind], where: str, name: str) -> No
 def _watch(
     admin: tuple[str, int], kind: ListedKind, where: str, pairs: list[tuple[str, str]], output: str | None
 ) -> None:
-    """Until it is interrupted, or the gateway ends."""
+    """Show changes until the command is interrupted (status 130), or the gateway stops."""
     accept = "application/json" if output in ("yaml", "json") else _TABLE
     path = kind.path(where)
     try:
@@ -204,7 +207,7 @@ def _watch(
             for line in lines(admin, path, [*pairs, ("watch", "true"), since], accept):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    break  # it was too far behind: from the start again
+                    break  # the version is too old: list again
                 show(event["object"])
             else:
                 return
@@ -215,7 +218,7 @@ def _watch(
 def _shower(
     kind: ListedKind, first: dict[str, Any], output: str | None, *, has_namespaces: bool
 ) -> Callable[[dict[str, Any]], None]:
-    """Shows a list, or one of its objects that has changed, in the same way; of tables, below the same head."""
+    """Returns what shows a list or one changed object of it; rows of tables are shown below one head."""
     if output in ("yaml", "json"):
 
         def objects(shown: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Numbers on the command line: what is none, or too small or too great, is told with what would do."""
+"""Numbers on the command line; errors name the range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["seconds", "whole_number"]
 
 
 def whole_number(least: int, most: int) -> Callable[[object], int]:
-    """Reads an integer from `least` to `most`. What it gives raises click.BadParameter."""
+    """Returns a reader of integers from `least` to `most`, which raises click.BadParameter."""
     remedy = f"give one from {least:,} to {most:,}"
 
     def read(value: object) -> int:
@@ -20,14 +20,14 @@ def whole_number(least: int, most: int) -> Callable[[object], int]:
         except ValueError:
             raise click.BadParameter(f"{str(value)!r} is not a whole number; {remedy}") from None
         if not least <= number <= most:
-            raise click.BadParameter(f"{number} is too {'small' if number < least else 'great'}; {remedy}")
+            raise click.BadParameter(f"{number} is too {'small' if number < least else 'large'}; {remedy}")
         return number
 
     return read
 
 
 def seconds(most: int) -> Callable[[object], float]:
-    """Reads a time from 0 to `most` seconds, with a fraction or without. What it gives raises click.BadParameter."""
+    """Returns a reader of times from 0 to `most` seconds, fractions included, which raises click.BadParameter."""
     remedy = f"give seconds from 0 to {most:,}, such as 10 or 2.5, without a unit"
 
     def read(value: object) -> float:
@@ -38,7 +38,7 @@ def seconds(most: int) -> Callable[[object], float]:
         if math.isnan(number):
             raise click.BadParameter(f"{str(value)!r} is not a number; {remedy}")
         if not 0 <= number <= most:
-            raise click.BadParameter(f"{value} is too {'small' if number < 0 else 'great'}; {remedy}")
+            raise click.BadParameter(f"{value} is too {'small' if number < 0 else 'large'}; {remedy}")
         return number
 
     return read

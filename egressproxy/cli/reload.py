@@ -1,4 +1,4 @@
-"""`egressproxy reload`: has a running process read its configuration again, and says how that went."""
+"""`egressproxy reload`: makes a running process read its configuration again, and prints the outcome."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["command"]
 @click.command("reload")
 @click.option(
     "--acknowledge", metavar="MARK", default="",
-    help="Put the configuration with this mark into service although it allows what was denied lately"
-    " (`run --guarded`). The refusal says the mark; any other configuration is still refused.",
+    help="Put the configuration with this mark into service although it allows what was recently denied"
+    " (`run --guarded`). The refusal contains the mark; any other configuration is still refused.",
 )  # fmt: skip
 @click.option(
     "--admin", type=address_and_port, metavar="HOST:PORT", default=f"{ADMIN[0]}:{ADMIN[1]}", show_default=True,
-    help="The process's admin address; it has to be on loopback.",
+    help="The admin address of the process; it must be on loopback.",
 )  # fmt: skip
 def command(acknowledge: str, admin: tuple[str, int] | None) -> None:
     """Read the configuration again, as SIGHUP does, and wait for the outcome.
@@ -28,7 +28,7 @@ def command(acknowledge: str, admin: tuple[str, int] | None) -> None:
       egressproxy reload
       egressproxy reload --acknowledge 6d1f0c9a2b3e
 
-    Exit status: 0 the configuration is in service, 1 it is refused (and why), 2 wrong usage or nobody there.
+    Exit status: 0 the configuration is in service, 1 it is refused (and why), 2 wrong usage or no response.
     """
     ask(admin or ADMIN, "/reload", [("acknowledge", acknowledge)] if acknowledge else [], method="POST")
     click.echo("the configuration is in service")

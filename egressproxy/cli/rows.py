@@ -1,4 +1,4 @@
-"""Rows of a server-side Table on a terminal: aligned, with colour where somebody looks."""
+"""Rows of a Kubernetes Table in aligned columns, in colour on a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import click
 
+from egressproxy.cli.styled_lines import printable
+
 __all__ = ["Rows"]
 
 _GAP: Final = "   "
@@ -15,12 +17,14 @@ _COLOURS: Final = {"True": "green", "False": "red", "Warning": "yellow"}
 
 
 class Rows:
-    """Prints its head once; columns keep the width of the first rows, so that later ones stand below them."""
+    """Prints rows below one head; later rows keep the column widths of the first ones."""
 
     def __init__(
         self, definitions: Sequence[Mapping[str, Any]], is_wide: bool, has_namespaces: bool, prefix: str
     ) -> None:
-        """`prefix` stands before each name."""
+        """`definitions` are the Table's columns; `is_wide` shows those with a priority, too; `prefix` is put before
+        each name.
+        """
         self._shown = [index for index, each in enumerate(definitions) if is_wide or not each["priority"]]
         self._name = next((index for index, each in enumerate(definitions) if each["name"] == "Name"), None)
         self._prefix = prefix
@@ -30,6 +34,7 @@ class Rows:
         self._widths: list[int] = []
 
     def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print these rows of the Table, and the head before the first."""
         if not rows:
             return
         texts = [self._texts(row) for row in rows]
@@ -43,7 +48,7 @@ class Rows:
     def _texts(self, row: Mapping[str, Any]) -> list[str]:
         cells = row["cells"]
         texts = [f"{self._prefix if index == self._name else ''}{cells[index]}" for index in self._shown]
-        texts = ["".join(c if c.isprintable() else "?" for c in text) for text in texts]
+        texts = [printable(text) for text in texts]
         return [row["object"]["metadata"].get("namespace", ""), *texts] if self._has_namespaces else texts
 
     def _print(self, texts: Sequence[str], colours: Mapping[str, str]) -> None:

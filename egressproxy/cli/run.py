@@ -1,4 +1,4 @@
-"""`egressproxy run`: reads the options, and hands them to the composition root."""
+"""`egressproxy run`: reads the options, and passes them to `app.run`."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from egressproxy.model.secret_source import SecretSource
 
 __all__ = ["command"]
 
-#: Beyond any machine: a slip of the finger must not start ten thousand processes.
+#: More than any machine has cores: a typing error must not start ten thousand processes.
 MAX_WORKERS = 256
-#: Of a session key: less could be guessed, more is another file.
+#: Of a session key: a shorter one could be guessed, a longer file is not a key.
 MIN_KEY_BYTES = 32
 MAX_KEY_BYTES = 4096
-#: A day.
+#: One day.
 MAX_DRAIN_S = 86_400
 
 
 def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     if value == "":
-        raise click.BadParameter("it is empty; give a file, - for standard output, or off")
+        raise click.BadParameter("the path is empty; give a file, - for standard output, or off")
     return value
 
 
 def _key(path: Path) -> SecretBytes:
-    """The key in this file. What surrounds it (a newline, in most files) is no part of it."""
+    """The key in this file, without surrounding whitespace. Raises click.BadParameter."""
     try:
         with path.open("rb") as file:
             written = file.read(MAX_KEY_BYTES + 1).strip()
     except OSError as error:
         raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--session-key") from None
     if not MIN_KEY_BYTES <= len(written) <= MAX_KEY_BYTES:
-        message = f"{path} holds {len(written)} octets; a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES}"
+        message = f"{path} contains {len(written)} bytes; a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES}"
         raise click.BadParameter(f"{message}: write one with `openssl rand -hex 32`", param_hint="--session-key")
     return SecretBytes(written)
 
@@ -55,46 +55,45 @@ def _key(path: Path) -> SecretBytes:
 )  # fmt: skip
 @click.option(
     "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
-    help="Where Gateways without addresses of their own listen; may be given again. From a network such as 127.0.1.0/24"
-    " every Gateway gets an address of its own. An address that others can reach lets them in: allow only what you mean"
-    " to.",
+    help="Where Gateways without `spec.addresses` listen; may be given again. From a network such as 127.0.1.0/24 every"
+    " Gateway gets an address of its own. Whoever can reach the address can use the gateway.",
 )  # fmt: skip
 @click.option(
     "--admin", type=address_and_port, default="127.0.0.1:15000", show_default=True, metavar="HOST:PORT",
-    help="Health, metrics and the configuration in service. Read-only, but for POST /reload and, with --api-writes, "
-    "objects. `off` for none.",
+    help="Health, metrics and the configuration in service. Read-only except for POST /reload and, with --api-writes,"
+    " objects. `off`: none.",
 )  # fmt: skip
 @click.option(
     "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
-    help="A second address that answers /metrics, /healthz, /livez and /readyz alone, for scrapers and probes of the"
-    " network. `off` for none.",
+    help="A second address that serves only /metrics, /healthz, /livez and /readyz, for scrapers and probes on the"
+    " network. `off`: none.",
 )  # fmt: skip
 @click.option(
     "--access-log", metavar="PATH", default=None, callback=_path,
-    help="Where one JSON line for every exchange goes: a file, `-` for standard output (the default), `off` for"
-    " nowhere. SIGHUP opens a file again.",
+    help="The file for one JSON line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens the"
+    " file.",
 )  # fmt: skip
 @click.option(
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
-    help="Of the diagnostics on standard error.",
+    help="The level of the diagnostics on standard error.",
 )  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
-    help="Of the diagnostics: lines for people, or one JSON object a line, for programs that collect logs.",
+    help="The form of the diagnostics: text, or one JSON object per line for log collectors.",
 )  # fmt: skip
 @click.option(
     "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True, metavar="SECONDS",
-    help="How long exchanges and tunnels under way may take after SIGTERM; a second signal ends them at once.",
+    help="How long in-flight exchanges and tunnels may take after SIGTERM; a second signal ends them at once.",
 )  # fmt: skip
 @click.option(
     "--state-dir", "state_dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="The folder of the objects that were written through the admin API, served beside --config; made where it is"
-    " not there. One process has it at a time.",
+    help="The folder of the objects that are written through the admin API, served beside --config; created if it does"
+    " not exist. Only one process can use it at a time.",
 )  # fmt: skip
 @click.option(
     "--api-writes", is_flag=True,
-    help="Let the admin API be written, too: kubectl apply. On loopback for programs of this machine, elsewhere with"
-    " --api-token-file. Needs --state-dir.",
+    help="Accept writes (kubectl apply) on the admin API: on loopback from programs of this machine, on other addresses"
+    " with --api-token-file. Needs --state-dir.",
 )  # fmt: skip
 @click.option(
     "--api-token-file", "api_token_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
@@ -102,17 +101,17 @@ def _key(path: Path) -> SecretBytes:
 )  # fmt: skip
 @click.option(
     "--guarded", is_flag=True,
-    help="Refuse a reload that would allow what was denied lately, until `egressproxy reload --acknowledge` says that"
-    " it is meant.",
+    help="Refuse a reload that would allow what was recently denied, until `egressproxy reload --acknowledge` confirms"
+    " it.",
 )  # fmt: skip
 @click.option(
     "--session-key", "session_key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH",
-    help="A file with the key that signs the tokens of session persistence, 32 octets or more: for gateways that stand"
-    " for each other, and sessions that outlive a restart. Read at the start; without it a key is made up.",
+    help="A file with the key (32 bytes or more) that signs the tokens of session persistence, for several gateways"
+    " with the same sessions, and for sessions that survive a restart. Read at the start. Default: a random key.",
 )  # fmt: skip
 @click.option(
     "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
-    help=f"Processes that serve, each on one core, {MAX_WORKERS} at most; they share the listening sockets. With 1 this"
+    help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
     " process serves itself.",
 )  # fmt: skip
 @secret_options
@@ -137,8 +136,8 @@ def command(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
-    Without --config it is an open forward proxy on 127.0.0.1:3128: good for a first look, reachable from this machine
-    alone. With a configuration nothing leaves that it does not allow.
+    Without --config it is an open forward proxy on 127.0.0.1:3128, for a first look; only this machine can reach it.
+    With a configuration only what it allows may leave.
 
     \b
     Examples:
@@ -149,28 +148,28 @@ def command(
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
-    Exit status: 0 after a drain, 1 if the configuration or a listener is bad at the start, 2 for wrong usage.
+    Exit status: 0 after a drain, 1 if the configuration or a listener fails at the start, 2 for wrong usage.
     """
     from egressproxy.processes.loader.process import LoaderProcess
 
     _check_state(config, state_dir)
     if sources and not config and state_dir is None:
-        raise click.UsageError("Secrets are for a configuration: give --config, too")
+        raise click.UsageError("Secrets need a configuration: give --config, too")
     _check_writes(admin, state_dir, api_writes, api_token_file)
     if not config and state_dir is None and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
         raise click.UsageError(
-            "--bind says where the Gateways of a configuration listen; without one the open proxy stays on 127.0.0.1;"
+            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
             " give --config, or leave --bind out"
         )
     bind = tuple(dict.fromkeys(bind))
     if log_format == "json":
         from egressproxy.telemetry.json_lines import take_over
 
-        take_over()  # what the imports below may have to say is JSON, too
+        take_over()  # also for what the imports below log
     first = None
     if config:
-        with suppress(OSError):  # what is wrong shows at the next attempt, and is said there
-            first = LoaderProcess()  # it imports while this process does
+        with suppress(OSError):  # the next attempt reports what is wrong
+            first = LoaderProcess()  # it imports its modules while this process does
     from egressproxy import app
     from egressproxy.config.reading.problems import ConfigError
 
@@ -203,21 +202,21 @@ def command(
 
 
 def _check_state(config: tuple[Path, ...], state_dir: Path | None) -> None:
-    """What is written through the API is kept apart from what the operator writes. Raises click.UsageError."""
+    """The operator's files and those of the API must be in different folders. Raises click.UsageError."""
     if state_dir is None:
         return
     state = state_dir.resolve()
     for path in config:
         if path.resolve().is_relative_to(state):
             raise click.UsageError(
-                f"--config {path} lies in --state-dir {state_dir}, which is for what the API writes: take another"
+                f"--config {path} is in --state-dir {state_dir}, which is for what the API writes: use another"
             )
 
 
 def _check_writes(
     admin: tuple[str, int] | None, state_dir: Path | None, api_writes: bool, api_token_file: Path | None
 ) -> None:
-    """Raises click.UsageError."""
+    """Raises click.UsageError for options of --api-writes that do not fit together, and for a bad token file."""
     if not api_writes:
         if api_token_file is not None:
             raise click.UsageError("--api-token-file is for writes: give --api-writes, too")
@@ -225,7 +224,7 @@ def _check_writes(
     if state_dir is None:
         raise click.UsageError("--api-writes needs a folder for what is written: give --state-dir")
     if admin is None:
-        raise click.UsageError("--api-writes needs the admin address: not --admin off")
+        raise click.UsageError("--api-writes needs the admin address: leave --admin off out")
     if api_token_file is None:
         if not ip_address(admin[0]).is_loopback:
             raise click.UsageError(

@@ -1,4 +1,4 @@
-"""`egressproxy schema`: what may be written in a manifest, as JSON Schema, from the very models that read it."""
+"""`egressproxy schema`: the JSON Schema of manifests, from the models that read them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["command"]
 @click.command("schema")
 @click.argument("name", metavar="[KIND]", required=False)
 @click.option("--kind", metavar="KIND", help="Only this kind: HTTPRoute, or with its group Backend.egressproxy.io.")
-@click.option("--list", "list_kinds", is_flag=True, help="List the kinds that are understood instead.")
+@click.option("--list", "list_kinds", is_flag=True, help="List the kinds instead.")
 def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
     """Print the JSON Schema of every kind, for editors, or of one.
 
-    A name that several groups have (Backend) means the one of egressproxy.io.
+    If several groups have the kind (Backend), it is that of egressproxy.io.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
             click.echo(f"{known.KIND:{width}}  {group}{', '.join(known.VERSIONS)}")
         return
     if name is not None and kind is not None:
-        raise click.UsageError(f"two kinds, {name} and {kind}: one at a time")
+        raise click.UsageError(f"{name} and --kind {kind}: give one kind")
     kind = kind or name
     if kind is None:
         click.echo(json.dumps(json_schema(), indent=2))

@@ -1,4 +1,4 @@
-"""The options by which Secrets come from files and from the environment; the same for all verbs that read manifests."""
+"""Options for Secrets from files and from the environment, shared by all verbs that read manifests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORM_ENV: Final = "[NAMESPACE/]NAME:KEY=VARIABLE"
 
 
 def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--secret`, `--secrets` and `--secret-env`; the command gets what they say as `sources`."""
+    """Adds `--secret`, `--secrets` and `--secret-env`; the command gets their values as `sources`."""
 
     @wraps(command)
     def with_sources(
@@ -35,17 +35,15 @@ def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--secret-env", "secret_env", multiple=True, metavar=_FORM_ENV,
-            help="An entry of a Secret that stands in a variable of the environment, read at the start; may be given"
-            " again.",
+            help="One key of a Secret, in an environment variable that is read at the start; may be given again.",
         ),
         click.option(
             "--secrets", "secrets", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-            metavar="DIR", help="A folder of Secrets in raw files: DIR/NAME/KEY, or DIR/NAMESPACE/NAME/KEY.",
+            metavar="DIR", help="A folder of Secrets as files: DIR/NAME/KEY, or DIR/NAMESPACE/NAME/KEY.",
         ),
         click.option(
             "--secret", "secret", multiple=True, metavar=_FORM,
-            help="A Secret in raw files: a folder with a file for each key, such as a mounted one, or one file; may be"
-            " given again.",
+            help="A Secret: a folder with a file for each key, such as a mounted one, or one file; may be given again.",
         ),
     ):  # fmt: skip
         made = option(made)
@@ -55,9 +53,9 @@ def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def secret_sources(
     secret: Sequence[str], secrets: Sequence[Path], secret_env: Sequence[str]
 ) -> tuple[SecretSource, ...]:
-    """What these options say. Raises click.BadParameter.
+    """The sources that these options name. Raises click.BadParameter.
 
-    The variables are taken out of the environment: no process that is started from here needs them.
+    Removes the variables from the environment: no child process needs them.
     """
     made = [SecretSource(path=folder) for folder in secrets]
     for written in secret:
@@ -81,8 +79,8 @@ def secret_sources(
 
 
 def _forget(variable: str) -> None:
-    """Take it out of the environment, and blank what the kernel shows of it: the memory that this process was started
-    with (proc(5), /proc/pid/environ). Where the C library cannot be asked, that stays.
+    """Remove it from the environment, and overwrite it in the memory that the kernel shows as /proc/PID/environ
+    (proc(5)). Without a C library that ctypes can call, that copy stays.
     """
     with suppress(OSError, AttributeError, TypeError):
         import ctypes
@@ -96,7 +94,7 @@ def _forget(variable: str) -> None:
 
 
 def _parts(written: str, option: str, form: str) -> tuple[str, str, str, str]:
-    """Namespace, name, key ("" where none is said), and what stands behind the sign."""
+    """Namespace, name, key ("" if none is given), and the text after "=". Raises click.BadParameter."""
     target, sign, rest = written.partition("=")
     found = _TARGET.fullmatch(target)
     if found is None or not sign or not rest:

@@ -1,4 +1,4 @@
-"""Verbs that are given their configuration by --config: a path without it is told what to write."""
+"""Verbs that take their configuration from --config: a path without it gets an error that says what to write."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["ConfigByOption"]
 
 
 class ConfigByOption(click.Command):
-    """A verb whose arguments, if any, are no paths. What is left over raises click.UsageError with the remedy."""
+    """A verb whose arguments are not paths. Further arguments raise click.UsageError with the remedy."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True
         before = ["egressproxy", ctx.info_name or "", *args]
         left = super().parse_args(ctx, args)
         if left and not ctx.resilient_parsing:
-            # A path may stand in the place of an argument, and push out one of them.
+            # A path may be in the place of an argument, which is then left over.
             taken = [
                 str(ctx.params[each.name]) for each in self.params if isinstance(each, click.Argument) and each.name
             ]
@@ -34,4 +34,4 @@ def _told(written: list[str], left: list[str], words: list[str]) -> str:
     named = shlex.join(meant)
     if paths:
         return f"{named} is given without --config: write {command}"
-    return f"{named}: no argument goes here, and there is no such file; a configuration is given by --config PATH"
+    return f"{named}: unexpected argument, and no such file; give a configuration with --config PATH"

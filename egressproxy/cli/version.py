@@ -1,4 +1,4 @@
-"""`egressproxy version`."""
+"""`egressproxy version`: the versions of the program and of Python, and the event loop."""
 
 from __future__ import annotations
 

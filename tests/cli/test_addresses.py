@@ -65,7 +65,7 @@ def test_a_network_is_taken_where_addresses_are_given_out(text: str, value: str)
 
 @pytest.mark.parametrize(
     ("text", "remedy"),
-    [("127.0.1.5/24", "give the network, 127.0.1.0/24"), ("10.0.0.0/99", "such as 127.0.1.0/24"), ("a/8", "such as")],
+    [("127.0.1.5/24", "give the network 127.0.1.0/24"), ("10.0.0.0/99", "such as 127.0.1.0/24"), ("a/8", "such as")],
 )
 def test_what_is_no_network_is_refused_with_what_to_write(text: str, remedy: str):
     with pytest.raises(click.BadParameter, match=remedy):

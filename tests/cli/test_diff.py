@@ -97,7 +97,7 @@ def test_decisions_of_an_access_log_that_flip_are_shown_and_counted(tmp_path: Pa
     assert result.output.endswith(
         "! CONNECT a.example:443 on agents/gw/forward: allow -> deny (destination_not_allowed)\n"
         "! GET b.example:80/x on agents/gw/forward: deny (destination_not_allowed) -> allow\n"
-        "3 decisions made again, 2 of them the other way\n"
+        "3 recent decisions were made again; 2 of them would change\n"
     )
     found = json.loads(invoke(old, new, "--access-log", log, "-o", "json").output)
     assert [each["after"] for each in found["flips"]] == ["deny", "allow"]

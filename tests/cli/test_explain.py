@@ -45,7 +45,7 @@ def test_what_is_allowed_is_0_and_reads_in_the_order_of_a_request(config: Path):
         "  dns         not asked: dns.hosts has it\n"
         "  address     dial   93.184.216.34 port 80: public\n"
         "  address     refuse 10.0.0.1 port 80: private: not allowed\n"
-        "  tls         none of the gateway's own\n"
+        "  tls         none from the gateway\n"
         "  timeouts    requestHeaders 10 s, request none, connect 10 s, tlsHandshake 10 s, backendRequest none, "
         "idle 60 s\n"
         "limits        maxHeadBytes 65536, maxFields 128\n"
@@ -103,7 +103,7 @@ def test_nobody_at_the_admin_address_is_2_and_says_what_to_do():
     result = invoke("GET", "http://a.example/", "--admin", f"127.0.0.1:{free_port()}")
     assert result.exit_code == 2
     assert "does not answer" in result.output
-    assert "--config PATH asks manifests" in result.output
+    assert "--config PATH explains manifests" in result.output
     assert "--admin" in result.output
 
 

@@ -109,7 +109,7 @@ def test_what_is_not_there_is_said_with_a_remedy(get: Get):
         result = get("gw", "nope", *more)
         assert result.exit_code == 1
         assert "not found" in result.output
-    assert "nothing found in namespace default (-n names another, -A shows all)" in get("gw").output
+    assert "nothing found in namespace default (-n NS looks in another one, -A in all)" in get("gw").output
 
 
 def test_a_secret_is_not_shown(get: Get):

@@ -19,7 +19,7 @@ def test_a_whole_number_in_its_range_is_taken(text: object, value: int):
         ("1.5", "'1.5' is not a whole number"),
         ("0", "0 is too small"),
         ("-1", "-1 is too small"),
-        ("257", "257 is too great"),
+        ("257", "257 is too large"),
     ],
 )
 def test_another_is_refused_with_its_range(text: str, why: str):
@@ -39,9 +39,9 @@ def test_seconds_are_taken_with_a_fraction_or_without(text: object, value: float
         ("", "'' is not a number"),
         ("nan", "'nan' is not a number"),
         ("-0.5", "-0.5 is too small"),
-        ("inf", "inf is too great"),
-        ("1e400", "1e400 is too great"),
-        ("86401", "86401 is too great"),
+        ("inf", "inf is too large"),
+        ("1e400", "1e400 is too large"),
+        ("86401", "86401 is too large"),
     ],
 )
 def test_other_seconds_are_refused_with_an_example(text: str, why: str):

@@ -43,3 +43,16 @@ def test_on_a_terminal_the_same_words_are_coloured_and_brackets_stay():
         "unserved: ",
     ):
         assert part in text
+
+
+def test_a_control_character_does_not_reach_the_terminal():
+    out = Terminal()
+    named = replace(
+        PROBLEM, object="Gateway default/g\x1b[2J\nw", message="no \x9b2J \u202e", remedy="\x1b]0;title\x07"
+    )
+    show_problems([named], out)
+    show_findings([replace(named, severity=Severity.NOTE)], out)
+    text = out.getvalue()
+    assert text.count("\n") == 2
+    assert "g?[2J?w" in text
+    assert not any(bad in text for bad in ("\x1b[2J", "\x1b]", "\x9b", "\x07", "\u202e"))

@@ -171,9 +171,9 @@ HERE = os.path.dirname(__file__)
     ("arguments", "words"),
     [
         (["--api-writes"], "give --state-dir"),
-        (["--config", HERE, "--state-dir", HERE], "lies in --state-dir"),
-        (["--config", __file__, "--state-dir", f"{HERE}/../{os.path.basename(HERE)}"], "lies in --state-dir"),
-        (["--api-writes", "--state-dir", "state", "--admin", "off"], "not --admin off"),
+        (["--config", HERE, "--state-dir", HERE], "is in --state-dir"),
+        (["--config", __file__, "--state-dir", f"{HERE}/../{os.path.basename(HERE)}"], "is in --state-dir"),
+        (["--api-writes", "--state-dir", "state", "--admin", "off"], "leave --admin off out"),
         (["--api-writes", "--state-dir", "state", "--admin", "0.0.0.0:0"], "give --api-token-file"),
         (["--api-token-file", __file__], "give --api-writes, too"),
         (["--api-writes", "--state-dir", "state", "--api-token-file", os.devnull], "shorter than 16 characters"),

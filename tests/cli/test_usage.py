@@ -34,7 +34,7 @@ def test_a_configuration_without_config_is_wrong_usage_that_says_what_was_meant(
 def test_what_is_no_path_is_named_too(given: list[str]):
     result = CliRunner().invoke(main, given)
     assert result.exit_code == 2
-    assert "my-config: no argument goes here, and there is no such file" in result.output
+    assert "my-config: unexpected argument, and no such file" in result.output
     assert "--config PATH" in result.output
 
 
@@ -51,7 +51,7 @@ def test_a_misspelt_command_is_told_the_nearest_one():
     result = CliRunner().invoke(main, ["chek", "policies/"])
     assert result.exit_code == 2
     assert "No such command 'chek'; did you mean check?" in result.output
-    assert "there are run, check, get" in CliRunner().invoke(main, ["frobnicate"]).output
+    assert "the commands are run, check, get" in CliRunner().invoke(main, ["frobnicate"]).output
 
 
 @pytest.mark.parametrize(

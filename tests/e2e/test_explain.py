@@ -106,7 +106,7 @@ def test_a_new_configuration_is_compared_with_the_running_gateway_and_its_decisi
             assert ask(sock, get("b.test", origin.port))[0] == 403
             assert ask(sock, get("api.test", origin.port, "/v1")) == (200, b"ok")
         assert command(gateway, "diff", str(gateway.config)) == (
-            0, "2 decisions made again, none of them the other way\n",
+            0, "2 recent decisions were made again; none of them would change\n",
         )  # fmt: skip
         assert TOKEN not in str(fetch(gateway, "/model"))
         changed = manifests(port, origin.port, dns)

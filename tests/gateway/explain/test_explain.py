@@ -139,7 +139,7 @@ def test_the_parent_of_a_policy_is_shown_with_the_policy_and_the_name_of_the_sec
     )  # fmt: skip
     text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
     assert "parent agents/corp (parent of EgressPolicy agents/default)" in text
-    assert "is shown username and password of Secret agents/login (Basic)" in text
+    assert "gets the username and password of Secret agents/login (Basic)" in text
     labels = [label for label, _, _ in lines(found)]
     assert labels.index("  parent") < labels.index("    address"), "what is said of the parent stands below it"
     assert "  address" not in labels
