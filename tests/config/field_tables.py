@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.schema import json_schema
 from egressproxy.config.supported_fields import gateway_api_fields
 

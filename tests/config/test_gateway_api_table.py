@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 
 from egressproxy.config.descriptions import models_by_name
-from egressproxy.config.resources import gateway, meta, routes
+from egressproxy.config.resources import gateway, meta, reference_grant, routes
 from egressproxy.config.resources.backend import BackendTlsPolicy, XBackend
 from egressproxy.config.resources.destination import CaBundleReference, DraftValidation
 from egressproxy.config.resources.meta import Model, Resource
@@ -27,7 +27,7 @@ KINDS: tuple[type[Resource], ...] = (
     routes.TlsRoute,
     routes.TcpRoute,
     BackendTlsPolicy,
-    gateway.ReferenceGrant,
+    reference_grant.ReferenceGrant,
     XBackend,
 )
 #: Shapes that several kinds share: each has a section of its own.

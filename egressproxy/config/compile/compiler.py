@@ -41,8 +41,9 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
+from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.policy import Mode

@@ -24,8 +24,8 @@ from egressproxy.config.compile.interface import SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
-from egressproxy.config.resources.gateway import ReferenceGrant
 from egressproxy.config.resources.meta import LabelSelector, Resource
+from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import SecretBytes as SecretValue

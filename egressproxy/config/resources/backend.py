@@ -24,6 +24,7 @@ from egressproxy.config.resources.destination import (
     ServiceBackend,
     require_one_tls,
 )
+from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import (
     GATEWAY_GROUP,
     OUR_GROUP,
@@ -32,7 +33,7 @@ from egressproxy.config.resources.meta import (
     Resource,
 )
 from egressproxy.config.resources.parent import BackendParent
-from egressproxy.config.resources.policy import Dns, Extension
+from egressproxy.config.resources.policy import Dns
 from egressproxy.config.resources.values import (
     Name,
     RefusedValue,

@@ -12,7 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from egressproxy.config.resources.meta import LAST_APPLIED, OpenModel, Resource
-from egressproxy.config.resources.values import Bool, Name, Port, SecretText, SecretValue
+from egressproxy.config.resources.values import (
+    NULL_IS_EMPTY_LIST,
+    NULL_IS_EMPTY_MAP,
+    Bool,
+    Name,
+    Port,
+    SecretText,
+    SecretValue,
+)
 from egressproxy.model.secret import SecretBytes
 
 __all__ = [
@@ -56,14 +64,9 @@ class Secret(_Core):
     KIND: ClassVar[str] = "Secret"
 
     type: str = "Opaque"
-    data: dict[str, SecretValue] = Field(default_factory=dict, repr=False)
-    string_data: dict[str, SecretText] = Field(default_factory=dict, repr=False)
+    data: Annotated[dict[str, SecretValue], NULL_IS_EMPTY_MAP] = Field(default_factory=dict, repr=False)
+    string_data: Annotated[dict[str, SecretText], NULL_IS_EMPTY_MAP] = Field(default_factory=dict, repr=False)
     immutable: Bool | None = None
-
-    @field_validator("data", "string_data", mode="before")
-    @classmethod
-    def _null_is_empty(cls, value: object) -> object:
-        return {} if value is None else value
 
     def value(self, key: str) -> SecretBytes | None:
         """The value of a key; `stringData` goes before `data`, as an API server would merge them."""
@@ -98,13 +101,8 @@ def _redacted(annotations: Mapping[str, Any] | None) -> dict[str, str]:
 class ConfigMap(_Core):
     KIND: ClassVar[str] = "ConfigMap"
 
-    data: dict[str, str] = Field(default_factory=dict)
-    binary_data: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("data", "binary_data", mode="before")
-    @classmethod
-    def _null_is_empty(cls, value: object) -> object:
-        return {} if value is None else value
+    data: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = Field(default_factory=dict)
+    binary_data: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = Field(default_factory=dict)
 
 
 class ServiceAccount(_Core):
@@ -127,12 +125,7 @@ class ServiceSpec(OpenModel):
     cluster_ips: Annotated[tuple[str, ...], Field(alias="clusterIPs")] = ()
     external_name: str | None = None
     ports: tuple[ServicePort, ...] = ()
-    selector: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("selector", mode="before")
-    @classmethod
-    def _null_is_empty(cls, value: object) -> object:
-        return {} if value is None else value
+    selector: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = Field(default_factory=dict)
 
 
 class Service(_Core):
@@ -207,13 +200,8 @@ class EndpointSlice(Resource):
     VERSIONS: ClassVar[tuple[str, ...]] = ("v1",)
 
     address_type: Literal["IPv4", "IPv6", "FQDN"]
-    endpoints: tuple[Endpoint, ...] = ()
-    ports: tuple[EndpointPort, ...] = ()
-
-    @field_validator("endpoints", "ports", mode="before")
-    @classmethod
-    def _null_is_empty(cls, value: object) -> object:
-        return () if value is None else value
+    endpoints: Annotated[tuple[Endpoint, ...], NULL_IS_EMPTY_LIST] = ()
+    ports: Annotated[tuple[EndpointPort, ...], NULL_IS_EMPTY_LIST] = ()
 
     @property
     def service(self) -> str:

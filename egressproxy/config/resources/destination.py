@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic import WithJsonSchema as JsonSchema
 
 from egressproxy.config.resources.meta import BackendObjectReference, Model, ObjectReference, SecretObjectReference
 from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
 from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, RefusedValue
-from egressproxy.config.resources.x_backend import XBackendValidation
+from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
 
 __all__ = [
     "PUBLISHED",
@@ -244,32 +244,16 @@ class ProtocolOptions(Model):
     """For protocol MCP."""
 
 
-class BackendPort(Model):
+class BackendPort(XBackendPort):
     """One port: `number` (a published form calls it `port`), what is spoken there, and how it is secured."""
 
     name: Annotated[Label | None, Field(description="A name for people: references name the number.")] = None
     port: Annotated[Port | None, Field(description="The same as number.")] = None
-    number: Port | None = Field(default=None, validate_default=True)
-    """The port that is dialled."""
     protocol: ProtocolName = "HTTP"
     tls: BackendTls | None = None
     """How TLS is spoken at this port. Default: as `tls` of the destination or of the spec says."""
     protocol_options: ProtocolOptions | None = None
     """Settings of one protocol."""
-
-    @field_validator("number")
-    @classmethod
-    def _said_once(cls, number: int | None, info: ValidationInfo) -> int | None:
-        if "port" in info.data and number is None and info.data["port"] is None:
-            raise RefusedValue("number is missing", "add number")
-        if number is not None and info.data.get("port") is not None:
-            raise RefusedValue("number and port are the same", "keep number alone")
-        return number
-
-    @property
-    def value(self) -> int:
-        """The port's number, under whichever name."""
-        return self.number or self.port or 0
 
 
 class BackendDestination(Model):

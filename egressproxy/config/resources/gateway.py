@@ -43,10 +43,6 @@ __all__ = [
     "ListenerTls",
     "ParametersReference",
     "ParentGatewayReference",
-    "ReferenceGrant",
-    "ReferenceGrantFrom",
-    "ReferenceGrantSpec",
-    "ReferenceGrantTo",
     "RouteGroupKind",
     "RouteNamespaces",
 ]
@@ -225,7 +221,7 @@ class FrontendTlsSettings(Model):
     """What holds at single ports instead."""
 
     @model_validator(mode="after")
-    def _ports_arecheck_unique(self) -> Self:
+    def _ports_are_unique(self) -> Self:
         check_unique([entry.port for entry in self.per_port], "port", "perPort")
         return self
 
@@ -323,44 +319,6 @@ class ListenerSet(Resource):
 
     spec: ListenerSetSpec
     """Which listeners are added to which Gateway."""
-
-
-class ReferenceGrantFrom(Model):
-    group: Group
-    """API group of who may refer."""
-    kind: Kind
-    """Kind of who may refer."""
-    namespace: Label
-    """Namespace of who may refer."""
-
-
-class ReferenceGrantTo(Model):
-    """`name` None: every object of that kind."""
-
-    group: Group
-    """API group of what may be referred to."""
-    kind: Kind
-    """Kind of what may be referred to."""
-    name: Name | None = None
-    """Name of what may be referred to."""
-
-
-class ReferenceGrantSpec(Model):
-    from_: Annotated[tuple[ReferenceGrantFrom, ...], Field(alias="from", min_length=1, max_length=16)]
-    """Who may refer to objects of this namespace."""
-    to: Annotated[tuple[ReferenceGrantTo, ...], Field(min_length=1, max_length=16)]
-    """Which objects of this namespace may be referred to."""
-
-
-class ReferenceGrant(Resource):
-    """Lets objects of other namespaces refer to objects of this one."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "ReferenceGrant"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1", "v1alpha2")
-
-    spec: ReferenceGrantSpec
-    """Who may refer to what."""
 
 
 def _told_apart(listeners: tuple[Listener, ...]) -> None:

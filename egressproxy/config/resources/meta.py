@@ -13,7 +13,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.alias_generators import to_camel
 
-from egressproxy.config.resources.values import Int, Label, Name, Port, RefusedValue, Subdomain, Timestamp
+from egressproxy.config.resources.values import (
+    NULL_IS_EMPTY_MAP,
+    Int,
+    Label,
+    Name,
+    Port,
+    RefusedValue,
+    Subdomain,
+    Timestamp,
+)
 
 __all__ = [
     "GATEWAY_GROUP",
@@ -106,17 +115,12 @@ class ObjectMeta(OpenModel):
 
     name: Subdomain
     namespace: Label = "default"
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = {}
+    annotations: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = {}
     creation_timestamp: Timestamp | None = None
     generation: Int | None = None
     uid: str | None = None
     resource_version: str | None = None
-
-    @field_validator("labels", "annotations", mode="before")
-    @classmethod
-    def _null_is_empty(cls, value: object) -> object:
-        return {} if value is None else value
 
     @field_validator("annotations")
     @classmethod

@@ -6,27 +6,36 @@ Each filter is one block, named by its `type`, as the CRD's rules say.
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from egressproxy.config.resources.meta import BackendObjectReference, LocalObjectReference, Model
-from egressproxy.config.resources.values import Bool, HeaderName, Port, PreciseHostname, RefusedValue, check_unique
+from egressproxy.config.resources.values import (
+    NULL_IS_EMPTY_LIST,
+    Bool,
+    HeaderName,
+    Port,
+    PreciseHostname,
+    RefusedValue,
+    check_unique,
+)
 
 __all__ = [
     "CorsFilter",
     "ExternalAuthFilter",
     "Fraction",
     "GrpcFilter",
+    "GrpcFilters",
     "HeaderModifier",
     "HeaderText",
     "HttpFilter",
+    "HttpFilters",
     "HttpHeader",
     "PathModifier",
     "RequestMirror",
     "RequestRedirect",
     "UrlRewrite",
-    "once_each",
 ]
 
 
@@ -167,11 +176,7 @@ class CorsFilter(Model):
         return self
 
 
-def _null_is_empty(value: object) -> object:
-    return () if value is None else value
-
-
-HeaderNames = Annotated[tuple[HeaderName, ...], Field(max_length=64), BeforeValidator(_null_is_empty)]
+HeaderNames = Annotated[tuple[HeaderName, ...], Field(max_length=64), NULL_IS_EMPTY_LIST]
 
 
 class ExternalAuthGrpc(Model):
@@ -309,7 +314,7 @@ class GrpcFilter(_Filter):
     """A filter of another kind."""
 
 
-def once_each(filters: tuple[HttpFilter, ...] | tuple[GrpcFilter, ...]) -> None:
+def _once_each(filters: tuple[Any, ...]) -> tuple[Any, ...]:
     """Only RequestMirror and ExtensionRef may be repeated; a redirect and a rewrite exclude each other."""
     types: list[str] = [entry.type for entry in filters]
     for kind in types:
@@ -317,3 +322,8 @@ def once_each(filters: tuple[HttpFilter, ...] | tuple[GrpcFilter, ...]) -> None:
             raise RefusedValue(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
     if "RequestRedirect" in types and "URLRewrite" in types:
         raise RefusedValue("RequestRedirect and URLRewrite exclude each other", "remove one of them")
+    return filters
+
+
+HttpFilters = Annotated[tuple[HttpFilter, ...], Field(max_length=16), AfterValidator(_once_each)]
+GrpcFilters = Annotated[tuple[GrpcFilter, ...], Field(max_length=16), AfterValidator(_once_each)]

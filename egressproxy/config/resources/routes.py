@@ -5,7 +5,6 @@ Every standard field is here, also those that are reported as unsupported in sta
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -17,35 +16,29 @@ from egressproxy.config.resources.meta import (
     ParentReference,
     Resource,
 )
-from egressproxy.config.resources.route_filters import GrpcFilter, HeaderText, HttpFilter, once_each
+from egressproxy.config.resources.route_filters import GrpcFilters, HttpFilter, HttpFilters
+from egressproxy.config.resources.route_matches import GrpcMatch, HttpMatch
 from egressproxy.config.resources.values import (
     Duration,
-    HeaderName,
     Hostname,
     RefusedValue,
     Subdomain,
     check_unique,
 )
-from egressproxy.ir.route import MatchType, PathMatchType
+from egressproxy.ir.route import PathMatchType
 
 __all__ = [
     "AnyRoute",
     "BackendRef",
     "CommonRouteSpec",
     "GrpcBackendRef",
-    "GrpcMatch",
-    "GrpcMethodMatch",
     "GrpcRoute",
     "GrpcRouteSpec",
     "GrpcRule",
-    "HeaderMatch",
     "HttpBackendRef",
-    "HttpMatch",
     "HttpRoute",
     "HttpRouteSpec",
     "HttpRule",
-    "PathMatch",
-    "QueryParamMatch",
     "Retry",
     "SessionPersistence",
     "StreamRule",
@@ -55,8 +48,6 @@ __all__ = [
     "TlsRoute",
     "TlsRouteSpec",
 ]
-
-Method = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
 
 
 class BackendRef(BackendObjectReference):
@@ -71,6 +62,14 @@ class CommonRouteSpec(Model):
     """The Gateways and ListenerSets, or single listeners of them, that the route attaches to."""
     use_default_gateways: Literal["All", "None"] = "None"
     """Attach to the default Gateways, too."""
+
+    @model_validator(mode="after")
+    def _fits_the_crd(self) -> Self:
+        rules = getattr(self, "rules", ())
+        check_unique((rule.name for rule in rules if rule.name), "name", "rules")
+        if sum(len(getattr(rule, "matches", ())) for rule in rules) > 128:
+            raise RefusedValue("more than 128 matches in all rules together", "split the route")
+        return self
 
     @field_validator("parent_refs")
     @classmethod
@@ -91,134 +90,17 @@ class CommonRouteSpec(Model):
         return refs
 
 
-# --- matches ---------------------------------------------------------------------------------------------------------
-
-
-class PathMatch(Model):
-    """A path: absolute, without `//`, `/./`, `/../`, encoded slashes and fragments (rules of the CRD)."""
-
-    type: PathMatchType = PathMatchType.PREFIX
-    """How the path is compared."""
-    value: Annotated[str, Field(max_length=1024)] = "/"
-    """The path, its beginning, or the expression."""
-
-    @model_validator(mode="after")
-    def _is_a_path(self) -> Self:
-        if self.type is PathMatchType.REGEX:
-            return self
-        if not self.value.startswith("/"):
-            raise RefusedValue("a path starts with /", f"write /{self.value}")
-        for part in ("//", "/./", "/../", "%2f", "%2F", "#"):
-            if part in self.value:
-                raise RefusedValue(f"a path cannot contain {part}", "write the path in its plain form")
-        if self.value.endswith(("/.", "/..")):
-            raise RefusedValue("a path cannot end in /. or /..", "write the path in its plain form")
-        return self
-
-
-class HeaderMatch(Model):
-    type: MatchType = MatchType.EXACT
-    """How the value is compared."""
-    name: HeaderName
-    """Name of the field, in any case."""
-    value: HeaderText
-    """The value, or the expression."""
-
-
-class QueryParamMatch(Model):
-    type: MatchType = MatchType.EXACT
-    """How the value is compared."""
-    name: HeaderName
-    """Name of the parameter."""
-    value: Annotated[str, Field(min_length=1, max_length=1024)]
-    """The value, or the expression."""
-
-
-class HttpMatch(Model):
-    """All of it has to hold."""
-
-    path: PathMatch = PathMatch()
-    """What the path has to be."""
-    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
-    """Fields that the request has to have, all of them."""
-    query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
-    """Query parameters that the request has to have, all of them."""
-    method: Method | None = None
-    """What the method has to be."""
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        if len(self.headers) > 1:
-            check_unique((header.name for header in self.headers), "name", "headers")
-        if len(self.query_params) > 1:
-            check_unique((param.name for param in self.query_params), "name", "queryParams")
-        return self
-
-
-_GRPC_SERVICE = re.compile(r"\.?[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_][A-Za-z_0-9]*)*")
-_GRPC_METHOD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
-
-
-class GrpcMethodMatch(Model):
-    """A gRPC service (with its package) and method; where one is left out, every one of them."""
-
-    type: MatchType = MatchType.EXACT
-    """How service and method are compared."""
-    service: Annotated[str, Field(max_length=1024)] | None = None
-    """The service with its package, as in package.Service."""
-    method: Annotated[str, Field(max_length=1024)] | None = None
-    """The method of the service."""
-
-    @model_validator(mode="after")
-    def _names_something(self) -> Self:
-        if not self.service and not self.method:
-            raise RefusedValue("a gRPC method match names neither service nor method", "add service, method, or both")
-        if self.type is MatchType.EXACT:
-            if self.service and not _GRPC_SERVICE.fullmatch(self.service):
-                raise RefusedValue(f"{self.service} is no gRPC service", "write it as package.Service, without slashes")
-            if self.method and not _GRPC_METHOD.fullmatch(self.method):
-                raise RefusedValue(f"{self.method} is no gRPC method", "write its name alone: letters, digits and _")
-        return self
-
-
-class GrpcMatch(Model):
-    """All of it has to hold."""
-
-    method: GrpcMethodMatch | None = None
-    """What service and method have to be."""
-    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
-    """Fields that the request has to have, all of them."""
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        if len(self.headers) > 1:
-            check_unique((header.name for header in self.headers), "name", "headers")
-        return self
-
-
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
 class HttpBackendRef(BackendRef):
-    filters: Annotated[tuple[HttpFilter, ...], Field(max_length=16)] = ()
+    filters: HttpFilters = ()
     """Filters for what goes to this backend alone."""
-
-    @field_validator("filters")
-    @classmethod
-    def _filters_once(cls, filters: tuple[HttpFilter, ...]) -> tuple[HttpFilter, ...]:
-        once_each(filters)
-        return filters
 
 
 class GrpcBackendRef(BackendRef):
-    filters: Annotated[tuple[GrpcFilter, ...], Field(max_length=16)] = ()
+    filters: GrpcFilters = ()
     """Filters for what goes to this backend alone."""
-
-    @field_validator("filters")
-    @classmethod
-    def _filters_once(cls, filters: tuple[GrpcFilter, ...]) -> tuple[GrpcFilter, ...]:
-        once_each(filters)
-        return filters
 
 
 class Timeouts(Model):
@@ -279,7 +161,7 @@ class HttpRule(Model):
     """Name of the rule, unique in the route."""
     matches: Annotated[tuple[HttpMatch, ...], Field(max_length=64)] = (HttpMatch(),)
     """Requests that the rule is for: one of these has to hold."""
-    filters: Annotated[tuple[HttpFilter, ...], Field(max_length=16)] = ()
+    filters: HttpFilters = ()
     """What is done to requests and answers."""
     backend_refs: Annotated[tuple[HttpBackendRef, ...], Field(max_length=16)] = ()
     """Where requests go, by weight."""
@@ -294,12 +176,6 @@ class HttpRule(Model):
     @classmethod
     def _empty_matches_all(cls, matches: tuple[HttpMatch, ...]) -> tuple[HttpMatch, ...]:
         return matches or (HttpMatch(),)
-
-    @field_validator("filters")
-    @classmethod
-    def _filters_once(cls, filters: tuple[HttpFilter, ...]) -> tuple[HttpFilter, ...]:
-        once_each(filters)
-        return filters
 
     @model_validator(mode="after")
     def _filters_fit(self) -> Self:
@@ -330,7 +206,7 @@ class GrpcRule(Model):
     """Name of the rule, unique in the route."""
     matches: Annotated[tuple[GrpcMatch, ...], Field(max_length=64)] = (GrpcMatch(),)
     """Requests that the rule is for: one of these has to hold."""
-    filters: Annotated[tuple[GrpcFilter, ...], Field(max_length=16)] = ()
+    filters: GrpcFilters = ()
     """What is done to requests and answers."""
     backend_refs: Annotated[tuple[GrpcBackendRef, ...], Field(max_length=16)] = ()
     """Where requests go, by weight."""
@@ -342,12 +218,6 @@ class GrpcRule(Model):
     def _empty_matches_all(cls, matches: tuple[GrpcMatch, ...]) -> tuple[GrpcMatch, ...]:
         return matches or (GrpcMatch(),)
 
-    @field_validator("filters")
-    @classmethod
-    def _filters_once(cls, filters: tuple[GrpcFilter, ...]) -> tuple[GrpcFilter, ...]:
-        once_each(filters)
-        return filters
-
 
 class StreamRule(Model):
     """A rule of a TLSRoute or TCPRoute: backends by weight, nothing to match."""
@@ -358,10 +228,6 @@ class StreamRule(Model):
     """Where connections go, by weight."""
 
 
-def _rule_names_are_unique(rules: tuple[HttpRule, ...] | tuple[GrpcRule, ...] | tuple[StreamRule, ...]) -> None:
-    check_unique((rule.name for rule in rules if rule.name), "name", "rules")
-
-
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
@@ -370,13 +236,6 @@ class HttpRouteSpec(CommonRouteSpec):
     """Names that requests ask for, exact or as *.suffix. Left out: those of the listener."""
     rules: Annotated[tuple[HttpRule, ...], Field(min_length=1, max_length=16)] = (HttpRule(),)
     """What becomes of requests."""
-
-    @model_validator(mode="after")
-    def _fits_the_crd(self) -> Self:
-        _rule_names_are_unique(self.rules)
-        if sum(len(rule.matches) for rule in self.rules) > 128:
-            raise RefusedValue("more than 128 matches in all rules together", "split the route")
-        return self
 
 
 class HttpRoute(Resource):
@@ -396,13 +255,6 @@ class GrpcRouteSpec(CommonRouteSpec):
     rules: Annotated[tuple[GrpcRule, ...], Field(max_length=16)] = ()
     """What becomes of requests."""
 
-    @model_validator(mode="after")
-    def _fits_the_crd(self) -> Self:
-        _rule_names_are_unique(self.rules)
-        if sum(len(rule.matches) for rule in self.rules) > 128:
-            raise RefusedValue("more than 128 matches in all rules together", "split the route")
-        return self
-
 
 class GrpcRoute(Resource):
     """gRPC requests by service, method and metadata."""
@@ -421,11 +273,6 @@ class TlsRouteSpec(CommonRouteSpec):
     rules: Annotated[tuple[StreamRule, ...], Field(min_length=1, max_length=16)]
     """Where connections go."""
 
-    @model_validator(mode="after")
-    def _fits_the_crd(self) -> Self:
-        _rule_names_are_unique(self.rules)
-        return self
-
 
 class TlsRoute(Resource):
     """TLS passed through by SNI; on a forward-proxy listener, CONNECT tunnels by authority."""
@@ -441,11 +288,6 @@ class TlsRoute(Resource):
 class TcpRouteSpec(CommonRouteSpec):
     rules: Annotated[tuple[StreamRule, ...], Field(min_length=1, max_length=16)]
     """Where connections go."""
-
-    @model_validator(mode="after")
-    def _fits_the_crd(self) -> Self:
-        _rule_names_are_unique(self.rules)
-        return self
 
 
 class TcpRoute(Resource):

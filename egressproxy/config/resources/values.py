@@ -16,7 +16,15 @@ from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+)
 from pydantic import WithJsonSchema as JsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -26,9 +34,12 @@ from egressproxy.model.fields import TOKEN
 from egressproxy.model.secret import SecretBytes
 
 __all__ = [
+    "NULL_IS_EMPTY_LIST",
+    "NULL_IS_EMPTY_MAP",
     "Address",
     "Bool",
     "Cidr",
+    "Count",
     "DestinationHostname",
     "Duration",
     "ExtensionType",
@@ -38,8 +49,10 @@ __all__ = [
     "Int",
     "Label",
     "Name",
+    "Percent",
     "Pin",
     "Port",
+    "Positive",
     "PreciseHostname",
     "RefusedValue",
     "SecretValue",
@@ -343,8 +356,15 @@ def _redacted(_value: SecretBytes) -> str:
     return base64.b64encode(b"redacted").decode()
 
 
+#: Kubernetes takes an explicit null for an empty map or list.
+NULL_IS_EMPTY_MAP = BeforeValidator(lambda value: {} if value is None else value)
+NULL_IS_EMPTY_LIST = BeforeValidator(lambda value: () if value is None else value)
+
 Bool = Annotated[bool, Field(strict=True)]
 Int = Annotated[int, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 #: RFC 1123 label: namespaces, ports' and sections' names.
 Label = Annotated[str, AfterValidator(_label)]

@@ -16,9 +16,11 @@ from egressproxy.config.resources.backend import (
     XBackendDestination,
 )
 from egressproxy.config.resources.core import ConfigMap, EndpointSlice, Namespace, Pod, Secret, Service, ServiceAccount
-from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet, ReferenceGrant
+from egressproxy.config.resources.extension import PayloadProcessingPipeline
+from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
 from egressproxy.config.resources.meta import LabelSelector, Origin
-from egressproxy.config.resources.policy import EgressPolicy, PayloadProcessingPipeline
+from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.ir.gateway import TlsMode
 from egressproxy.ir.policy import Family, Mode, SniCheck

@@ -42,9 +42,10 @@ from egressproxy.config.resources.backend import (
     XBackend,
     XBackendDestination,
 )
+from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.parent import BackendParent
-from egressproxy.config.resources.policy import Dns, EgressPolicy, Extension
+from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
 

@@ -25,8 +25,8 @@ from egressproxy.config.compile.load_errors import LoadErrors
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
+from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.policy import Extension
 from egressproxy.config.resources.route_filters import HttpFilter
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.policy import ExtensionIR, FilterSettings

@@ -25,7 +25,8 @@ from egressproxy.config.compile.status.conditions import Ancestors, Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
-from egressproxy.config.resources.policy import Dns, EgressPolicy, TrafficTimeouts
+from egressproxy.config.resources.policy import Dns, EgressPolicy
+from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
 
 __all__ = ["Policies"]

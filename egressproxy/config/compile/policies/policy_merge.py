@@ -37,7 +37,8 @@ from egressproxy.config.compile.policies.retries import policy_retry
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.parent import BackendParent
-from egressproxy.config.resources.policy import Dns, EgressPolicy, Traffic, TrafficTimeouts
+from egressproxy.config.resources.policy import Dns, EgressPolicy
+from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, TimeoutsIR
 
 __all__ = ["ChosenParent", "Merged", "Merger", "Overridden"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.config.resources.policy import Retries
 from egressproxy.config.resources.routes import Retry
+from egressproxy.config.resources.traffic import Retries
 from egressproxy.ir.policy import RetryBudgetIR, RetryIR
 
 __all__ = ["policy_retry", "retry_problem", "rule_retry"]

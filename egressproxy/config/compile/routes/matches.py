@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from egressproxy.config.resources.routes import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
+from egressproxy.config.resources.route_matches import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
 from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
 
 __all__ = ["MAX_PATTERNS", "NO_GRPC", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]

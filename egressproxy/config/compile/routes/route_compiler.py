@@ -36,11 +36,11 @@ from egressproxy.config.compile.routes.mirrors import mirrors
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
 from egressproxy.config.resources.route_filters import ExternalAuthHttp
+from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import (
     BackendRef,
     GrpcRoute,
     HttpBackendRef,
-    HttpMatch,
     HttpRoute,
     HttpRule,
     StreamRule,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 
-from egressproxy.config.resources.routes import HttpMatch, HttpRule, SessionPersistence
+from egressproxy.config.resources.route_matches import HttpMatch
+from egressproxy.config.resources.routes import HttpRule, SessionPersistence
 from egressproxy.ir.route import PathMatchType, SessionIR
 
 __all__ = ["session_ir", "session_problem"]

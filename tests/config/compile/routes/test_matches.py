@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.compile.routes.matches import grpc_match, grpc_patterns, http_patterns
-from egressproxy.config.resources.routes import GrpcMatch, HttpMatch
+from egressproxy.config.resources.route_matches import GrpcMatch, HttpMatch
 from egressproxy.ir.route import MatchType, PathMatchType, ValueMatch
 from egressproxy.routing.patterns import PatternError, compile_pattern
 

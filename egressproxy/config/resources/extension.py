@@ -1,0 +1,105 @@
+"""Extensions: filters of a Backend or EgressPolicy, and PayloadProcessingPipeline."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from egressproxy.config.resources.meta import (
+    OUR_GROUP,
+    BackendObjectReference,
+    Model,
+    Resource,
+)
+from egressproxy.config.resources.values import (
+    Bool,
+    Duration,
+    ExtensionType,
+    Int,
+    Name,
+    RefusedValue,
+)
+
+__all__ = ["Extension", "PayloadProcessingPipeline", "PayloadProcessingPipelineSpec", "PhaseName", "Processor"]
+
+PhaseName = Literal[
+    "request-headers",
+    "request-body",
+    "connect",
+    "backend-request",
+    "backend-response",
+    "response-headers",
+    "response-body",
+]
+
+
+class Extension(Model):
+    """A filter in one phase. `config` is checked against the schema of its type when the configuration is compiled; a
+    type that is not known then is told in status.
+
+    `phase` None: the type's own, where it has just one. Filters of a phase run by priority, lower first.
+    """
+
+    name: Name
+    """Name of the filter, unique in its object: logs, metrics and errors say it."""
+    type: ExtensionType
+    """What it is: domain/Kind:version. `egressproxy filters` lists the types that are known."""
+    phase: PhaseName | None = None
+    """When it runs. May be left out where the type has one phase."""
+    priority: Int = 100
+    """Order within the phase: lower first."""
+    fail_open: Bool = False
+    """Go on without the filter where it fails. By default the request is refused then."""
+    pre_auth: Bool = False
+    """Run before the client is known."""
+    timeout: Duration | None = None
+    """How long the filter may take."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the filter, checked against the schema of its type."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages, logs and metrics: its name."""
+        return self.name
+
+
+class Processor(Model):
+    """One step: in process (`type`, `config`) or remote (`backendRefs`)."""
+
+    name: Name
+    """Name of the step, unique in the pipeline."""
+    type: ExtensionType | None = None
+    """In process: the type of the filter, as of an extension."""
+    phase: PhaseName | None = None
+    """When it runs."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the filter."""
+    backend_refs: Annotated[tuple[BackendObjectReference, ...], Field(max_length=16)] = ()
+    """Remote: who is asked."""
+    timeout: Duration | None = None
+    """How long the step may take."""
+    failure_mode: Literal["open", "closed"] = "closed"
+    """closed: where the step fails the request is refused. open: it goes on without."""
+
+    @model_validator(mode="after")
+    def _runs_somewhere(self) -> Self:
+        if (self.type is None) == (not self.backend_refs):
+            raise RefusedValue("a processor has either type or backendRefs", "keep one of them")
+        return self
+
+
+class PayloadProcessingPipelineSpec(Model):
+    processors: Annotated[tuple[Processor, ...], Field(min_length=1, max_length=64)]
+    """The steps, in their order."""
+
+
+class PayloadProcessingPipeline(Resource):
+    """An ordered list of processors, named by an HTTPRoute's ExtensionRef filter."""
+
+    GROUP: ClassVar[str] = OUR_GROUP
+    KIND: ClassVar[str] = "PayloadProcessingPipeline"
+    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
+
+    spec: PayloadProcessingPipelineSpec
+    """The steps of the pipeline."""

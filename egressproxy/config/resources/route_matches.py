@@ -1,0 +1,126 @@
+"""What the rules of HTTPRoutes and GRPCRoutes match: paths, fields, query parameters, methods."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from egressproxy.config.resources.meta import Model
+from egressproxy.config.resources.route_filters import HeaderText
+from egressproxy.config.resources.values import HeaderName, RefusedValue, check_unique
+from egressproxy.ir.route import MatchType, PathMatchType
+
+__all__ = [
+    "GrpcMatch",
+    "GrpcMethodMatch",
+    "HeaderMatch",
+    "HttpMatch",
+    "PathMatch",
+    "QueryParamMatch",
+]
+
+Method = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
+
+
+class PathMatch(Model):
+    """A path: absolute, without `//`, `/./`, `/../`, encoded slashes and fragments (rules of the CRD)."""
+
+    type: PathMatchType = PathMatchType.PREFIX
+    """How the path is compared."""
+    value: Annotated[str, Field(max_length=1024)] = "/"
+    """The path, its beginning, or the expression."""
+
+    @model_validator(mode="after")
+    def _is_a_path(self) -> Self:
+        if self.type is PathMatchType.REGEX:
+            return self
+        if not self.value.startswith("/"):
+            raise RefusedValue("a path starts with /", f"write /{self.value}")
+        for part in ("//", "/./", "/../", "%2f", "%2F", "#"):
+            if part in self.value:
+                raise RefusedValue(f"a path cannot contain {part}", "write the path in its plain form")
+        if self.value.endswith(("/.", "/..")):
+            raise RefusedValue("a path cannot end in /. or /..", "write the path in its plain form")
+        return self
+
+
+class HeaderMatch(Model):
+    type: MatchType = MatchType.EXACT
+    """How the value is compared."""
+    name: HeaderName
+    """Name of the field, in any case."""
+    value: HeaderText
+    """The value, or the expression."""
+
+
+class QueryParamMatch(Model):
+    type: MatchType = MatchType.EXACT
+    """How the value is compared."""
+    name: HeaderName
+    """Name of the parameter."""
+    value: Annotated[str, Field(min_length=1, max_length=1024)]
+    """The value, or the expression."""
+
+
+class HttpMatch(Model):
+    """All of it has to hold."""
+
+    path: PathMatch = PathMatch()
+    """What the path has to be."""
+    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+    """Fields that the request has to have, all of them."""
+    query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
+    """Query parameters that the request has to have, all of them."""
+    method: Method | None = None
+    """What the method has to be."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        if len(self.headers) > 1:
+            check_unique((header.name for header in self.headers), "name", "headers")
+        if len(self.query_params) > 1:
+            check_unique((param.name for param in self.query_params), "name", "queryParams")
+        return self
+
+
+_GRPC_SERVICE = re.compile(r"\.?[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_][A-Za-z_0-9]*)*")
+_GRPC_METHOD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+
+class GrpcMethodMatch(Model):
+    """A gRPC service (with its package) and method; where one is left out, every one of them."""
+
+    type: MatchType = MatchType.EXACT
+    """How service and method are compared."""
+    service: Annotated[str, Field(max_length=1024)] | None = None
+    """The service with its package, as in package.Service."""
+    method: Annotated[str, Field(max_length=1024)] | None = None
+    """The method of the service."""
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if not self.service and not self.method:
+            raise RefusedValue("a gRPC method match names neither service nor method", "add service, method, or both")
+        if self.type is MatchType.EXACT:
+            if self.service and not _GRPC_SERVICE.fullmatch(self.service):
+                raise RefusedValue(f"{self.service} is no gRPC service", "write it as package.Service, without slashes")
+            if self.method and not _GRPC_METHOD.fullmatch(self.method):
+                raise RefusedValue(f"{self.method} is no gRPC method", "write its name alone: letters, digits and _")
+        return self
+
+
+class GrpcMatch(Model):
+    """All of it has to hold."""
+
+    method: GrpcMethodMatch | None = None
+    """What service and method have to be."""
+    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+    """Fields that the request has to have, all of them."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        if len(self.headers) > 1:
+            check_unique((header.name for header in self.headers), "name", "headers")
+        return self
