@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 
 from egressproxy.config.descriptions import models_by_name
-from egressproxy.config.resources import gateway, meta, reference_grant, routes
+from egressproxy.config.resources import gateway, meta, object_references, reference_grant, routes
 from egressproxy.config.resources.backend import BackendTlsPolicy, XBackend
 from egressproxy.config.resources.destination import CaBundleReference, DraftValidation
 from egressproxy.config.resources.meta import Model, Resource
@@ -39,12 +39,12 @@ WHOLE: tuple[type[Model], ...] = (
     gateway.ParametersReference,
     CaBundleReference,
     DraftValidation,
-    meta.BackendObjectReference,
+    object_references.BackendObjectReference,
     meta.LabelSelector,
-    meta.LocalObjectReference,
-    meta.LocalObjectReference,
-    meta.ObjectReference,
-    meta.SecretObjectReference,
+    object_references.LocalObjectReference,
+    object_references.LocalObjectReference,
+    object_references.ObjectReference,
+    object_references.SecretObjectReference,
 )
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text, unknown_kind
+from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.manifests import manifest_files
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.secret_files import read_secrets
@@ -29,16 +30,12 @@ from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLoca
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import class_for, kind_class
-from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, Spot, without_nulls
+from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, without_nulls
 from egressproxy.config.resources.others import is_for_gateways, why_left_out
 from egressproxy.model import state_folder
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 __all__ = ["ResourceSet", "load", "load_text"]
-
-#: Fields of `spec` whose places are kept: what they say is judged after the documents are gone. So are those of matches
-#: with regular expressions.
-PLACED = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "targetRefs")
 
 #: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
 _TIMES = (315_532_800, 4_102_444_800)
@@ -265,7 +262,7 @@ class _ManifestReader:
         except ValidationError as error:
             self._add_problems(error, kind, document, file)
             return
-        made.written(value, Origin(file, document.place.line, _places(document), self._is_from_api, self._time))
+        made.written(value, Origin(file, document.place.line, field_locations(document), self._is_from_api, self._time))
         first = self.objects.setdefault(made.key, made)
         if first is not made:
             place = document.place_of(("metadata", "name"))
@@ -332,76 +329,6 @@ class _ManifestReader:
     ) -> None:
         named = _object_name(document.value)
         self.problems.append(Problem(file, place.line, place.column, named, path_text(path), message, remedy))
-
-
-def _places(document: Document) -> dict[str, Spot]:
-    return {
-        path_text(path): (place.line, place.column, of_key.line, of_key.column)
-        for field in (*((name,) for name in PLACED), *_matches_with_expressions(document.value))
-        for path, place, of_key in document.places(("spec", *field))
-    } | {path_text(path): _spot(document, path) for path in _referring(document.value)}
-
-
-def _spot(document: Document, path: tuple[str | int, ...]) -> Spot:
-    place = document.place_of(path)
-    return place.line, place.column, place.line, place.column
-
-
-def _referring(value: Any) -> Iterator[tuple[str | int, ...]]:
-    """Where routes and Backends refer to others."""
-    yield from _references_of_rules(value)
-    spec = value.get("spec") if isinstance(value, dict) else None
-    destination = spec.get("destination") if isinstance(spec, dict) else None
-    if isinstance(spec, dict) and isinstance(destination, dict):
-        yield from _references_of_tls(spec, ("spec",))
-        yield from _references_of_tls(destination, ("spec", "destination"))
-        yield from _references_of_tls(destination.get("fqdn"), ("spec", "destination", "fqdn"))
-        ports = destination.get("ports")
-        for number, port in enumerate(ports if isinstance(ports, list) else ()):
-            yield from _references_of_tls(port, ("spec", "destination", "ports", number))
-
-
-def _references_of_tls(holder: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Where `tls` of a Backend, at this path, refers to certificates."""
-    tls = holder.get("tls") if isinstance(holder, dict) else None
-    if not isinstance(tls, dict):
-        return
-    for field in ("caBundleRef", "crlRefs", "clientCertificateRef"):
-        if field in tls:
-            yield *path, "tls", field
-            for number in range(len(tls[field]) if isinstance(tls[field], list) else 0):
-                yield *path, "tls", field, number
-
-
-def _references_of_rules(value: Any) -> Iterator[tuple[str | int, ...]]:
-    """Where in a route rules refer to backends, or have filters, which may."""
-    for index, rule in enumerate(_rules(value)):
-        if isinstance(rule, dict):
-            for field in ("backendRefs", "filters"):
-                entries = rule.get(field)
-                for number in range(len(entries) if isinstance(entries, list) else 0):
-                    yield "spec", "rules", index, field, number
-
-
-def _rules(value: Any) -> list[Any]:
-    spec = value.get("spec") if isinstance(value, dict) else None
-    rules = spec.get("rules") if isinstance(spec, dict) else None
-    return rules if isinstance(rules, list) else []
-
-
-def _matches_with_expressions(value: Any) -> Iterator[tuple[str | int, ...]]:
-    """Where in `spec` of a route matches stand that have a regular expression."""
-    for index, rule in enumerate(_rules(value)):
-        matches = rule.get("matches") if isinstance(rule, dict) else None
-        for number, match in enumerate(matches if isinstance(matches, list) else ()):
-            if _has_expression(match):
-                yield "rules", index, "matches", number
-
-
-def _has_expression(match: Any) -> bool:
-    if isinstance(match, dict):
-        return match.get("type") == "RegularExpression" or any(map(_has_expression, match.values()))
-    return isinstance(match, list) and any(map(_has_expression, match))
 
 
 def _object_name(value: Any) -> str:

@@ -25,13 +25,8 @@ from egressproxy.config.resources.destination import (
     require_one_tls,
 )
 from egressproxy.config.resources.extension import Extension
-from egressproxy.config.resources.meta import (
-    GATEWAY_GROUP,
-    OUR_GROUP,
-    Model,
-    PolicyTargetReference,
-    Resource,
-)
+from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Model, Resource
+from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns
 from egressproxy.config.resources.values import (

@@ -14,9 +14,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic import WithJsonSchema as JsonSchema
 
-from egressproxy.config.resources.meta import BackendObjectReference, Model, ObjectReference, SecretObjectReference
+from egressproxy.config.resources.hostnames import ExternalHostname
+from egressproxy.config.resources.meta import Model
+from egressproxy.config.resources.object_references import (
+    BackendObjectReference,
+    ObjectReference,
+    SecretObjectReference,
+)
 from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
-from egressproxy.config.resources.values import Address, Bool, ExternalHostname, Label, Name, Pin, Port, RefusedValue
+from egressproxy.config.resources.values import Address, Bool, Label, Name, Pin, Port, RefusedValue
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
 
 __all__ = [

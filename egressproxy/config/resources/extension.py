@@ -6,12 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from egressproxy.config.resources.meta import (
-    OUR_GROUP,
-    BackendObjectReference,
-    Model,
-    Resource,
-)
+from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
+from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.values import (
     Bool,
     Duration,

@@ -7,18 +7,16 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from egressproxy.config.resources.meta import (
-    GATEWAY_GROUP,
+from egressproxy.config.resources.hostnames import Hostname
+from egressproxy.config.resources.meta import GATEWAY_GROUP, LabelSelector, Model, Resource
+from egressproxy.config.resources.object_references import (
     Group,
     Kind,
-    LabelSelector,
     LocalObjectReference,
-    Model,
     ObjectReference,
-    Resource,
     SecretObjectReference,
 )
-from egressproxy.config.resources.values import Hostname, Label, Name, Port, RefusedValue, Subdomain, check_unique
+from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.gateway import TlsMode
 
 __all__ = [

@@ -6,11 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from egressproxy.config.resources.meta import (
-    BackendObjectReference,
-    Model,
-    SecretObjectReference,
-)
+from egressproxy.config.resources.meta import Model
+from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
 from egressproxy.config.resources.values import (
     Count,
     Duration,

@@ -7,7 +7,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from egressproxy.config.resources.meta import OUR_GROUP, Group, Kind, Model, SecretObjectReference
+from egressproxy.config.resources.meta import OUR_GROUP, Model
+from egressproxy.config.resources.object_references import Group, Kind, SecretObjectReference
 from egressproxy.config.resources.values import Bool, Label, RefusedValue
 
 __all__ = ["BackendParent"]

@@ -7,22 +7,16 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from egressproxy.config.resources.extension import Extension
+from egressproxy.config.resources.hostnames import DestinationHostname, SingleHostname
 from egressproxy.config.resources.limits import Limits
-from egressproxy.config.resources.meta import (
-    OUR_GROUP,
-    Model,
-    ObjectReference,
-    PolicyTargetReference,
-    Resource,
-    SecretObjectReference,
-)
+from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
+from egressproxy.config.resources.object_references import ObjectReference, PolicyTargetReference, SecretObjectReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.traffic import Traffic
 from egressproxy.config.resources.values import (
     Address,
     Bool,
     Cidr,
-    DestinationHostname,
     Duration,
     HeaderName,
     Label,
@@ -31,7 +25,6 @@ from egressproxy.config.resources.values import (
     Port,
     RefusedValue,
     ServerAddress,
-    SingleHostname,
     check_unique,
 )
 from egressproxy.ir.policy import Family, Mode, SniCheck

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from egressproxy.config.resources.meta import GATEWAY_GROUP, Group, Kind, Model, Resource
+from egressproxy.config.resources.meta import GATEWAY_GROUP, Model, Resource
+from egressproxy.config.resources.object_references import Group, Kind
 from egressproxy.config.resources.values import Label, Name
 
 __all__ = ["ReferenceGrant", "ReferenceGrantFrom", "ReferenceGrantSpec", "ReferenceGrantTo"]

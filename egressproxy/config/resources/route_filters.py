@@ -10,16 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from egressproxy.config.resources.meta import BackendObjectReference, LocalObjectReference, Model
-from egressproxy.config.resources.values import (
-    NULL_IS_EMPTY_LIST,
-    Bool,
-    HeaderName,
-    Port,
-    PreciseHostname,
-    RefusedValue,
-    check_unique,
-)
+from egressproxy.config.resources.hostnames import PreciseHostname
+from egressproxy.config.resources.meta import Model
+from egressproxy.config.resources.object_references import BackendObjectReference, LocalObjectReference
+from egressproxy.config.resources.values import NULL_IS_EMPTY_LIST, Bool, HeaderName, Port, RefusedValue, check_unique
 
 __all__ = [
     "CorsFilter",

@@ -9,22 +9,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from egressproxy.config.resources.meta import (
-    GATEWAY_GROUP,
-    BackendObjectReference,
-    Model,
-    ParentReference,
-    Resource,
-)
+from egressproxy.config.resources.hostnames import Hostname
+from egressproxy.config.resources.meta import GATEWAY_GROUP, Model, Resource
+from egressproxy.config.resources.object_references import BackendObjectReference, ParentReference
 from egressproxy.config.resources.route_filters import GrpcFilters, HttpFilter, HttpFilters
 from egressproxy.config.resources.route_matches import GrpcMatch, HttpMatch
-from egressproxy.config.resources.values import (
-    Duration,
-    Hostname,
-    RefusedValue,
-    Subdomain,
-    check_unique,
-)
+from egressproxy.config.resources.values import Duration, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.route import PathMatchType
 
 __all__ = [

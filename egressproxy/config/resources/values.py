@@ -1,8 +1,8 @@
-"""Value types of manifests: durations, hostnames, networks, ports, names.
+"""Value types of manifests: durations, networks, ports, names.
 
 Each is checked once, where the manifest is read, and is then a plain Python value. A value that is refused says what is
 wrong and what to write instead (`RefusedValue`); nothing is repaired silently.
-Sources: Gateway API v1 (Hostname, PreciseHostname, SectionName), GEP-2257 (Duration), RFC 1123, RFC 9110.
+Sources: Gateway API v1 (SectionName), GEP-2257 (Duration), RFC 1123, RFC 9110.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pydantic import WithJsonSchema as JsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from egressproxy.model.authority import AuthorityError, IPAddress, parse_host
+from egressproxy.model.authority import IPAddress
 from egressproxy.model.fields import TOKEN
 from egressproxy.model.secret import SecretBytes
 
@@ -40,12 +40,9 @@ __all__ = [
     "Bool",
     "Cidr",
     "Count",
-    "DestinationHostname",
     "Duration",
     "ExtensionType",
-    "ExternalHostname",
     "HeaderName",
-    "Hostname",
     "Int",
     "Label",
     "Name",
@@ -53,11 +50,9 @@ __all__ = [
     "Pin",
     "Port",
     "Positive",
-    "PreciseHostname",
     "RefusedValue",
     "SecretValue",
     "ServerAddress",
-    "SingleHostname",
     "Subdomain",
     "Timestamp",
     "check_unique",
@@ -83,16 +78,14 @@ class RefusedValue(ValueError):
 
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _DURATION = re.compile(r"([0-9]{1,5}(h|m|s|ms)){1,4}")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 #: Of any domain and in any spelling: which types there are is known where the configuration is compiled.
 _EXTENSION_TYPE = re.compile(r"[!-~]{1,253}")
-_MORE_THAN_A_HOST = re.compile(r"([a-z][a-z0-9+.-]*://)?((?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?)(:[0-9]+)?(/.*)?", re.ASCII)
-_LIKE_AN_ADDRESS = re.compile(r"[0-9a-fA-F:.%\[\]]+")
 _PIN = re.compile(r"sha256/[A-Za-z0-9+/]{43}=")
-_MAX_HOSTNAME = 253
+MAX_HOSTNAME = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,98 +132,12 @@ def _label(value: str) -> str:
 
 
 def _subdomain(value: str) -> str:
-    if len(value) > _MAX_HOSTNAME or not _SUBDOMAIN.fullmatch(value):
+    if len(value) > MAX_HOSTNAME or not SUBDOMAIN.fullmatch(value):
         raise RefusedValue(
             "not a DNS subdomain name",
             "use up to 253 lower-case letters, digits, hyphens and dots, not at the ends (RFC 1123)",
         )
     return value
-
-
-def _precise_hostname(value: str) -> str:
-    if value.startswith("*"):
-        raise RefusedValue("a wildcard is not possible here", "name one host")
-    return _hostname(value)
-
-
-def _hostname(value: str) -> str:
-    bare = value.removeprefix("*.")
-    if "*" in bare:
-        raise RefusedValue("a wildcard has to be the whole first label", _wildcard_remedy(value))
-    _refuse_more_than_a_host(value, "name the port in its own field")
-    if value != value.lower():
-        raise RefusedValue("a hostname is written in lower case", f"write {value.lower()}")
-    if ":" in value:
-        raise RefusedValue("a hostname has no port", "name the port in its own field")
-    if len(value) > _MAX_HOSTNAME or not _SUBDOMAIN.fullmatch(bare):
-        raise RefusedValue("not a hostname", "write a DNS name such as api.example.com or *.example.com")
-    return value
-
-
-def _destination_hostname(value: str) -> str:
-    """A hostname pattern of an egress policy, normalised to lower case without the trailing dot."""
-    bare = value.removeprefix("*.")
-    if "*" in bare:
-        raise RefusedValue("a wildcard has to be the whole first label of a name", _wildcard_remedy(value))
-    _refuse_more_than_a_host(value, "ports stand under ports")
-    try:
-        name, address = parse_host(bare.encode("ascii"))
-    except UnicodeEncodeError:
-        raise RefusedValue("a hostname is ASCII", "write an international name in its xn-- form") from None
-    except AuthorityError as error:
-        remedy = (
-            "write the address under cidrs"
-            if ":" in bare and _LIKE_AN_ADDRESS.fullmatch(bare)
-            else "write a DNS name such as api.example.com or *.example.com"
-        )
-        raise RefusedValue(f"not a hostname: {error}", remedy) from None
-    if address is not None:
-        raise RefusedValue("an address is not a hostname", "write the address under cidrs")
-    return "*." + name if bare != value else name
-
-
-def _refuse_more_than_a_host(value: str, port_remedy: str) -> None:
-    """Refuse what was copied from a browser or a client: a URL, a name with its port or path."""
-    found = _MORE_THAN_A_HOST.fullmatch(value)
-    if found is None or _LIKE_AN_ADDRESS.fullmatch(value):
-        return
-    scheme, host, port, path = found.groups()
-    parts = [name for name, is_there in (("scheme", scheme), ("port", port), ("path", path)) if is_there]
-    if parts:
-        listed = " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-        remedy = f"write {host.lower()} alone" + (f"; {port_remedy}" if port else "")
-        raise RefusedValue(f"a hostname has no {listed}", remedy)
-
-
-def _wildcard_remedy(value: str) -> str:
-    if value in ("*", "*."):
-        return "name the hosts or suffixes, such as *.example.com; mode: Open allows everything, and allow: [] nothing"
-    suffix = value.rpartition("*")[2].strip(".") or "example.com"
-    return f"write *.{suffix} for every name below that suffix, or the names in full"
-
-
-def _external_hostname(value: str) -> str:
-    """A name outside the cluster: IP literals and `.cluster.local` are refused (GEP-4488, ExternalHostname)."""
-    lowered = value.lower().removesuffix(".")
-    try:
-        ip_address(lowered.strip("[]"))
-    except ValueError:
-        pass
-    else:
-        raise RefusedValue("an address is not a hostname", "use a destination of type Ip")
-    if lowered == "cluster.local" or lowered.endswith(".cluster.local"):
-        raise RefusedValue("a name of the cluster is not external", "use a destination of type Service")
-    if "*" in lowered:
-        raise RefusedValue("a wildcard is not possible here", "name one host, or use a destination of type Dynamic")
-    return _destination_hostname(value)
-
-
-def _single_hostname(value: str) -> str:
-    """One name, and no pattern."""
-    name = _destination_hostname(value)
-    if name.startswith("*."):
-        raise RefusedValue("a wildcard is not possible here", "write each name in full")
-    return name
 
 
 def _longest_prefix(address: str) -> int:
@@ -372,11 +279,6 @@ Label = Annotated[str, AfterValidator(_label)]
 Subdomain = Annotated[str, AfterValidator(_subdomain)]
 #: A name in a reference or of a section: the API admits more here than it does in metadata.
 Name = Annotated[str, Field(min_length=1, max_length=253)]
-Hostname = Annotated[str, AfterValidator(_hostname)]
-PreciseHostname = Annotated[str, AfterValidator(_precise_hostname)]
-DestinationHostname = Annotated[str, AfterValidator(_destination_hostname)]
-SingleHostname = Annotated[str, AfterValidator(_single_hostname)]
-ExternalHostname = Annotated[str, AfterValidator(_external_hostname)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 ExtensionType = Annotated[str, AfterValidator(_extension_type)]
 Pin = Annotated[str, AfterValidator(_pin)]

@@ -9,8 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from egressproxy.config.resources.meta import LocalObjectReference, Model, Resource, SecretObjectReference
-from egressproxy.config.resources.values import ExternalHostname, Label, Port, PreciseHostname, RefusedValue
+from egressproxy.config.resources.hostnames import ExternalHostname, PreciseHostname
+from egressproxy.config.resources.meta import Model, Resource
+from egressproxy.config.resources.object_references import LocalObjectReference, SecretObjectReference
+from egressproxy.config.resources.values import Label, Port, RefusedValue
 
 __all__ = [
     "BackendTlsValidation",

@@ -9,7 +9,7 @@ from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.backend import Backend
-from egressproxy.config.resources.meta import ObjectReference
+from egressproxy.config.resources.object_references import ObjectReference
 from tests.config.compile.kit import PLAIN
 
 BYTES = base64.b64encode(b"\xff").decode()

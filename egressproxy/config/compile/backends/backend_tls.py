@@ -16,7 +16,8 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy, BackendTlsValidation
 from egressproxy.config.resources.core import Service, ServicePort
 from egressproxy.config.resources.gateway import Gateway
-from egressproxy.config.resources.meta import PolicyTargetReference, Resource
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.ir.backend import BackendTlsIR
 
 __all__ = ["BackendTlsPolicies", "validated_tls"]

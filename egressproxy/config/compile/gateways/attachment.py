@@ -15,7 +15,8 @@ from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan, have_hosts_in_common
 from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.references import Namespaces
-from egressproxy.config.resources.meta import ParentReference, Resource
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.object_references import ParentReference
 
 __all__ = ["Attachment", "Parents", "Rejection", "common_hostnames"]
 

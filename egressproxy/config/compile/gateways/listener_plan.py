@@ -17,7 +17,8 @@ from egressproxy.config.compile.interface import Status
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
-from egressproxy.config.resources.meta import GATEWAY_GROUP, SecretObjectReference
+from egressproxy.config.resources.meta import GATEWAY_GROUP
+from egressproxy.config.resources.object_references import SecretObjectReference
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.model.certificate import CertificateState, CertificateUse
 

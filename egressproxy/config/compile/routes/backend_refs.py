@@ -22,7 +22,8 @@ from egressproxy.config.compile.policies.policy_filters import PolicyFilters, Wh
 from egressproxy.config.compile.policies.policy_merge import Merged
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.status import supported_features
-from egressproxy.config.resources.meta import BackendObjectReference, Resource
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.policy import Addresses, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.routes import BackendRef
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol

@@ -18,7 +18,8 @@ from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.routes.matches import MAX_PATTERNS, NO_GRPC, grpc_patterns, http_patterns
 from egressproxy.config.compile.routes.session_persistence import session_problem
 from egressproxy.config.compile.status import supported_features
-from egressproxy.config.resources.meta import BackendObjectReference, Resource
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.route_filters import ExternalAuthFilter
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, HttpRule, TcpRoute, TlsRoute
 from egressproxy.ir.backend import Protocol
