@@ -1,14 +1,14 @@
 """Which addresses may be dialled: public unicast, and what an operator has allowed. Pure.
 
 Every address that comes from a name or from a client passes through `AddressPolicy.check` directly before the dial, and
-that very address object is dialled. The table is our own, made from the IANA special-purpose registries (RFC 6890
-and its successors); `ipaddress.is_global` is never asked, since it calls NAT64, 6to4, IPv4-compatible and multicast
-addresses global. For IPv6 everything outside 2000::/3 is special, and so is every prefix that carries an IPv4 address.
+the same address object is dialled. The table is our own, made from the IANA special-purpose registries (RFC 6890 and
+its successors). `ipaddress.is_global` is not used, since it calls NAT64, 6to4, IPv4-compatible and multicast addresses
+global. For IPv6 everything outside 2000::/3 is special, and so is every prefix that carries an IPv4 address.
 
-THE RULE OF OWN SOCKETS: the admin and metrics addresses are never dialled for traffic, whatever is allowed, and
-whoever wrote the address; our listeners only where an allowance names exactly that address. `check` (what a name or a
-client gave) and `check_operator` (what the configuration gave) are the two doors; every dial, and every authority that
-goes to a parent, passes one of them in `gateway.backends.opener`.
+THE RULE OF OWN SOCKETS: the admin and metrics addresses are never dialled for traffic, no matter what is allowed and
+who wrote the address; our listeners only where an allowance names exactly that address. `check` (for addresses from
+names and clients) and `check_operator` (for addresses from the configuration) are the only two ways; every dial, and
+every authority that goes to a parent, passes one of them in `gateway.backends.opener`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["METADATA", "AddressPolicy", "classify", "is_metadata"]
 
 
 class _Scope(Enum):
-    """Who is behind an address of a special range."""
+    """Which machines the addresses of a special range belong to."""
 
-    NETWORK = "network"  # other machines: an allowance that only names hostnames covers it
-    HOST = "host"  # this machine, its link, or an IPv4 address in disguise: only a range that is written out
+    NETWORK = "network"  # other machines: an allowance with hostnames only covers it
+    HOST = "host"  # this machine, its link, or an IPv4 address in disguise: the allowance must name a range
 
 
 _OURSELVES = "this gateway itself"
@@ -43,7 +43,7 @@ _METADATA = ("cloud metadata", _Scope.HOST)
 _OUTSIDE = ("outside the global unicast range", _Scope.HOST)
 _ISATAP = ("ISATAP", _Scope.HOST)
 
-#: The first row that contains an address names it.
+#: The first row that contains an address gives its name.
 _SPECIAL_V4: tuple[tuple[str, str, _Scope], ...] = (
     ("0.0.0.0/8", "this network", _Scope.HOST),
     ("10.0.0.0/8", "private", _Scope.NETWORK),
@@ -108,7 +108,7 @@ def is_metadata(address: IPAddress) -> bool:
 
 @lru_cache(maxsize=4096)
 def _special(address: IPAddress) -> tuple[str, _Scope] | None:
-    """The row of an address as it is written, not of what it carries."""
+    """The row of an address itself, not of an IPv4 address that it carries."""
     if address in METADATA:
         return _METADATA
     number = int(address)
@@ -123,18 +123,17 @@ def _special(address: IPAddress) -> tuple[str, _Scope] | None:
     return None
 
 
-#: Addresses whose answers a policy remembers: its rules never change, and most dials repeat the one before.
+#: How many decisions a policy remembers: its rules never change, and most dials repeat an earlier one.
 MAX_KNOWN = 8192
 
 
 class AddressPolicy:
     """One place's address rules, with the sockets on which this gateway itself listens.
 
-    Each rule holds for every one of an address's `aliases`: an IPv6 address that carries an IPv4 address needs an
-    allowance for itself, and the inner one passes as if it were written plainly. A cloud metadata address, or an own
-    listener, is dialled only where an allowance names exactly that address (a /32 or /128): a wide range is written for
-    other reasons, and must not open these by the way. Nothing opens the admin address, nor what a policy closes
-    (`closed_ranges`). Of several addresses those that may not be dialled are left out.
+    Each rule holds for all `aliases` of an address: an IPv6 address that carries an IPv4 address needs an allowance for
+    both. A cloud metadata address or an own listener is dialled only where an allowance names exactly that address (a
+    /32 or /128), since a wide range is written for other reasons. Nothing opens the admin address, nor a range that a
+    policy closes (`closed_ranges`). Of several addresses, those that are not allowed are left out.
     """
 
     __slots__ = ("_allow", "_closed", "_known", "_known_addresses", "_own", "_reported", "_rule")
@@ -165,7 +164,7 @@ class AddressPolicy:
             left = tuple([a for a in left if self._closed.closing(a, port) is None])
         if not left:
             raise self._denied(host, addresses, port)
-        if port not in self._own.everywhere:  # else the machine's addresses are in the answer, and they change
+        if port not in self._own.everywhere:  # otherwise the decision depends on the machine's addresses, which change
             self._known_addresses += len(key[1])
             if self._known_addresses > MAX_KNOWN:
                 self._known.clear()
@@ -174,10 +173,10 @@ class AddressPolicy:
         return left
 
     def check_operator(self, address: IPAddress, port: int) -> None:
-        """What an operator wrote (Ip and Service endpoints, parents) is dialled as written, but for three kinds.
+        """Check an address that an operator wrote (Ip and Service endpoints, parents); special ranges are allowed.
 
-        Raises Denied for the gateway's own sockets and for cloud metadata, unless an allowance names the address; for
-        the admin address, and for what is denied, in any case.
+        Raises Denied(Reason.ADDRESS_DENIED) for our listeners and cloud metadata unless an allowance names the address,
+        and always for the admin address and for denied ranges.
         """
         host = str(address)
         if self._closed is not None and self._closed.explicit_deny(address, port) is not None:
@@ -186,9 +185,9 @@ class AddressPolicy:
             raise self._denied(host, (address,), port)
 
     def check_local_parent(self, host: str, port: int) -> None:
-        """A name that a parent on this machine would resolve, and maybe to the admin address.
+        """Check a name that a parent on this machine would resolve, possibly to the admin address.
 
-        Raises Denied for the port of that, whatever the name.
+        Raises Denied(Reason.ADDRESS_DENIED) if the port is that of the admin address, for any name.
         """
         if self._own.has_admin_port(port):
             raise Denied(
@@ -199,43 +198,43 @@ class AddressPolicy:
             )
 
     def open_endpoints(self, endpoints: tuple[EndpointAddress, ...]) -> tuple[EndpointAddress, ...]:
-        """Those of an operator's endpoints that no deny closes."""
+        """The endpoints that no deny entry closes."""
         closed = self._closed
         if closed is None:
             return endpoints
         return tuple(each for each in endpoints if closed.explicit_deny(each.address, each.port) is None)
 
     def explicit_deny_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
-        """The refusal where every one of an operator's endpoints is closed by a deny."""
+        """The error if deny entries close all of these endpoints, or None."""
         if not endpoints or self.open_endpoints(endpoints):
             return None
         first = endpoints[0]
         return self._denied(str(first.address), (first.address,), first.port)
 
     def metadata_deny_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
-        """The refusal where every one of an operator's endpoints is cloud metadata that no allowance names."""
+        """The error if all of these endpoints are cloud metadata that no allowance names, or None."""
         if not endpoints or not all(self._is_closed_metadata(each.address) for each in endpoints):
             return None
         first = endpoints[0]
         return self._denied(str(first.address), (first.address,), first.port)
 
     def _is_closed_metadata(self, address: IPAddress) -> bool:
-        """Of an address that an operator has written."""
+        """The error for an address that an operator wrote."""
         host = str(address)
         return any(each in METADATA and not self._is_named(host, each) for each in aliases(address))
 
     @property
     def reports(self) -> bool:
-        """Whether mode Report lets ranges pass that are denied; else `would_deny` has nothing to say."""
+        """Whether mode Report lets denied ranges pass; otherwise `would_deny` need not be called."""
         return self._reported is not None
 
     def would_deny(self, addresses: Sequence[IPAddress], port: int) -> bool:
-        """Whether, were it not for mode Report, none of these addresses would be left."""
+        """Whether mode Enforce would deny all of these addresses."""
         reported = self._reported
         return reported is not None and all(reported.explicit_deny(address, port) is not None for address in addresses)
 
     def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
-        """Whether `check` leaves this address, and why, in words: for explanations."""
+        """Whether `check` allows this address, and a sentence why; for explanations."""
         kind = classify(address) or "public"
         closing = self._closing(address, port)
         if closing is not None:
@@ -246,11 +245,11 @@ class AddressPolicy:
         if self._is_loop(host, address, port):
             what = "the admin address" if self._own.has_admin(address, port) else "a listener"
             return False, f"{kind}: {what} of this gateway"
-        by = self._rule if self._rule != "-" else "the operator, who has named this parent"
+        by = self._rule if self._rule != "-" else "the operator, who named this parent"
         return True, kind if kind == "public" else f"{kind}: allowed by {by}"
 
     def _obstacle(self, host: str, address: IPAddress) -> str | None:
-        """What the address is, or carries, that is not allowed for this host."""
+        """The special range of this address, or of one that it carries, that is closed to this host, or None."""
         around = ""
         for each in aliases(address):
             found = _special(each)
@@ -270,7 +269,7 @@ class AddressPolicy:
         return bool(self._allow) and all(any(_names(a, host, address) for a in group) for group in self._allow)
 
     def _is_loop(self, host: str, address: IPAddress, port: int) -> bool:
-        """The rule of own sockets."""
+        """Whether the rule of own sockets closes this address."""
         if self._own.has_admin(address, port):
             return True
         return self._own.has_listener(address, port) and not all(self._is_named(host, a) for a in aliases(address))
@@ -285,9 +284,10 @@ class AddressPolicy:
         )
         told = ", ".join(sorted(set(kinds))) or "unknown"
         first = next(filter(None, closings), None)
+        verb = "is" if any(str(address) == host for address in addresses) else "resolves to"
         denied = Denied(
             Reason.ADDRESS_DENIED,
-            f"{Authority(host, port)} leads to an address that may not be dialled ({told})",
+            f"{Authority(host, port)} {verb} an address that policy does not allow ({told})",
             rule=self._rule if first is None else f"EgressPolicy {first.policy}",
             remedy=self._remedy(host, addresses, kinds, first),
             detail=detail,
@@ -300,7 +300,7 @@ class AddressPolicy:
         return self._closed.closing(address, port) if self._closed is not None else None
 
     def _kind(self, host: str, address: IPAddress, port: int, closing: Closing | None) -> str:
-        """What an address is that was denied. Which port is the admin address is nobody's concern."""
+        """The kind of a denied address, for the client. It does not tell the admin address from a listener."""
         if is_metadata(address):
             return _METADATA[0]
         if self._own.has_admin(address, port) or self._own.has_listener(address, port):
@@ -310,9 +310,7 @@ class AddressPolicy:
         return self._obstacle(host, address) or classify(address) or "public"
 
     def _remedy(self, host: str, addresses: Sequence[IPAddress], kinds: Sequence[str], closing: Closing | None) -> str:
-        """What to do about it. Names no address but one that the client named itself: an entry's hostnames hold names
-        alone.
-        """
+        """The remedy. It names no address except one that the client named itself; an entry's hostnames are names."""
         if _METADATA[0] in kinds:
             return (
                 "leave it closed: this address hands out the machine's own credentials; where a workload has to reach "
@@ -324,14 +322,14 @@ class AddressPolicy:
             return closing.remedy
         place = "allow it in addresses.allow of an EgressPolicy"
         if any(_WITHIN in kind for kind in kinds):
-            return f"{place}: the range of the IPv4 address that it carries under cidrs, beside the IPv6 range"
+            return f"{place}: put the range of the IPv4 address that it carries under cidrs, beside the IPv6 range"
         if any(str(address) == host for address in addresses):
-            return f"{place}: {host} or its range under cidrs, without hostnames"
-        return f"{place}: the range under cidrs, {host} under hostnames"
+            return f"{place}: put {host} or its range under cidrs, without hostnames"
+        return f"{place}: put the range under cidrs and {host} under hostnames"
 
 
 def _covers(allowance: AddressAllowance, host: str, address: IPAddress, scope: _Scope) -> bool:
-    """Whether one entry opens this special address; without ranges it opens what is not the host's own."""
+    """Whether one entry opens this special address; an entry without ranges opens only addresses of other machines."""
     if allowance.hostnames and not _matches_host(allowance.hostnames, host):
         return False
     if not allowance.cidrs:

@@ -1,7 +1,7 @@
-"""ClosedRanges: addresses that policies close: those of denied ranges, and all that stand outside of `addresses.only`.
+"""ClosedRanges: the addresses that policies close: denied ranges, and everything outside `addresses.only`.
 
-A range means a place, and not a spelling: a denied one holds for an IPv6 address that carries an IPv4 address of it,
-and one that is written as IPv4-mapped holds for plain IPv4. Pure.
+A range means a place, not a spelling: a denied range holds for an IPv6 address that carries an IPv4 address of it, and
+a range that is written as IPv4-mapped holds for plain IPv4. Pure.
 
 Sources: EgressPolicy `destinations.deny`, `addresses.deny` and `addresses.only`; RFC 4291 section 2.5.5.2.
 """
@@ -29,7 +29,7 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 class Closing:
     """Why an address is closed. `kind` names no address, and may be shown to a client; `detail` is for the log.
 
-    `entry` is the denied range that holds it, which denials are counted by; "-" where it stands outside of `only`.
+    `entry` is the denied range, by which denials are counted; "-" for an address outside `only`.
     """
 
     policy: str
@@ -40,7 +40,7 @@ class Closing:
 
 
 class ClosedRanges:
-    """Compiled. A look-up costs as many probes as there are different prefix lengths, however long the lists are."""
+    """The compiled lists. A look-up costs one probe for each prefix length, not for each entry."""
 
     __slots__ = ("_denied", "_only")
 
@@ -57,11 +57,11 @@ class ClosedRanges:
             self._only.append((table, bound))
 
     def closing(self, address: IPAddress, port: int) -> Closing | None:
-        """Why this address, which a name or a client gave, is closed."""
+        """Why this address, from a name or a client, is closed; None if it is not."""
         return self.explicit_deny(address, port) or self._outside(address)
 
     def explicit_deny(self, address: IPAddress, port: int) -> Closing | None:
-        """The deny that holds for this address, whoever wrote it."""
+        """The deny entry that matches this address in any spelling, or None. It holds for operators, too."""
         for each in aliases(address):
             for network, denial in self._denied.find(each):
                 if not denial.ports or port in denial.ports:
@@ -93,7 +93,7 @@ _COMPILED: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges | None, ClosedRange
 
 
 def closed_by(spec: AddressesIR) -> tuple[ClosedRanges | None, ClosedRanges | None]:
-    """What these rules close, and what mode Report would close; None for nothing. Compiled once for equal rules."""
+    """The ranges that these rules close, and those that they report; None for none. Equal rules share them."""
     found = _COMPILED.get(spec)
     if found is None:
         closed = [denial for denial in spec.deny if not denial.reports]

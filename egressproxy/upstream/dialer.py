@@ -1,10 +1,9 @@
-"""Dialer: opens TCP connections to addresses that were already judged. It never sees a name.
+"""Dialer: opens TCP connections to addresses that the address policy has allowed. It never sees a name.
 
-Several addresses are tried as RFC 8305 says: one after the other, the next after 250 ms or as soon as one fails, all
-within one time limit; the first that answers wins, and the others are closed. Of a name with many addresses eight are
-tried, four at one time: where four are silent, the oldest makes way after half of the time. The next dial for the same
-addresses goes on behind those that were tried in vain. What is given back is a promise, which a coroutine that is no
-task may await. Cancelling it closes all.
+Several addresses are tried as in RFC 8305: the next one after 250 ms or as soon as one fails, all within one time
+limit; the first that answers wins, and the others are closed. Of a name with many addresses eight are tried, four at a
+time: where four are silent, the oldest is given up after half of the time. The next dial for the same addresses
+continues after those that failed. A dial returns an InlineFuture; cancelling it closes every attempt.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ __all__ = ["STAGGER_S", "Dial", "Dialer", "abandon"]
 
 #: RFC 8305 section 5, the recommended Connection Attempt Delay.
 STAGGER_S = 0.25
-#: How often dials are looked at that take too long: all at one time, since most end long before.
+#: How often slow dials are checked: all at once, since most dials end long before.
 LOOK_S = 0.1
 #: Addresses of one dial that are tried, and how many of them at one time.
 MAX_TRIED = 8
 MAX_AT_ONCE = 4
-#: How long so many may be silent where the dial has no limit in time; else half of that.
+#: How long that many may be silent where the dial has no time limit; otherwise half of the limit.
 PATIENCE_S = 5.0
-#: Sets of more than MAX_TRIED addresses for which is known where the next dial begins.
+#: How many sets of more than MAX_TRIED addresses are remembered with the place where the next dial begins.
 MAX_SETS = 1024
-#: What says that this machine has no way to an address: nothing was sent, and it does not count as tried.
+#: Errors that mean that this machine has no route to an address: it does not count as tried.
 _NO_WAY = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETDOWN))
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -46,7 +45,7 @@ _Target = tuple[IPAddress, int]
 
 
 class Dialer:
-    """Opens connections. Knows those that it is about to open."""
+    """Opens connections and keeps the dials in progress."""
 
     __slots__ = ("_beginnings", "_is_looking", "_limited", "_poller", "_stagger_s")
 
@@ -60,10 +59,10 @@ class Dialer:
     def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> Dial[P]:
         """Connect to the first of these (address, port) that answers, in this order; 0 seconds is no limit.
 
-        Where there are more than MAX_TRIED, the order begins where the last dial for the same ones has come to.
-        The promise gives the transport, its protocol, and the (address, port) that answered. It raises UpstreamFault:
-        CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to retry. Its messages hold no address,
-        `detail` does. Whoever stops waiting for it calls `abandon`.
+        Of more than MAX_TRIED addresses, the order begins where the last dial for the same set ended.
+        The future gives the transport, its protocol, and the (address, port) that answered. It raises UpstreamFault:
+        CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to retry. Messages contain no address,
+        `detail` does. A caller that stops waiting calls `abandon`.
         """
         if self._poller is None:
             self._poller = poller()
@@ -83,7 +82,7 @@ class Dialer:
         return dial
 
     def forget(self, dial: Dial[Any]) -> None:
-        """It is over."""
+        """The dial has ended."""
         self._limited.pop(dial, None)
 
     def begin_with(self, key: int, place: int) -> None:
@@ -101,7 +100,7 @@ class Dialer:
         now = time.monotonic()
         self._is_looking = False
         if self._limited:
-            self._look_later()  # first: whoever is told may dial again at once
+            self._look_later()  # first: the callback may dial again at once
         for dial in [dial for dial, end in self._limited.items() if end <= now]:
             dial.too_late()
 
@@ -110,13 +109,13 @@ class Dialer:
 
 
 def abandon(dial: Dial[P]) -> None:
-    """Whoever waited for this dial has gone: cancel it, or abort the connection that has just been made."""
+    """Give up a dial: cancel it, or abort the connection that it has just made."""
     if not dial.cancel() and not dial.cancelled() and dial.exception() is None:
         dial.result()[0].abort()
 
 
 class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
-    """One dial: the attempts under way, and those that failed."""
+    """One dial: its open attempts, and those that failed."""
 
     __slots__ = (
         "_beginning",
@@ -160,7 +159,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self._stagger: asyncio.TimerHandle | None = None
 
     def try_next(self) -> None:
-        """Begin with the next address; when there is none left, and none under way, it has failed."""
+        """Try the next address. With no address and no attempt left, the dial has failed."""
         if self._stagger is not None:
             self._stagger.cancel()
             self._stagger = None
@@ -188,7 +187,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         return self._next < len(self._targets) and self._tried < MAX_TRIED
 
     def _wait_for_way(self) -> None:
-        """As many as may be are under way: the oldest makes way when they have been silent for long enough."""
+        """All allowed attempts are open: give up the oldest when they have been silent for long enough."""
         loop = asyncio.get_running_loop()
         if not self._makes_way_at:
             self._makes_way_at = loop.time() + self._patience_s

@@ -1,7 +1,7 @@
-"""OwnSockets: where this gateway itself listens, so that nobody reaches it through itself.
+"""OwnSockets: where this gateway listens, so that no client reaches the gateway through itself.
 
-All that is dialled for traffic (backends of every kind, parents, mirrors, authorization servers) is compared with it in
-one place, `AddressPolicy`. The gateway dials TCP alone, and has no Unix socket that listens.
+`AddressPolicy` compares every address that is dialled for traffic with it: backends of every kind, parents, mirrors,
+authorization servers. The gateway dials TCP only and listens on no Unix socket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class OwnSockets:
     """`listeners` serve traffic; `admin` are the admin and metrics addresses. All as (address, port).
 
     Addresses are compared as values, each with its `aliases`. A socket on 0.0.0.0 or :: is at every address of the
-    machine, of either family; which these are is asked of `is_local` each time, for they change.
+    machine, of both families; `is_local` is asked each time, since these addresses change.
     """
 
     __slots__ = ("_admin", "_is_local", "_listeners", "everywhere")
@@ -35,7 +35,7 @@ class OwnSockets:
         self._listeners = _spelled_out(listeners)
         self._admin = _spelled_out(admin)
         self._is_local = is_local
-        #: The ports of sockets on every address: an answer about these holds for the moment alone.
+        #: The ports of sockets on every address; a decision about these must not be remembered.
         self.everywhere = frozenset(p for a, p in self._listeners | self._admin if a.is_unspecified)
 
     def has_listener(self, address: IPAddress, port: int) -> bool:
@@ -47,7 +47,7 @@ class OwnSockets:
         return self._has(self._admin, address, port)
 
     def has_admin_port(self, port: int) -> bool:
-        """Whether it is the port of the admin or metrics address: what a name leads to may be that."""
+        """Whether this is the port of the admin or metrics address, to which a name may resolve."""
         return any(each == port for _, each in self._admin)
 
     def are_on_this_machine(self, addresses: Iterable[IPAddress]) -> bool:
@@ -72,7 +72,7 @@ class OwnSockets:
 
 
 def _plain(address: IPAddress) -> IPAddress:
-    """Without a zone id; the IPv4 address where it is a mapped one."""
+    """The address without a zone id; the IPv4 address of an IPv4-mapped one."""
     mapped = getattr(address, "ipv4_mapped", None)
     return mapped if mapped is not None else aliases(address)[0]
 

@@ -1,13 +1,13 @@
 """Pool: the connections to one destination. It decides without awaiting, writing or closing; the caller acts.
 
-One connection carries one exchange at a time. A free connection is taken last-in first-out, so that the rest can grow
-old and go. When the limit is reached exchanges wait in a bounded queue, in which clients take turns; a connection (or
-the right to open one) that becomes free goes to whose turn it is.
+One connection carries one exchange at a time. A free connection is taken last-in first-out, so that the others
+age and are closed. At the limit, exchanges wait in a bounded queue, in which clients take turns; a connection that
+becomes free, or the right to open one, goes to the client whose turn it is.
 
-No client keeps the others out. Up to `share` open connections nobody is counted: `take` gives an idle one to whoever
-asks. Beyond, or while somebody waits, each connection is counted for the client that holds it, none is in `idle`, and
-a client that holds `share` of them waits while others are served. What a client held before the counting began is at
-most a share, too, so it never holds more than two.
+No client can starve the others. Up to `share` open connections clients are not counted: `take` gives an idle one to any
+of them. Above that, or while an exchange waits, each connection is counted for the client that holds it, `idle` is
+empty, and a client that holds `share` of them waits while others are served. A client holds at most one more share from
+the time before the counting began.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from egressproxy.model.shares import FairQueue
 
 __all__ = ["Claim", "Pool", "Pooled"]
 
-#: Connections to one destination, and exchanges that wait for one: in all, and (of what is counted) of one client.
+#: Connections to one destination, and exchanges that wait for one: in all, and of one client while clients are counted.
 MAX_OPEN = 4096
 SHARE = 1024
 
 
 class Pooled(Protocol):
-    """What a pool has to know of a connection."""
+    """What a pool needs of a connection."""
 
     @property
     def is_lost(self) -> bool: ...
 
     @property
     def is_leaving(self) -> bool:
-        """Lost, or closing and about to be lost."""
+        """Whether it is lost, or closing."""
 
 
 C = TypeVar("C", bound=Pooled)
 
 
 class Claim(Generic[C]):
-    """A client's wish for a connection, until it has one. `given` is there while it waits."""
+    """A client's claim to a connection, until it has one. `given` is set while it waits."""
 
     __slots__ = ("client", "given")
 
@@ -55,7 +55,7 @@ class Claim(Generic[C]):
 class Pool(Generic[C]):
     """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.
 
-    `kept` are idle connections while it counts, which are given to claims alone.
+    `kept` holds the idle connections while clients are counted; only claims get them.
     """
 
     __slots__ = (
@@ -86,17 +86,19 @@ class Pool(Generic[C]):
         self.waiting: FairQueue[Claim[C]] = FairQueue(max_waiting, share)
         self.is_counting = False
         self.is_retired = False
-        self._holders: dict[C | Claim[C], str] = {}  # while it counts: who holds what was given since
-        self._held: dict[str, int] = {}  # by client, how many of these
+        self._holders: dict[
+            C | Claim[C], str
+        ] = {}  # while clients are counted: who holds each connection given since then
+        self._held: dict[str, int] = {}  # by client, the number of these
 
     @property
     def place(self) -> str:
-        """For messages; what no route serves has a backend without a name."""
+        """The name for messages; the backend of traffic without a route has none."""
         return "this destination" if self.name == "-" else f"backend {self.name}"
 
     @property
     def idle_count(self) -> int:
-        """Open connections that nobody uses."""
+        """The number of open connections that are not in use."""
         return len(self.idle) + len(self.kept)
 
     @property
@@ -105,7 +107,7 @@ class Pool(Generic[C]):
 
     @property
     def is_all_idle(self) -> bool:
-        """Nothing is in use, and nobody waits."""
+        """Whether no connection is in use and no exchange waits."""
         return self.open == self.idle_count and not self.waiting
 
     # --- asking ------------------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ class Pool(Generic[C]):
         return None
 
     def take_kept(self, claim: Claim[C]) -> C | None:
-        """As `take`, while connections are counted: None also for a client that holds its share."""
+        """Like `take`, while clients are counted: None also for a client that holds its share."""
         if not self._may_hold(claim.client):
             return None
         while self.kept:
@@ -130,8 +132,8 @@ class Pool(Generic[C]):
         return None
 
     def may_open(self, claim: Claim[C]) -> bool:
-        """Whether the caller may open a connection. If so it is counted, and has to be told of: `opened` when it is
-        there, `lost` with the claim if that fails.
+        """Whether the caller may open a connection. If so, it is counted: call `opened` when it is open, or `lost` with
+        the claim if that fails.
         """
         if self.open >= self.share:
             self._begin_to_count()
@@ -143,13 +145,13 @@ class Pool(Generic[C]):
         return True
 
     def opened(self, claim: Claim[C], connection: C) -> None:
-        """What the claim had the right to open; `lost` has to be called when it is gone."""
+        """Record the connection that this claim opened; call `lost` when it is gone."""
         client = self._holders.pop(claim, None)
         if client is not None:
             self._holders[connection] = client
 
     def wait(self, claim: Claim[C], loop: asyncio.AbstractEventLoop) -> asyncio.Future[C | None]:
-        """A place in the queue: gives a connection, or None for the right to open one (already counted).
+        """Wait in the queue: the future gives a connection, or None for the right to open one (already counted).
 
         Raises LimitExceeded (503) if the queue is full, or full of this client.
         """
@@ -161,7 +163,7 @@ class Pool(Generic[C]):
         return claim.given
 
     def leave(self, claim: Claim[C]) -> C | None:
-        """Whoever waited has gone. Returns a connection that was given to it in the meantime, to be released again."""
+        """The waiting exchange has gone. Returns the connection that it was given meanwhile, to be released."""
         given, claim.given = claim.given, None
         if self.waiting.remove(claim.client, claim):
             self._end_counting()
@@ -173,14 +175,14 @@ class Pool(Generic[C]):
         return None
 
     def too_late(self, claim: Claim[C]) -> None:
-        """It has waited for too long: LimitExceeded (503) is what it gets, unless it has something already."""
+        """It has waited too long: its future raises LimitExceeded (503), unless it has a result already."""
         if claim.given is not None and not claim.given.done():
             message = f"no connection to {self.place} became free in time"
             claim.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
 
     # --- giving back -------------------------------------------------------------------------------------------
     def release(self, connection: C, *, reusable: bool) -> C | None:
-        """An exchange is over. Returns the connection if it is to be closed (`lost` is called when it has gone)."""
+        """An exchange has ended. Returns the connection if the caller must close it (and call `lost` later)."""
         if not reusable or connection.is_leaving or self.is_retired:
             return connection
         if self.is_counting:
@@ -191,7 +193,7 @@ class Pool(Generic[C]):
         return None
 
     def lost(self, gone: C | Claim[C]) -> None:
-        """A counted connection is gone, or was never opened. Its place goes to whose turn it is."""
+        """A counted connection is gone or could not be opened. Its place goes to the next in the queue."""
         if gone in self.idle:
             self.idle.remove(gone)  # a claim is never in there
         if self.is_counting:
@@ -208,7 +210,7 @@ class Pool(Generic[C]):
         self._end_counting()
 
     def withdraw(self, connection: object) -> bool:
-        """Whether this connection is idle: then it is given to nobody any more (`lost` is called when it has gone)."""
+        """Take this connection out if it is idle, and say whether it was. Call `lost` when it is gone."""
         for resting in (self.idle, self.kept):
             if connection in resting:
                 resting.remove(connection)  # it is in there
@@ -216,9 +218,7 @@ class Pool(Generic[C]):
         return False
 
     def retire(self) -> list[C]:
-        """No new exchange will come: returns the idle connections, to be closed. Busy ones are closed at their
-        release.
-        """
+        """Stop giving connections. Returns the idle ones, to be closed by the caller; busy ones close at release."""
         self.is_retired = True
         idle = self.idle + self.kept
         self.idle, self.kept = [], []
@@ -231,7 +231,7 @@ class Pool(Generic[C]):
             self.kept, self.idle = self.idle, []
 
     def _end_counting(self) -> None:
-        """Where nothing is scarce any more."""
+        """Stop counting clients when connections are not scarce any more."""
         if self.is_counting and self.open < self.share and not self.waiting:
             self.is_counting = False
             self.idle, self.kept = self.kept, []
@@ -257,7 +257,7 @@ class Pool(Generic[C]):
             del self._held[client]
 
     def _next(self) -> Claim[C] | None:
-        """Whose turn it is."""
+        """The claim whose turn it is, or None."""
         while True:
             claim = self.waiting.next(self._may_hold)
             if claim is None or (claim.given is not None and not claim.given.done()):

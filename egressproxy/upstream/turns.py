@@ -1,7 +1,7 @@
-"""Turns: which names are looked up at this moment, and which wait until others have ended.
+"""Turns: which names are being looked up, and which wait until others have ended.
 
-Clients take turns. A name whose domain has its share of the lookups waits apart from the others, so that those of
-other domains pass it by; when a lookup below its domain ends it is let in again. Decides, and asks nobody.
+Clients take turns. A name whose domain has its share of the lookups waits in a queue of its own, so that names of other
+domains overtake it; when a lookup below its domain ends, it returns to the common queue. Pure: it asks no server.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from egressproxy.model.shares import FairQueue, Shares
 
 __all__ = ["LookupTurn", "Turns"]
 
-MAX_LOOKUPS = 500  # names being asked for at one time: each holds up to six sockets
-#: Of these, names under one domain (its last two labels): the silent servers of one owner keep nobody else waiting.
+MAX_LOOKUPS = 500  # lookups in progress: each holds up to six sockets
+#: Of these, below one domain (the last two labels), so that silent servers of one owner delay no other domain.
 MAX_LOOKUPS_OF_DOMAIN = 200
-#: What one client may have of each; a lookup is counted for the client that began it, until it ends.
+#: The same for one client; a lookup is counted for the client that began it, until it ends.
 MAX_LOOKUPS_OF_CLIENT = 250
 MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN = 100
-#: Names that wait until others have been looked up, in all and for one client.
+#: Waiting names, in all and for one client.
 MAX_QUEUED = 4096
 MAX_QUEUED_OF_CLIENT = 1024
 
 
 class LookupTurn:
-    """A lookup, as far as its turn is concerned. `clients` are those for whom it waits; "" is us."""
+    """A lookup in the queue. `clients` are those that wait for it; "" is the gateway itself."""
 
     __slots__ = ("client", "clients", "domain", "queue")
 
@@ -34,26 +34,26 @@ class LookupTurn:
         self.client = client
         self.clients = [client]
         self.domain = ".".join(host.rsplit(".", 2)[-2:])
-        self.queue: FairQueue[Any] | None = None  # where it waits; None: it does not
+        self.queue: FairQueue[Any] | None = None  # where it waits, or None
 
 
 T = TypeVar("T", bound=LookupTurn)
 
 
 class Turns(Generic[T]):
-    """Those of one resolver. What `begin` and `next` gave is counted until `ended`."""
+    """The turns of one resolver. A lookup that `begin` or `next` let go is counted until `ended`."""
 
     __slots__ = ("_apart", "_of_domain", "_queue", "asking", "waiting")
 
     def __init__(self) -> None:
-        self.asking = Shares(sys.maxsize, sys.maxsize)  # under way; this and the next count, the rules are below
+        self.asking = Shares(sys.maxsize, sys.maxsize)  # in progress; these two only count, the rules are below
         self._of_domain: dict[str, Shares] = {}
-        self.waiting = Shares(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # wishes of clients that wait
+        self.waiting = Shares(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # what clients wait for
         self._queue: FairQueue[T] = FairQueue(sys.maxsize, sys.maxsize)
-        self._apart: dict[str, FairQueue[T]] = {}  # by domain, where that has its share
+        self._apart: dict[str, FairQueue[T]] = {}  # by domain, for domains that have their share
 
     def begin(self, turn: T) -> bool:
-        """Whether it may begin at once; it is counted then."""
+        """Whether this lookup may begin at once; if so, it is counted."""
         if self.asking.total >= MAX_LOOKUPS or not self._may_ask(turn.client):
             return False
         if not self._may_ask_below(turn.domain, turn.client):
@@ -62,20 +62,20 @@ class Turns(Generic[T]):
         return True
 
     def wait(self, turn: T) -> bool:
-        """A place in the queue; false where its client has its share of them, or none is left."""
+        """Put it into the queue; false if the queue is full or its client has its share of it."""
         if not self.waiting.take(turn.client):
             return False
         self._put(turn)
         return True
 
     def join(self, turn: T, client: str) -> None:
-        """It waits for this client, too, and has its turn when the first of them has one."""
+        """Let it wait for this client, too: its turn comes when the first of its clients has one."""
         if turn.queue is not None and client not in turn.clients and self.waiting.take(client):
             turn.clients.append(client)
             turn.queue.add(client, turn)
 
     def next(self) -> T | None:
-        """Whose turn it is, counted as under way; None: nobody's."""
+        """The lookup whose turn it is, counted as in progress; None if there is none."""
         while self.asking.total < MAX_LOOKUPS:
             turn = self._queue.next(self._may_ask)
             if turn is None:
@@ -89,7 +89,7 @@ class Turns(Generic[T]):
         return None
 
     def ended(self, turn: T) -> None:
-        """It is no longer under way: `next` may give others now."""
+        """This lookup has ended: `next` may now return others."""
         self.asking.give_back(turn.client)
         below = self._of_domain[turn.domain]
         below.give_back(turn.client)
@@ -98,35 +98,35 @@ class Turns(Generic[T]):
         self._let_in(turn.domain)
 
     def leave(self, turn: T) -> None:
-        """It waits no more."""
+        """Take it out of the queue."""
         if turn.queue is not None:
             self._take_out(turn)
             self._give_places_back(turn)
             self._let_in(turn.domain)
 
     def has_its_share(self, client: str) -> bool:
-        """Whether it is for this client alone that another name is not looked up."""
+        """Whether this client has filled its own share of the queue."""
         return client != "" and self.waiting.of(client) >= self.waiting.share
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Empty the queues."""
         self._queue.clear()
         self._apart.clear()
 
     # --- rules -----------------------------------------------------------------------------------------------------
     def _may_ask(self, client: str) -> bool:
-        """Whether this client has less than its share of the lookups under way."""
+        """Whether this client has less than its share of the lookups in progress."""
         return not client or self.asking.of(client) < MAX_LOOKUPS_OF_CLIENT
 
     def _may_ask_below(self, domain: str, client: str) -> bool:
-        """Whether this domain, and this client below it, has less than its share."""
+        """Whether this domain, and this client below it, have less than their shares."""
         if self._is_full(domain):
             return False
         below = self._of_domain.get(domain)
         return not client or below is None or below.of(client) < MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN
 
     def _is_full(self, domain: str) -> bool:
-        """Whether this domain has its share, whoever asks."""
+        """Whether this domain has its share of the lookups in progress."""
         below = self._of_domain.get(domain)
         return below is not None and below.total >= MAX_LOOKUPS_OF_DOMAIN
 
@@ -139,7 +139,7 @@ class Turns(Generic[T]):
         below.add(turn.client)
 
     def _put(self, turn: T) -> None:
-        """Behind the others of its clients: apart where its domain has its share."""
+        """Put it behind the others of its clients: into the queue of its domain where that has its share."""
         queue = self._queue
         if not self._may_ask_below(turn.domain, turn.client):
             apart = self._apart.get(turn.domain)
@@ -154,7 +154,7 @@ class Turns(Generic[T]):
             queue.add(client, turn)
 
     def _popped(self, turn: T) -> None:
-        """Its queue has given it for one of its clients: the others have no place there any more, either."""
+        """Its queue returned it for one of its clients: remove it for the other clients, too."""
         if len(turn.clients) > 1:
             self._take_out(turn)
         else:
@@ -176,13 +176,13 @@ class Turns(Generic[T]):
             self.waiting.give_back(client)
 
     def _let_in(self, domain: str) -> None:
-        """One of those that wait for their domain waits with all others now: one for each that has ended or left."""
+        """Move one lookup from the queue of its domain to the common one: one for each that has ended or left."""
         apart = self._apart.get(domain)
-        if apart is not None and not self._is_full(domain):  # else no client is worth to be asked for
+        if apart is not None and not self._is_full(domain):  # otherwise no client of it may begin
             turn = apart.next(partial(self._may_ask_below, domain))
             if turn is not None:
                 self._popped(turn)
                 self._add_to(self._queue, turn)
 
     def __repr__(self) -> str:
-        return f"Turns({self.asking.total} under way, {self.waiting.total} wait)"
+        return f"Turns({self.asking.total} in progress, {self.waiting.total} wait)"

@@ -186,5 +186,5 @@ class World:
     def denial(self, way: Way) -> str:
         """The sentence with which the gateway refuses."""
         if way is Way.BASE:
-            return f"{PRIVATE}:{self.origin.tls_port} leads to an address that may not be dialled (private)"
+            return f"{PRIVATE}:{self.origin.tls_port} resolves to an address that policy does not allow (private)"
         return f"{DENIED} is not allowed by policy agents/default"

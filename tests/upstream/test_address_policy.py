@@ -457,7 +457,9 @@ def test_no_allowance_opens_what_is_denied_and_the_denial_names_policy_and_remed
     with pytest.raises(Denied) as caught:
         closing(denied("10.0.0.0/8")).check("a.test", [ip_address("10.1.2.3"), ip_address("::ffff:10.1.2.4")], 443)
     error = caught.value
-    assert error.message == ("a.test:443 leads to an address that may not be dialled (denied by policy agents/closing)")
+    assert error.message == (
+        "a.test:443 resolves to an address that policy does not allow (denied by policy agents/closing)"
+    )
     assert (error.reason, error.rule) == (Reason.ADDRESS_DENIED, "EgressPolicy agents/closing")
     assert error.remedy == "remove or narrow its range in addresses.deny of that policy"
     assert (

@@ -147,5 +147,5 @@ def test_nobody_is_forgotten_whatever_the_order(steps: list[tuple[str, int, int]
         turns.ended(begun.pop())
         go_on()
     assert not waiting, "whoever waits has a turn once others end"
-    assert repr(turns) == "Turns(0 under way, 0 wait)"
+    assert repr(turns) == "Turns(0 in progress, 0 wait)"
     assert (turns._of_domain, turns._apart, len(turns._queue)) == ({}, {}, 0)

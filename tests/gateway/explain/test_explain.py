@@ -135,7 +135,7 @@ def test_the_parent_of_a_policy_is_shown_with_the_policy_and_the_name_of_the_sec
     assert parent["tls"]["sni"] == "inside.example", "TLS to the parent is ours, in a tunnel too"
     (address,) = parent["addresses"]
     assert (address["verdict"], address["why"]) == (
-        "dial", "private: allowed by the operator, who has named this parent"
+        "dial", "private: allowed by the operator, who named this parent"
     )  # fmt: skip
     text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
     assert "parent agents/corp (parent of EgressPolicy agents/default)" in text

@@ -116,7 +116,7 @@ KEY = "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\nstringData: {token: 
 
 def test_a_backend_at_cloud_metadata_is_told_unless_an_allowance_names_its_address():
     (warning,) = warnings(REVERSE, METADATA, ROUTE)
-    assert "Denied is True (DestinationDenied): 169.254.169.254:80 leads to an address that may not be" in warning
+    assert "Denied is True (DestinationDenied): 169.254.169.254:80 is an address that policy does not allow" in warning
     assert "listener web refuses what goes there (403). To allow it, leave it closed" in warning
     assert not warnings(REVERSE, METADATA, ROUTE, policy("addresses: {allow: [{cidrs: [169.254.169.254/32]}]}"))
     behind = PLAIN + "  parent: {name: gate}\n"
