@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "egressproxy"
 
 #: Class names that still stand for two things.
-TWO_MEANINGS = {"_Pickler", "_Unpickler"}
+TWO_MEANINGS: set[str] = set()
 
 #: Modules that still import each other in a circle.
 CIRCLES = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from typing import Any, NamedTuple
 
 from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write, WriteRefused, Written
+from egressproxy.model.pickling import dumps, loads
 from egressproxy.processes.loader.request import LoadRequest, read_request
-from egressproxy.processes.loader.result import Loaded, flat, loaded_of, read_plain_answer, read_plain_value
+from egressproxy.processes.loader.result import Loaded, flat, loaded_of
 
 __all__ = ["Outcomes", "Result", "read_outcomes", "read_writes", "write_outcomes", "write_writes"]
 
@@ -31,12 +30,12 @@ def write_writes(request: bytes, writes: Sequence[Write]) -> bytes:
     for write in writes:
         values = {each.name: getattr(write, each.name) for each in fields(write)}
         asked.append(values | {"verb": write.verb.value, "field_validation": write.field_validation.value})
-    return pickle.dumps((request, asked), protocol=5)
+    return dumps((request, asked))
 
 
 def read_writes(data: bytes) -> tuple[LoadRequest, tuple[Write, ...]]:
     """Raises nearly everything if this is no (whole) request."""
-    request, asked = read_plain_value(io.BytesIO(data))
+    request, asked = loads(data)
     return read_request(request), tuple(map(_write, asked))
 
 
@@ -48,13 +47,13 @@ def _write(values: dict[str, Any]) -> Write:
 def write_outcomes(outcomes: Outcomes) -> bytes:
     """For `read_outcomes`, in a process of ours."""
     loaded = None if outcomes.loaded is None else flat(outcomes.loaded)
-    return pickle.dumps(("outcomes", (list(map(_plain, outcomes.results)), loaded)), protocol=5)
+    return dumps(("outcomes", (list(map(_plain, outcomes.results)), loaded)))
 
 
 def read_outcomes(data: bytes) -> Outcomes:
     """Raises ValueError if this is no (whole) answer."""
     try:
-        said, (results, loaded) = read_plain_answer(data)
+        said, (results, loaded) = loads(data)
         if said != "outcomes":
             raise ValueError
         return Outcomes(list(map(_result, results)), None if loaded is None else loaded_of(loaded))

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import IO, Final
 
+from egressproxy.processes.child import child_command, ending
 from egressproxy.processes.loader.request import STATUS
 
 __all__ = ["LoaderEnded", "LoaderProcess", "LoadingFailed"]
@@ -107,7 +107,7 @@ class LoaderProcess:
         if status:
             is_foreign = not has_said if self._is_kept and status > 0 else status < 0 and -status != signal.SIGALRM
             failed = LoaderEnded if is_foreign else LoadingFailed
-            raise failed(f"the process that reads the configuration {_ending(status)}; the log has its words")
+            raise failed(f"the process that reads the configuration {ending(status)}; the log has its words")
         return answer.whole()
 
     def end(self) -> None:
@@ -228,20 +228,4 @@ class _Heap:
 
 
 def _command(*, is_kept: bool) -> list[str]:
-    """This interpreter, with the modules of this process, and nothing of the environment that changes either."""
-    path = [*sys.path, _ROOT]
-    begin = f"from egressproxy.processes.loader.main import main; main(is_kept={is_kept})"
-    start = f"import sys; sys.path[:] = {path!r}; {begin}"
-    return [sys.executable, "-I", "-S", "-c", start]
-
-
-_ROOT = str(Path(__file__).resolve().parents[3])
-
-
-def _ending(status: int) -> str:
-    if status > 0:
-        return f"ended with status {status}"
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was ended by signal {-status}"
+    return child_command(f"from egressproxy.processes.loader.main import main; main(is_kept={is_kept})")

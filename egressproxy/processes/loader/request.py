@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from egressproxy.model.pickling import dumps, loads
 from egressproxy.model.secret_source import ConfigSource, plain_source, source_of
-from egressproxy.processes.loader.result import read_plain_value
 
 __all__ = ["STATUS", "LoadRequest", "read_request", "write_request"]
 
@@ -35,10 +33,10 @@ def write_request(
 ) -> bytes:
     """For `read_request`, in a process of ours."""
     folder = None if state is None else os.fspath(state)
-    return pickle.dumps((tuple(map(plain_source, paths)), bind, memory, folder), protocol=5)
+    return dumps((tuple(map(plain_source, paths)), bind, memory, folder))
 
 
 def read_request(data: bytes) -> LoadRequest:
     """Raises nearly everything if this is no (whole) request."""
-    paths, bind, memory, folder = read_plain_value(io.BytesIO(data))
+    paths, bind, memory, folder = loads(data)
     return LoadRequest(tuple(map(source_of, paths)), bind, memory, None if folder is None else Path(folder))

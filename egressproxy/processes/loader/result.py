@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
 from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.model.pickling import Unpickler, dumps, loads
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -36,8 +36,6 @@ __all__ = [
     "places",
     "read_answer",
     "read_plain",
-    "read_plain_answer",
-    "read_plain_value",
     "shown",
     "write_answer",
 ]
@@ -116,7 +114,7 @@ def pack_shown(
     packer = zlib.compressobj(1)
     packed = []
     while piece := list(islice(entries, OBJECTS)):
-        packed.append(packer.compress(pickle.dumps(piece, protocol=5)))
+        packed.append(packer.compress(dumps(piece)))
     return b"".join((*packed, packer.flush()))
 
 
@@ -126,30 +124,30 @@ def shown(packed: bytes) -> Iterator[Shown]:
         return
     file = io.BufferedReader(_Inflated(packed), CHUNK)
     while file.peek(1):
-        for (group, kind, namespace, name), manifest, generation, status, created in read_plain_value(file):
+        for (group, kind, namespace, name), manifest, generation, status, created in Unpickler(file).load():
             yield Shown(group, kind, namespace, name, manifest, generation, status, created)
 
 
 def pack_plain(value: object) -> bytes:
     """Tuples, dicts, text, numbers and octets, compressed."""
-    return zlib.compress(pickle.dumps(value, protocol=5), 1)
+    return zlib.compress(dumps(value), 1)
 
 
 def read_plain(packed: bytes) -> Any:
-    return read_plain_value(io.BytesIO(zlib.decompress(packed)))
+    return loads(zlib.decompress(packed))
 
 
 def write_answer(outcome: Loaded | ConfigError) -> bytes:
     """What the process that loads says in the end."""
     if isinstance(outcome, ConfigError):
-        return pickle.dumps(("refused", [_fields(problem) for problem in outcome.problems]), protocol=5)
-    return pickle.dumps(("loaded", flat(outcome)), protocol=5)
+        return dumps(("refused", [_fields(problem) for problem in outcome.problems]))
+    return dumps(("loaded", flat(outcome)))
 
 
 def read_answer(data: bytes) -> Loaded:
     """Raises ConfigError where the configuration is refused, ValueError if this is no (whole) answer."""
     try:
-        outcome, value = read_plain_answer(data)
+        outcome, value = loads(data)
         if outcome == "loaded":
             return loaded_of(value)
         problems = [_problem(each) for each in value]
@@ -181,15 +179,6 @@ def loaded_of(values: Sequence[Any]) -> Loaded:
     )
 
 
-def read_plain_answer(data: bytes) -> tuple[str, Any]:
-    """What it is and what it says. Raises nearly everything if this is no (whole) answer."""
-    file = io.BytesIO(data)
-    outcome, value = read_plain_value(file)
-    if file.tell() != len(data):
-        raise ValueError
-    return outcome, value
-
-
 class _Inflated(io.RawIOBase):
     """What was compressed, as a file. Raises zlib.error where it is not whole."""
 
@@ -217,11 +206,6 @@ class _Inflated(io.RawIOBase):
         return len(data)
 
 
-def read_plain_value(file: io.BufferedIOBase) -> Any:
-    """The next pickle, which makes no objects. Raises nearly everything where there is none, or one that would."""
-    return _Plain(file).load()
-
-
 def _fields(problem: Problem) -> Sequence[str | int]:
     return (
         problem.file, problem.line, problem.column, problem.object, problem.field_path, problem.message, problem.remedy,
@@ -237,10 +221,3 @@ def _problem(values: Sequence[Any]) -> Problem:
 def _json(value: object) -> bytes:
     # A value that JSON does not know is never shown: it might be one that must not be.
     return json.dumps(value, default=lambda _value: "redacted").encode()
-
-
-class _Plain(pickle.Unpickler):
-    """Reads values, and makes no objects."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")

@@ -7,12 +7,12 @@ import logging
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
+from egressproxy.processes.child import child_command, ending
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, NotAnswered
 from egressproxy.processes.workers.messages import (
@@ -196,14 +196,7 @@ class Handle:
 
     def how_it_ended(self) -> str:
         status = self._process.returncode
-        if status is None:
-            return "has not ended"
-        if status >= 0:
-            return f"ended with status {status}"
-        try:
-            return f"was ended by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"was ended by signal {-status}"
+        return "has not ended" if status is None else ending(status)
 
     # --- what it answers -------------------------------------------------------------------------------------------
     async def _ask(
@@ -293,18 +286,9 @@ class Handle:
 
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    """A new program rather than a fork of this one: nothing of the supervisor's memory is in it, secrets included, and
-    it can be started at any time, beside threads.
-    """
-    # It finds modules where this process does, not in the working directory.
-    start = (
-        f"import sys; sys.path[:] = {sys.path!r}; from egressproxy.processes.workers.process import main;"
-        f" sys.exit(main({descriptor}))"
-    )
+    command = child_command(f"from egressproxy.processes.workers.process import main; sys.exit(main({descriptor}))")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
-        return subprocess.Popen(  # noqa: S603 (this program)
-            [sys.executable, "-P", "-c", start], stdin=subprocess.DEVNULL, pass_fds=(descriptor,)
-        )
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,))  # noqa: S603 (this program)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

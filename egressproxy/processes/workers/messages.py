@@ -5,12 +5,10 @@ Both ends are processes of ours with the same code; all the same, reading makes 
 
 from __future__ import annotations
 
-import io
-import pickle
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.telemetry import metrics
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.notices import InvolvedObject, Notice
@@ -189,10 +187,8 @@ Message = (
 )  # fmt: skip
 
 
-#: The classes that are made. Not whatever a module has imported: `dataclass`, for one, executes what it is given.
-_KNOWN: Final = {
-    (known.__module__, known.__qualname__): known
-    for known in (
+_FIND: Final = classes(
+    (
         *get_args(Message),
         metrics.Counts,
         metrics.Histogram,
@@ -202,36 +198,14 @@ _KNOWN: Final = {
         Notice,
         InvolvedObject,
     )
-}
+)
 
 
 def encode(message: Message) -> bytes:
-    written = io.BytesIO()
-    _Pickler(written, protocol=5).dump(message)
-    return written.getvalue()
+    """For `decode`."""
+    return dumps(message)
 
 
-def decode(octets: bytes | bytearray | memoryview) -> Any:
+def decode(octets: bytes) -> Any:
     """Raises pickle.UnpicklingError, among others, where this is no message."""
-    return _Unpickler(io.BytesIO(octets)).load()
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        """Frozen classes by their fields: the default form goes through slow Python code when it is read. Enums by
-        their values: what Python writes of them differs between its versions, 3.11.2 and 3.11.7 among them.
-        """
-        kind = type(value)
-        if isinstance(value, Enum):
-            return kind, (value.value,)
-        if is_dataclass(kind):
-            return kind, tuple([getattr(value, field.name) for field in fields(kind)])
-        return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        known = _KNOWN.get((module, name))
-        if known is None:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a message")
-        return known
+    return loads(octets, _FIND, "part of a message")

@@ -1,0 +1,84 @@
+"""Values as octets, between processes of ours: one pickler, and one unpickler that makes nothing but named classes.
+
+The octets may hold secrets: they go through inherited pipes alone, never into a file, a log or a message.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Any, Final
+
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["ADDRESSES", "FindClass", "Pickler", "Unpickler", "classes", "dumps", "loads"]
+
+ADDRESSES: Final = (IPv4Address, IPv4Network, IPv6Address, IPv6Network)
+#: The class of this module and name, None where none is to be made.
+FindClass = Callable[[str, str], type | None]
+
+
+def _no_class(_module: str, _name: str) -> None:
+    """Values of built-in types name no class."""
+
+
+class Pickler(pickle.Pickler):
+    """Dataclasses by their fields (a frozen one would be written with their names, and read slowly); enums by their
+    values and addresses by their text (what Python writes of an enum differs between 3.11.2 and 3.11.7); secrets
+    revealed.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        """See `pickle.Pickler.reducer_override`."""
+        kind = type(value)
+        if isinstance(value, Enum):
+            return kind, (value.value,)
+        if kind in ADDRESSES:
+            return kind, (str(value),)
+        if kind is SecretBytes:
+            return SecretBytes, (value.reveal(),)
+        if is_dataclass(kind):
+            return kind, tuple([getattr(value, field.name) for field in fields(kind)])
+        return NotImplemented
+
+
+class Unpickler(pickle.Unpickler):
+    """Raises nearly everything where the octets are no pickle, UnpicklingError where they name what is no `what`."""
+
+    def __init__(self, file: io.BufferedIOBase, find: FindClass = _no_class, what: str = "plain value") -> None:
+        super().__init__(file)
+        self._find = find
+        self._what = what
+
+    def find_class(self, module: str, name: str) -> Any:
+        """See `pickle.Unpickler.find_class`."""
+        found = self._find(module, name)
+        if found is None:
+            raise pickle.UnpicklingError(f"{module}.{name} is no {self._what}")
+        return found
+
+
+def classes(known: Iterable[type]) -> FindClass:
+    """These classes and no others. Not whatever their modules have: `dataclass`, for one, executes what it is given."""
+    by_name = {(each.__module__, each.__qualname__): each for each in known}
+    return lambda module, name: by_name.get((module, name))
+
+
+def dumps(value: object) -> bytes:
+    """For `loads`."""
+    written = io.BytesIO()
+    Pickler(written, protocol=5).dump(value)
+    return written.getvalue()
+
+
+def loads(octets: bytes, find: FindClass = _no_class, what: str = "plain value") -> Any:
+    """One value that fills `octets`; without `find`, one of built-in types. Raises as `Unpickler` does."""
+    file = io.BytesIO(octets)
+    value = Unpickler(file, find, what).load()
+    if file.tell() != len(octets):
+        raise pickle.UnpicklingError("there is more than one value")
+    return value
