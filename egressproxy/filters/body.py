@@ -7,12 +7,11 @@ Each filter gets the output of the one before it. A chain of STREAM filters copi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.base import BodyMode, Filter, Phase
-from egressproxy.filters.filter_step import FilterStats, Step, settle, start, wait
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.filters.base import BodyMode, Phase
+from egressproxy.filters.filter_step import PlacedFilter, Step, settle, start, wait
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["BodyChain", "BodyPlan", "BodyStep"]
@@ -23,10 +22,9 @@ class BodyStep(Step):
 
     __slots__ = ("keeps_length", "max_buffer_bytes")
 
-    def __init__(
-        self, call: Callable[..., object], spec: ExtensionIR, stats: FilterStats, mark: str, instance: Filter
-    ) -> None:
-        super().__init__(call, spec, stats, mark)
+    def __init__(self, placed: PlacedFilter, phase: Phase) -> None:
+        super().__init__(placed, phase)
+        instance = placed.filter
         self.max_buffer_bytes = instance.max_buffer_bytes if instance.body_mode is BodyMode.BUFFER else -1
         self.keeps_length = instance.keeps_length
 

@@ -16,12 +16,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from egressproxy.filters.base import Filter, FilterType, Phase, overrides
+from egressproxy.filters.base import Phase
 from egressproxy.filters.body import BodyPlan, BodyStep
-from egressproxy.filters.filter_step import FilterStats, Step, settle, start, wait
+from egressproxy.filters.filter_step import FilterStats, PlacedFilter, Step, settle, start, wait
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.telemetry.notices import Notices
 
 __all__ = [
     "Chain",
@@ -39,46 +38,13 @@ __all__ = [
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedFilter:
-    """A filter and the IR that it was built from. `stats` has one entry per phase in which it runs. `mark` is the note
-    that asks for its `complete`, "" if it has none.
-    """
-
-    spec: ExtensionIR
-    type: FilterType
-    filter: Filter
-    stats: dict[Phase, FilterStats] = field(default_factory=dict)
-    mark: str = ""
-    notices: Notices | None = None
-
-    def phases(self) -> frozenset[Phase]:
-        """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
-        phases = {Phase(self.spec.phase)} | self.type.also
-        if self.filter.runs_in is not None:
-            phases &= self.filter.runs_in
-        return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
-
-    def in_phase(self, phase: Phase) -> tuple[Callable[..., object], ExtensionIR, FilterStats, str]:
-        """The first four arguments of a step of this phase."""
-        return getattr(self.filter, phase.method), self.spec, self.stats_in(phase), self.mark
-
-    def stats_in(self, phase: Phase) -> FilterStats:
-        """Its counters in this phase."""
-        if phase not in self.stats:
-            self.stats[phase] = FilterStats(self.spec, phase.value, self.notices)
-        return self.stats[phase]
-
-
 class HeaderStep(Step):
     """One filter in one header phase. `rest` are the steps after it."""
 
     __slots__ = ("rest",)
 
-    def __init__(
-        self, call: Callable[..., object], spec: ExtensionIR, stats: FilterStats, mark: str, rest: Steps
-    ) -> None:
-        super().__init__(call, spec, stats, mark)
+    def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps) -> None:
+        super().__init__(placed, phase)
         self.rest = rest
 
 
@@ -129,13 +95,11 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         if not running:
             continue
         if phase in _BODY_PHASES:
-            phases[phase.method] = BodyPlan(
-                tuple(BodyStep(*placed.in_phase(phase), placed.filter) for placed in running), phase
-            )
+            phases[phase.method] = BodyPlan(tuple(BodyStep(placed, phase) for placed in running), phase)
             continue
         steps: Steps = ()
         for placed in reversed(running):
-            steps = (HeaderStep(*placed.in_phase(phase), steps), *steps)
+            steps = (HeaderStep(placed, phase, steps), *steps)
         phases[phase.method] = steps
     # Each instance once, although the same spec may be in the chain twice.
     completing = {id(placed): placed for placed in filters if placed.mark}

@@ -1,18 +1,20 @@
-"""One filter in one phase, as header chains and body chains run it: its counters, its deadline, its failures."""
+"""A placed filter, and what header and body chains make of it: steps with counters, deadlines and failures."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from inspect import iscoroutine
 from typing import Any, TypeVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.filters.base import Filter, FilterType, Phase, overrides
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.telemetry.notices import Notices
 
-__all__ = ["DeadlinePassed", "FilterCancelled", "FilterStats", "Step", "settle", "start", "wait"]
+__all__ = ["DeadlinePassed", "FilterCancelled", "FilterStats", "PlacedFilter", "Step", "settle", "start", "wait"]
 
 R = TypeVar("R")
 
@@ -65,20 +67,48 @@ class FilterStats:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedFilter:
+    """A filter and the IR that it was built from. `stats` has one entry per phase in which it runs. `mark` is the note
+    that asks for its `complete`, "" if it has none.
+    """
+
+    spec: ExtensionIR
+    type: FilterType
+    filter: Filter
+    stats: dict[Phase, FilterStats] = field(default_factory=dict)
+    mark: str = ""
+    notices: Notices | None = None
+
+    def phases(self) -> frozenset[Phase]:
+        """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
+        phases = {Phase(self.spec.phase)} | self.type.also
+        if self.filter.runs_in is not None:
+            phases &= self.filter.runs_in
+        return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
+
+    def stats_in(self, phase: Phase) -> FilterStats:
+        """Its counters in this phase."""
+        if phase not in self.stats:
+            self.stats[phase] = FilterStats(self.spec, phase.value, self.notices)
+        return self.stats[phase]
+
+
 class Step:
-    """One filter in one phase. `mark` is the note that asks for its `complete`, "" if it has none."""
+    """One filter in one phase."""
 
     __slots__ = ("call", "fail_open", "mark", "name", "source", "spec", "stats", "timeout_s")
 
-    def __init__(self, call: Callable[..., object], spec: ExtensionIR, stats: FilterStats, mark: str) -> None:
-        self.call = call
+    def __init__(self, placed: PlacedFilter, phase: Phase) -> None:
+        spec = placed.spec
+        self.call: Callable[..., object] = getattr(placed.filter, phase.method)
         self.spec = spec
         self.name = spec.name
         self.source = spec.source
         self.fail_open = spec.fail_open
         self.timeout_s = spec.timeout_s or None
-        self.stats = stats
-        self.mark = mark
+        self.stats = placed.stats_in(phase)
+        self.mark = placed.mark
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.stats.phase})"

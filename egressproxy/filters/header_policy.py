@@ -75,20 +75,10 @@ class HeaderPolicy(Filter):
         assert isinstance(config, HeaderPolicyConfig)
         self._request = _Edits(config.request)
         self._response = _Edits(config.response)
-        phases = set()
-        if context.phase in REQUEST_HEADS:
-            if self._request:
-                phases.add(context.phase)
-            if self._response:
-                phases.add(RESPONSE_PHASE[context.phase])
-        else:
-            if self._request:
-                raise ValueError(
-                    f"`request` edits cannot run in phase {context.phase.value}; place it in a request phase"
-                )
-            if self._response:
-                phases.add(context.phase)
-        self.runs_in = frozenset(phases)
+        if context.phase not in REQUEST_HEADS and self._request:
+            raise ValueError(f"`request` edits cannot run in phase {context.phase.value}; place it in a request phase")
+        parts = ((context.phase, self._request), (RESPONSE_PHASE.get(context.phase, context.phase), self._response))
+        self.runs_in = frozenset(phase for phase, edits in parts if edits)
 
     def request_headers(self, x: Exchange) -> None:
         """Edits the fields of the request."""

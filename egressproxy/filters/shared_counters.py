@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 from egressproxy.net.file_lock import FileLock
 
@@ -25,18 +24,6 @@ KEY_BYTES: Final = 16
 _CELL: Final = 8
 _HEAD: Final = 8
 
-N = TypeVar("N", int, float)
-
-
-class Cells(Protocol[N]):
-    """What a list and a memoryview have in common."""
-
-    def __getitem__(self, index: int, /) -> N: ...
-
-    def __setitem__(self, index: int, value: N, /) -> None: ...
-
-    def __iter__(self) -> Iterator[N]: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -46,8 +33,8 @@ class Row:
     worker; a worker changes only `held[mine]`.
     """
 
-    full_at: Cells[float] = field(default_factory=lambda: [0.0])
-    held: Cells[int] = field(default_factory=lambda: [0])
+    full_at: list[float] | memoryview[float] = field(default_factory=lambda: [0.0])
+    held: list[int] | memoryview[int] = field(default_factory=lambda: [0])
     mine: int = 0
 
 
