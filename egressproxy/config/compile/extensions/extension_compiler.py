@@ -1,7 +1,7 @@
-"""Extensions and HTTPRoute filters, read into one form: ExtensionIR.
+"""Extensions, compiled to ExtensionIR.
 
 Three ways to ask for a filter, one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
-HTTPRoute rule or backendRef, an entry of a policy's `limits`. The config of each is checked against the schema of its
+HTTPRoute (`route_filters`), an entry of a policy's `limits`. The config of each is checked against the schema of its
 type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionIR without it:
 the filter then refuses every request (it fails closed). A type that nobody knows closes the place (`extension_faults`).
 """
@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.extensions.filter_configs import header_changes, redirect, rewrite
 from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.load_errors import LoadErrors
 from egressproxy.config.compile.references import References, Unresolved
@@ -27,8 +26,6 @@ from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, 
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.route_filters import HttpFilter
-from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.policy import ExtensionIR, FilterSettings
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
@@ -36,6 +33,7 @@ from egressproxy.model.secret import SecretBytes
 __all__ = [
     "BACKEND_PHASES",
     "INJECTOR",
+    "ROUTE_LEVEL",
     "ExtensionCompiler",
     "FilterNotSupported",
     "RankedExtension",
@@ -53,18 +51,6 @@ _OWN_LEG: Final[Mapping[str | None, tuple[str, int]]] = {
 }
 
 ROUTE_LEVEL, BACKEND_LEVEL = 1, 2
-
-#: Priority of HTTPRoute filters: before extensions (100), after limits (0).
-ROUTE_FILTER_PRIORITY = 50
-#: CORS before the others: a preflight request carries no credential, and must not be redirected.
-CORS_PRIORITY = 40
-#: ExternalAuth judges what the client has asked for, not what the other filters make of it.
-EXTERNAL_AUTH_PRIORITY = 45
-
-HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
-URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
-CORS = "egressproxy.io/Cors:v1"
-REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
 
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
 INJECTOR = "egressproxy.io/CredentialInjector:"
@@ -169,64 +155,6 @@ class ExtensionCompiler:
             settings=settings,
         )
         return RankedExtension(spec, age_of(owner), index)
-
-    def route_filters(
-        self, route: Resource, filters: Sequence[HttpFilter], *, on_backend: bool, port: int, protocol: ListenerProtocol
-    ) -> tuple[RankedExtension, ...]:
-        """The filters of an HTTPRoute rule, or of one of its backendRefs, but mirrors. Raises FilterNotSupported."""
-        place = AttachmentPoint(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
-        request, response = (
-            ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
-        )
-        made = []
-        index = 0
-        try:
-            for index, entry in enumerate(filters):
-                phase, priority = request, ROUTE_FILTER_PRIORITY
-                config: dict[str, Any]
-                if entry.external_auth is not None:
-                    if on_backend:
-                        raise FilterNotSupported(
-                            "filter ExternalAuth on a backendRef is not supported: put it on the rule"
-                        )
-                    continue  # see `external_auth_place`
-                if entry.request_header_modifier is not None:
-                    type_name, config = HEADER_POLICY, {"request": header_changes(entry.request_header_modifier)}
-                elif entry.response_header_modifier is not None:
-                    type_name, config = HEADER_POLICY, {"response": header_changes(entry.response_header_modifier)}
-                    phase = response
-                elif entry.url_rewrite is not None:
-                    type_name, config = URL_REWRITE, rewrite(entry.url_rewrite)
-                elif entry.request_redirect is not None:
-                    type_name, config = REQUEST_REDIRECT, redirect(entry.request_redirect, port, protocol)
-                elif entry.cors is not None:
-                    type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
-                elif entry.request_mirror is not None:
-                    continue  # it changes nothing of the request: `mirrors` reads it
-                else:
-                    ref = entry.extension_ref
-                    named = f" ({ref.kind} {ref.name})" if ref is not None else ""
-                    remedy = (
-                        ": name the route in targetRefs of that policy" if ref and ref.kind == "EgressPolicy" else ""
-                    )
-                    raise FilterNotSupported(f"filter {entry.type}{named} is not supported yet{remedy}")
-                made.append(self.builtin(type_name, entry.type, phase, config, route, place, priority, index))
-        except FilterNotSupported as error:
-            error.index = index
-            raise
-        return tuple(made)
-
-    def external_auth_place(self, route: Resource) -> ExtensionIR:
-        """Where the ExternalAuth filter of a rule runs; what it asks stands beside the rule's extensions."""
-        return ExtensionIR(
-            name="ExternalAuth",
-            type="egressproxy.io/ExternalAuth",
-            phase="request-headers",
-            priority=EXTERNAL_AUTH_PRIORITY,
-            level=ROUTE_LEVEL,
-            timeout_s=0.0,  # it has a time limit of its own
-            source=str(route),
-        )
 
     def _extension(
         self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint

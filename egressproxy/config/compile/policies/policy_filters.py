@@ -20,7 +20,7 @@ from egressproxy.config.compile.extensions.extension_faults import closing, must
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.policy import EgressPolicy
 
-__all__ = ["PolicyFilters", "Where"]
+__all__ = ["LimitScopes", "PolicyFilters"]
 
 REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
 CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
@@ -31,7 +31,7 @@ _LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, L
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class LimitScopes:
     """The names that limits are counted under: those of the Gateway, the route and the backend of a place."""
 
     gateway: str
@@ -59,7 +59,7 @@ class PolicyFilters:
             section = f", section {ref.section_name}" if ref.section_name else ""
             self._of_policy(policy, level, f"{ref.kind} {policy.namespace}/{ref.name}{section}")
 
-    def for_requests(self, layers: Iterable[Layer], where: Where) -> list[RankedExtension]:
+    def for_requests(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[RankedExtension]:
         """The filters of a listener or rule: everything but what belongs to one of its backends.
 
         Raises FilterNotSupported for a limit that this build cannot enforce, and for an extension of an unknown type.
@@ -72,17 +72,17 @@ class PolicyFilters:
         for layer in layers:
             for policy in layer.policies:
                 made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
-                made += self._limits(policy, layer, where, backend=False)
+                made += self._limits(policy, layer, scopes, backend=False)
         return made
 
-    def for_backend(self, layers: Iterable[Layer], where: Where) -> list[RankedExtension]:
+    def for_backend(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[RankedExtension]:
         """The filters that policies add for one backend. Raises FilterNotSupported."""
         made: list[RankedExtension] = []
         for layer in layers:
             for policy in layer.policies:
                 if layer.level is Level.BACKEND:
                     made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
-                made += self._limits(policy, layer, where, backend=True)
+                made += self._limits(policy, layer, scopes, backend=True)
         return made
 
     def body_limits(self, layers: Iterable[Layer]) -> list[RankedExtension]:
@@ -121,7 +121,9 @@ class PolicyFilters:
             self._extensions[key] = self._compiler.extensions(policy, declared, AttachmentPoint(level, place))
         return self._extensions[key]
 
-    def _limits(self, policy: EgressPolicy, layer: Layer, where: Where, *, backend: bool) -> Iterator[RankedExtension]:
+    def _limits(
+        self, policy: EgressPolicy, layer: Layer, scopes: LimitScopes, *, backend: bool
+    ) -> Iterator[RankedExtension]:
         limits = policy.spec.limits
         if limits is None:
             return
@@ -132,13 +134,13 @@ class PolicyFilters:
                 config = {"limit": rate.limit, "window": rate.window.seconds}
                 if rate.burst is not None:
                     config["burst"] = rate.burst
-                place = AttachmentPoint(level, where.scope(rate.per))
+                place = AttachmentPoint(level, scopes.scope(rate.per))
                 yield self._compiler.builtin(
                     REQUEST_RATE, f"limits.requests[{index}]", phase, config, policy, place, index=index
                 )
         for index, entry in enumerate(limits.concurrency):
             if _is_counted_here(entry.per, layer, backend=backend):
-                place = AttachmentPoint(level, where.scope(entry.per))
+                place = AttachmentPoint(level, scopes.scope(entry.per))
                 name = f"limits.concurrency[{index}]"
                 yield self._compiler.builtin(
                     CONCURRENCY, name, phase, {"limit": entry.limit}, policy, place, index=index

@@ -10,26 +10,26 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from egressproxy.config.compile.backends.backend_compiler import Backends, ResolvedBackend
-from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, scope_of
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns, exposed_by_parent
 from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.narrowed_layers import denials_of, restrictions_of
 from egressproxy.config.compile.policies.policy_attachment import Policies
-from egressproxy.config.compile.policies.policy_filters import PolicyFilters, Where
+from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.policy_merge import Merged
+from egressproxy.config.compile.policies.tls_floor import TlsFloor
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.policy import Addresses, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.routes import BackendRef
-from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
+from egressproxy.ir.backend import BackendIR, Destination, Protocol
 from egressproxy.ir.route import MirrorIR, WeightedBackend
 
-__all__ = ["BackendRefCompiler", "RuleBackends", "default_where"]
+__all__ = ["BackendRefCompiler", "RuleBackends", "default_scopes"]
 
 #: What no policy sends through a parent: places that an operator has written as addresses, mostly inside.
 _OF_THE_OPERATOR = (Destination.IP, Destination.SERVICE)
@@ -56,12 +56,12 @@ class BackendRefCompiler:
         "_backends",
         "_certificates",
         "_credential_dns",
-        "_hardened",
         "_of_parents",
         "_of_services",
         "_policies",
         "_policy_filters",
         "_through_policies",
+        "_tls_floor",
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class BackendRefCompiler:
         self._certificates = certificates
         self._policies = policies
         self._policy_filters = placement
-        self._hardened: dict[tuple[object, ...], BackendTlsIR | str] = {}
+        self._tls_floor = TlsFloor()
         self._of_parents: dict[Layer, Layer] = {}
         #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
         #: a stream or requests), and each way lives as long as this.
@@ -79,12 +79,12 @@ class BackendRefCompiler:
         self._of_services: dict[Layer, Layer] = {}
         self._credential_dns = CredentialDns(policies)
 
-    def choices(
+    def of_rule(
         self,
         route: Resource,
         refs: Iterable[BackendRef],
         layers: tuple[Layer, ...],
-        where: Where,
+        scopes: LimitScopes,
         filters: RefFilters,
         error: str,
         mirrors: RefMirrors = lambda _ref: (),
@@ -103,15 +103,15 @@ class BackendRefCompiler:
         more: list[RankedExtension] = []
         for ref in refs:
             if ref.weight or keeps_idle:
-                choice = self._of_ref(route, ref, layers, where, filters, error, more)
+                choice = self._of_ref(route, ref, layers, scopes, filters, error, more)
                 copies = mirrors(ref) if choice.backend is not None else ()
                 made.append(replace(choice, mirrors=copies) if copies else choice)
         return RuleBackends(tuple(made), tuple(more))
 
-    def default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
+    def of_default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
         """The Dynamic backend of a forward-proxy listener, under the name "-"; `layers` from `default_layers`."""
         merged = self._policies.merge(layers, is_routed=False)
-        return self._weighted_backend(self._default(layers), merged, layers, default_where(listener), 1, (), error)
+        return self._weighted_backend(self._default(layers), merged, layers, default_scopes(listener), 1, (), error)
 
     def default_layers(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """What holds for that backend: the listener's layers, and what is denied behind the parent that they name."""
@@ -148,7 +148,7 @@ class BackendRefCompiler:
         return self._through_policies[key]
 
     def of_filter(
-        self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], where: Where,
+        self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], scopes: LimitScopes,
         protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
     ) -> WeightedBackend:  # fmt: skip
         """The backend that a filter of a rule names (RequestMirror, ExternalAuth), under everything that holds for it.
@@ -168,7 +168,7 @@ class BackendRefCompiler:
         except FilterNotSupported as unsupported:
             error = str(unsupported)
         merged = self._policies.merge(layers, is_routed=True)
-        return self._weighted_backend(resolved, merged, layers, _at(resolved, where), 1, limits, error)
+        return self._weighted_backend(resolved, merged, layers, _at(resolved, scopes), 1, limits, error)
 
     def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
         """What serves nobody, where these layers hold."""
@@ -179,7 +179,7 @@ class BackendRefCompiler:
         route: Resource,
         ref: BackendRef,
         layers: tuple[Layer, ...],
-        where: Where,
+        scopes: LimitScopes,
         filters: RefFilters,
         error: str,
         more: list[RankedExtension],
@@ -196,7 +196,7 @@ class BackendRefCompiler:
             more += self._policy_filters.body_limits(layers)
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
-        return self._weighted_backend(resolved, merged, layers, _at(resolved, where), ref.weight, own, error)
+        return self._weighted_backend(resolved, merged, layers, _at(resolved, scopes), ref.weight, own, error)
 
     def _with_layers(
         self, resolved: ResolvedBackend, layers: tuple[Layer, ...]
@@ -212,7 +212,7 @@ class BackendRefCompiler:
         for parent in resolved.parents:
             for layer in self._own_layers(parent):
                 if layer not in self._of_parents:
-                    self._of_parents[layer] = _narrowed(layer, _denials_alone)
+                    self._of_parents[layer] = denials_of(layer)
                 layers += (self._of_parents[layer],)
         return layers
 
@@ -224,7 +224,7 @@ class BackendRefCompiler:
             for section in ("", str(resolved.port)):
                 for layer in self._policies.layer(Level.BACKEND, resolved.service, section):
                     if layer not in self._of_services:
-                        self._of_services[layer] = _narrowed(layer, _without_settings)
+                        self._of_services[layer] = restrictions_of(layer)
                     layers += (self._of_services[layer],)
         return layers
 
@@ -248,7 +248,7 @@ class BackendRefCompiler:
         error = error or (_region_error(parent, merged) if parent.region else "")
         if error:
             return error
-        hardened = self._harden(spec.parent, said)
+        hardened = self._tls_floor.apply(spec.parent, said)
         if isinstance(hardened, str):
             return hardened
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
@@ -261,7 +261,7 @@ class BackendRefCompiler:
         resolved: ResolvedBackend,
         merged: Merged,
         layers: tuple[Layer, ...],
-        where: Where,
+        scopes: LimitScopes,
         weight: int,
         filters: tuple[RankedExtension, ...],
         error: str,
@@ -269,7 +269,7 @@ class BackendRefCompiler:
         unknown = self._policy_filters.unknown_extension(layers, resolved.extensions)
         error = error or (unknown and f"the {unknown} is not supported")
         error = error or resolved.error or "; ".join(merged.blockers) or _region_error(resolved, merged)
-        spec = self._harden(resolved.spec, merged)
+        spec = self._tls_floor.apply(resolved.spec, merged)
         if not isinstance(spec, str):
             named_in = resolved.target[2]
             if resolved.parent_by and merged.parent is not None:
@@ -279,14 +279,14 @@ class BackendRefCompiler:
             error = error or spec
         placed: list[RankedExtension] = []
         try:
-            placed = self._policy_filters.for_backend(layers, where)
+            placed = self._policy_filters.for_backend(layers, scopes)
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
         if error or isinstance(spec, str):
             parent_by = resolved.parent_by if error == resolved.error else ""
             return WeightedBackend(None, weight, error=error, unknown_extension=unknown, parent_by=parent_by)
         try:
-            spec = self._certificates.shown_to(spec, where.gateway)
+            spec = self._certificates.shown_to(spec, scopes.gateway)
         except Unresolved as unresolved:
             return WeightedBackend(None, weight, error=unresolved.message)
         own = (*resolved.extensions, *placed)
@@ -308,75 +308,15 @@ class BackendRefCompiler:
             if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
                 yield f"limits of {policy}"
 
-    def _harden(self, spec: BackendIR, merged: Merged) -> BackendIR | str:
-        """The backend, and its parent, with the policies' floor for TLS applied; or why that cannot be done."""
-        if not merged.has_tls_floor:
-            return spec
-        parent = self._harden(spec.parent, merged) if spec.parent is not None else None
-        if isinstance(parent, str):
-            return parent
-        tls = spec.tls
-        if tls is None and spec.destination is Destination.DYNAMIC:
-            tls = BackendTlsIR()
-        if tls is None:
-            return replace(spec, parent=parent)
-        key = (tls, merged.min_version, merged.ca_pem, merged.crl_pem, merged.pins)
-        if key not in self._hardened:
-            self._hardened[key] = _harden(tls, merged)
-        made = self._hardened[key]
-        return made if isinstance(made, str) else replace(spec, tls=made, parent=parent)
 
-
-def default_where(listener: ListenerPlan) -> Where:
+def default_scopes(listener: ListenerPlan) -> LimitScopes:
     """The names that limits are counted under for what no route matches."""
     gateway = str(listener.gateway)
-    return Where(gateway, f"{gateway}, no route", f"{gateway}, any destination")
+    return LimitScopes(gateway, f"{gateway}, no route", f"{gateway}, any destination")
 
 
-def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> Layer:
-    return replace(layer, policies=tuple(map(narrow, layer.policies)), resolver=None)
-
-
-def _without_settings(policy: EgressPolicy) -> EgressPolicy:
-    """The policy as it restricts: those of one level may say different modes, and none lifts what another denies."""
-    spec = policy.spec.model_copy(update={"mode": None, "dns": None, "parent": None, "traffic": None})
-    return policy.model_copy(update={"spec": spec})
-
-
-def _denials_alone(policy: EgressPolicy) -> EgressPolicy:
-    """The policy without what sets or opens something, and without what is for the parent's own connection."""
-    said, addresses = policy.spec, None
-    if said.addresses is not None and said.addresses.only is not None:
-        addresses = Addresses(deny=said.addresses.deny, only=said.addresses.only)
-    elif said.addresses is not None and said.addresses.deny:
-        addresses = Addresses(deny=said.addresses.deny)
-    spec = EgressPolicySpec.model_construct(
-        target_refs=said.target_refs,
-        subjects=said.subjects,
-        destinations=said.destinations,
-        addresses=addresses,
-        intercept=said.intercept,
-    )
-    return policy.model_copy(update={"spec": spec})
-
-
-def _at(resolved: ResolvedBackend, where: Where) -> Where:
-    return Where(where.gateway, where.route, scope_of(resolved.target))
-
-
-def _harden(tls: BackendTlsIR, merged: Merged) -> BackendTlsIR | str:
-    if (merged.ca_pem or merged.crl_pem) and tls.insecure_skip_verify:
-        return "the backend is not verified (insecureSkipVerify), and a policy demands that it is (tls)"
-    ca_pem = common_ca(tls.ca_pem, merged.ca_pem)
-    if merged.ca_pem and not ca_pem:
-        return "the backend's caBundleRef has no CA in common with tls.caBundleRefs of the policies"
-    pins = tls.pins
-    if merged.pins is not None:
-        pins = tuple(sorted(merged.pins.intersection(tls.pins) if tls.pins else merged.pins))
-        if not pins:
-            return "the backend's pins and the tls.pins of the policies have none in common"
-    crl_pem = tls.crl_pem if merged.crl_pem in tls.crl_pem else tls.crl_pem + merged.crl_pem
-    return replace(tls, min_version=max(tls.min_version, merged.min_version), ca_pem=ca_pem, crl_pem=crl_pem, pins=pins)
+def _at(resolved: ResolvedBackend, scopes: LimitScopes) -> LimitScopes:
+    return LimitScopes(scopes.gateway, scopes.route, scope_of(resolved.target))
 
 
 def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, RankedExtension, ordered
 from egressproxy.config.compile.policies.layers import Layer
-from egressproxy.config.compile.policies.policy_filters import Where
+from egressproxy.config.compile.policies.policy_filters import LimitScopes
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.route_filters import HttpFilter, RequestMirror
@@ -24,7 +24,7 @@ def mirrors(
     route: Resource,
     filters: Sequence[HttpFilter],
     layers: tuple[Layer, ...],
-    where: Where,
+    scopes: LimitScopes,
     placed: Iterable[RankedExtension],
 ) -> tuple[MirrorIR, ...]:
     """The mirrors among these filters of a rule, or of one of its backendRefs, where `placed` run for its requests.
@@ -40,7 +40,7 @@ def mirrors(
     for mirror in found:
         numerator, denominator = _share(mirror)
         if numerator:
-            backend = backend_refs.of_filter(route, mirror.backend_ref, layers, where)
+            backend = backend_refs.of_filter(route, mirror.backend_ref, layers, scopes)
             made.append(MirrorIR(backend, extensions, numerator, denominator))
     return tuple(made)
 

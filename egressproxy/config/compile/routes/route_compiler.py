@@ -19,14 +19,15 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     RankedExtension,
     ordered,
 )
+from egressproxy.config.compile.extensions.route_filters import external_auth_place, route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import Policies
-from egressproxy.config.compile.policies.policy_filters import PolicyFilters, Where
+from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.retries import rule_retry
-from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_where
+from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes
 from egressproxy.config.compile.routes.matches import (
     NO_GRPC,
     grpc_match,
@@ -91,12 +92,12 @@ class RouteCompiler:
         """An HTTPRoute on one listener. `layers` are those of the listener."""
         listener = attachment.listener
         layers += self._policies.layer(Level.ROUTE, route.key)
-        where = Where(str(listener.gateway), str(route))
+        scopes = LimitScopes(str(listener.gateway), str(route))
         rules = []
         for index in range(len(route.spec.rules)):
             if index not in validation.dropped:
                 error = validation.closed.get(index, "")
-                rules.append(self._http_rule(route, index, listener, layers, where, error))
+                rules.append(self._http_rule(route, index, listener, layers, scopes, error))
         created = route.metadata.creation_timestamp or "~"
         named = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
         return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, named=named)
@@ -130,13 +131,13 @@ class RouteCompiler:
         layers += self._policies.layer(Level.ROUTE, route.key)
         if rule.name:
             layers += self._policies.layer(Level.RULE, route.key, rule.name)
-        where = Where(str(attachment.listener.gateway), str(route))
+        scopes = LimitScopes(str(attachment.listener.gateway), str(route))
         merged = self._policies.merge(layers, is_routed=True)
-        placed, error = self._requests(layers, where)
+        placed, error = self._requests(layers, scopes)
         tls = attachment.listener.tls
         if tls is not None and tls.mode is TlsMode.TERMINATE:
             error = error or self._backends.plain_text_error(route, rule.backend_refs)
-        found = self._backend_refs.choices(route, rule.backend_refs, layers, where, lambda _ref: (), error)
+        found = self._backend_refs.of_rule(route, rule.backend_refs, layers, scopes, lambda _ref: (), error)
         return StreamRouteIR(
             name=route.full_name,
             hostnames=attachment.hostnames if isinstance(route, TlsRoute) else (),
@@ -150,14 +151,14 @@ class RouteCompiler:
 
     def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
         """What serves the destinations that no route matches and policy allows: the one that the request named."""
-        _, error = self._requests(layers, default_where(listener))
-        return self._backend_refs.default(listener, self._backend_refs.default_layers(layers), error)
+        _, error = self._requests(layers, default_scopes(listener))
+        return self._backend_refs.of_default(listener, self._backend_refs.default_layers(layers), error)
 
     def listener_extensions(
         self, listener: ListenerPlan, layers: tuple[Layer, ...]
     ) -> tuple[PolicyIR, tuple[ExtensionIR, ...]]:
         """What holds for requests of a listener that no route matches."""
-        placed, _ = self._requests(layers, default_where(listener))
+        placed, _ = self._requests(layers, default_scopes(listener))
         if listener.protocol is ListenerProtocol.FORWARD_PROXY:
             layers = self._backend_refs.default_layers(layers)
         return self._policies.merge(layers, is_routed=False).policy, ordered(placed)
@@ -168,7 +169,7 @@ class RouteCompiler:
         index: int,
         listener: ListenerPlan,
         layers: tuple[Layer, ...],
-        where: Where,
+        scopes: LimitScopes,
         error: str,
     ) -> HttpRuleIR:
         rule = route.spec.rules[index]
@@ -176,7 +177,7 @@ class RouteCompiler:
         if rule.name:
             layers += self._policies.layer(Level.RULE, route.key, rule.name)
         merged = self._policies.merge(layers, is_routed=True)
-        placed, problem = self._requests(layers, where)
+        placed, problem = self._requests(layers, scopes)
         error = error or problem
         copies: tuple[MirrorIR, ...] = ()
         if error:
@@ -184,23 +185,23 @@ class RouteCompiler:
         else:
             assert listener.protocol is not None
             port, protocol = listener.listener.port, listener.protocol
-            placed += self._extensions.route_filters(
-                route, rule.filters, on_backend=False, port=port, protocol=protocol
+            placed += route_filters(
+                self._extensions, route, rule.filters, on_backend=False, port=port, protocol=protocol
             )
 
             def of_ref(ref: BackendRef) -> tuple[RankedExtension, ...]:
                 filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
-                return self._extensions.route_filters(route, filters, on_backend=True, port=port, protocol=protocol)
+                return route_filters(self._extensions, route, filters, on_backend=True, port=port, protocol=protocol)
 
             def mirrors_of_ref(ref: BackendRef) -> tuple[MirrorIR, ...]:
                 filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
-                return mirrors(self._backend_refs, route, filters, layers, where, (*placed, *of_ref(ref)))
+                return mirrors(self._backend_refs, route, filters, layers, scopes, (*placed, *of_ref(ref)))
 
             idle = session is not None
-            found = self._backend_refs.choices(
-                route, rule.backend_refs, layers, where, of_ref, "", mirrors_of_ref, keeps_idle=idle
+            found = self._backend_refs.of_rule(
+                route, rule.backend_refs, layers, scopes, of_ref, "", mirrors_of_ref, keeps_idle=idle
             )
-            copies = mirrors(self._backend_refs, route, rule.filters, layers, where, placed)
+            copies = mirrors(self._backend_refs, route, rule.filters, layers, scopes, placed)
         timeouts = rule.timeouts
         request = timeouts.request if timeouts is not None else None
         attempt = timeouts.backend_request if timeouts is not None else None
@@ -214,25 +215,25 @@ class RouteCompiler:
             name=rule.name or "",
             index=index,
             mirrors=copies,
-            auth=None if error else self._external_auth(route, rule, layers, where),
+            auth=None if error else self._external_auth(route, rule, layers, scopes),
             retry=rule_retry(rule.retry, merged.policy.retries) if rule.retry is not None else merged.policy.retries,
             session=session,
         )
 
     def _external_auth(
-        self, route: HttpRoute, rule: HttpRule, layers: tuple[Layer, ...], where: Where
+        self, route: HttpRoute, rule: HttpRule, layers: tuple[Layer, ...], scopes: LimitScopes
     ) -> ExternalAuthIR | None:
         """The authorization server of a rule, if it has one; a server that cannot be used refuses everything."""
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
         if written is None:
             return None
-        backend = self._backend_refs.of_filter(route, written.backend_ref, layers, where, filter_protocols(written))
+        backend = self._backend_refs.of_filter(route, written.backend_ref, layers, scopes, filter_protocols(written))
         if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
             backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
         http = written.http or ExternalAuthHttp()
         allowed = written.grpc.allowed_headers if written.grpc is not None else http.allowed_headers
         return ExternalAuthIR(
-            place=self._extensions.external_auth_place(route),
+            place=external_auth_place(route),
             protocol=AuthProtocol(written.protocol),
             backend=backend,
             path=http.path,
@@ -255,10 +256,10 @@ class RouteCompiler:
             made = self._matches[match] = http_match(match)
         return made
 
-    def _requests(self, layers: tuple[Layer, ...], where: Where) -> tuple[list[RankedExtension], str]:
+    def _requests(self, layers: tuple[Layer, ...], scopes: LimitScopes) -> tuple[list[RankedExtension], str]:
         """The filters of the request phases; and why the place has to be closed, "" if it has not."""
         try:
-            return self._policy_filters.for_requests(layers, where), ""
+            return self._policy_filters.for_requests(layers, scopes), ""
         except FilterNotSupported as error:
             return [], str(error)
 

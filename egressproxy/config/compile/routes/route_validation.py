@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from egressproxy.config.compile.backends.backend_compiler import Backends
 from egressproxy.config.compile.backends.backend_references import rule_filters, rule_refs
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
+from egressproxy.config.compile.extensions.route_filters import route_filters
 from egressproxy.config.compile.policies.retries import retry_problem
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.routes.matches import MAX_PATTERNS, NO_GRPC, grpc_patterns, http_patterns
@@ -129,8 +130,8 @@ class RouteValidator:
     def _validate_rule(self, route: HttpRoute, index: int, rule: HttpRule, validation: RouteValidation) -> None:
         self._validate_patterns(index, map(http_patterns, rule.matches), validation)
         try:
-            self._extensions.route_filters(
-                route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP
+            route_filters(
+                self._extensions, route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP
             )
         except FilterNotSupported as error:
             validation.closed[index] = str(error)
@@ -144,8 +145,8 @@ class RouteValidator:
                     validation.unresolved_auth[index] = problem
         for number, ref in enumerate(rule.backend_refs):
             try:
-                self._extensions.route_filters(
-                    route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP
+                route_filters(
+                    self._extensions, route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP
                 )
             except FilterNotSupported as error:
                 validation.closed[index] = f"backendRefs[{number}]: {error}"

@@ -1,0 +1,142 @@
+"""The filters of an HTTPRoute, compiled to ExtensionIR: the configs of the filter types that do what they say.
+
+Source: Gateway API v1 HTTPHeaderFilter, HTTPURLRewriteFilter, HTTPRequestRedirectFilter, HTTPCORSFilter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from egressproxy.config.compile.extensions.extension_compiler import (
+    BACKEND_LEVEL,
+    ROUTE_LEVEL,
+    AttachmentPoint,
+    ExtensionCompiler,
+    FilterNotSupported,
+    RankedExtension,
+)
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.route_filters import (
+    HeaderModifier,
+    HttpFilter,
+    PathModifier,
+    RequestRedirect,
+    UrlRewrite,
+)
+from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.ir.policy import ExtensionIR
+
+__all__ = ["external_auth_place", "route_filters"]
+
+#: Priority of HTTPRoute filters: before extensions (100), after limits (0).
+ROUTE_FILTER_PRIORITY = 50
+#: CORS before the others: a preflight request carries no credential, and must not be redirected.
+CORS_PRIORITY = 40
+#: ExternalAuth judges what the client has asked for, not what the other filters make of it.
+EXTERNAL_AUTH_PRIORITY = 45
+
+HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
+URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
+CORS = "egressproxy.io/Cors:v1"
+REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
+
+
+def route_filters(
+    compiler: ExtensionCompiler,
+    route: Resource,
+    filters: Sequence[HttpFilter],
+    *,
+    on_backend: bool,
+    port: int,
+    protocol: ListenerProtocol,
+) -> tuple[RankedExtension, ...]:
+    """The filters of an HTTPRoute rule, or of one of its backendRefs, but mirrors. Raises FilterNotSupported."""
+    place = AttachmentPoint(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
+    request, response = (
+        ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
+    )
+    made = []
+    index = 0
+    try:
+        for index, entry in enumerate(filters):
+            phase, priority = request, ROUTE_FILTER_PRIORITY
+            config: dict[str, Any]
+            if entry.external_auth is not None:
+                if on_backend:
+                    raise FilterNotSupported("filter ExternalAuth on a backendRef is not supported: put it on the rule")
+                continue  # see `external_auth_place`
+            if entry.request_header_modifier is not None:
+                type_name, config = HEADER_POLICY, {"request": _header_changes(entry.request_header_modifier)}
+            elif entry.response_header_modifier is not None:
+                type_name, config = HEADER_POLICY, {"response": _header_changes(entry.response_header_modifier)}
+                phase = response
+            elif entry.url_rewrite is not None:
+                type_name, config = URL_REWRITE, _rewrite(entry.url_rewrite)
+            elif entry.request_redirect is not None:
+                type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
+            elif entry.cors is not None:
+                type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
+            elif entry.request_mirror is not None:
+                continue  # it changes nothing of the request: `mirrors` reads it
+            else:
+                ref = entry.extension_ref
+                named = f" ({ref.kind} {ref.name})" if ref is not None else ""
+                remedy = ": name the route in targetRefs of that policy" if ref and ref.kind == "EgressPolicy" else ""
+                raise FilterNotSupported(f"filter {entry.type}{named} is not supported yet{remedy}")
+            made.append(compiler.builtin(type_name, entry.type, phase, config, route, place, priority, index))
+    except FilterNotSupported as error:
+        error.index = index
+        raise
+    return tuple(made)
+
+
+def external_auth_place(route: Resource) -> ExtensionIR:
+    """Where the ExternalAuth filter of a rule runs; what it asks stands beside the rule's extensions."""
+    return ExtensionIR(
+        name="ExternalAuth",
+        type="egressproxy.io/ExternalAuth",
+        phase="request-headers",
+        priority=EXTERNAL_AUTH_PRIORITY,
+        level=ROUTE_LEVEL,
+        timeout_s=0.0,  # it has a time limit of its own
+        source=str(route),
+    )
+
+
+def _header_changes(modifier: HeaderModifier) -> dict[str, Any]:
+    """`request` or `response` of a HeaderPolicy."""
+    return {
+        "set": [{"name": h.name, "value": h.value} for h in modifier.set],
+        "add": [{"name": h.name, "value": h.value} for h in modifier.add],
+        "remove": list(modifier.remove),
+    }
+
+
+def _path(modifier: PathModifier | None) -> dict[str, str] | None:
+    if modifier is None:
+        return None
+    value = modifier.replace_full_path if modifier.type == "ReplaceFullPath" else modifier.replace_prefix_match
+    return {"type": modifier.type, "value": value or ""}
+
+
+def _rewrite(written: UrlRewrite) -> dict[str, Any]:
+    """The config of a UrlRewrite."""
+    given = {"hostname": written.hostname, "path": _path(written.path)}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _redirect(written: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:
+    """Only what is given. The listener's port and scheme decide the Location's port (HTTPRequestRedirectFilter)."""
+    config: dict[str, Any] = {"statusCode": written.status_code}
+    given = {
+        "scheme": written.scheme,
+        "hostname": written.hostname,
+        "path": _path(written.path),
+        "port": written.port,
+    }
+    config.update({key: value for key, value in given.items() if value is not None})
+    if protocol is not ListenerProtocol.FORWARD_PROXY:  # there the request itself names scheme and port
+        config["listenerPort"] = port
+        config["listenerScheme"] = "https" if protocol is ListenerProtocol.HTTPS else "http"
+    return config
