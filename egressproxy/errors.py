@@ -1,7 +1,7 @@
 """The error family: every error knows its Reason, the status to answer with, who is at fault, and whether to retry.
 
 A `Reason` is one word, used verbatim as metric label, access-log field and `Proxy-Status` detail. The enum is closed:
-a new way for an exchange to end gets a new member here, and nowhere else.
+a new way for an exchange to end gets a new member here, a row in docs/troubleshooting.md and a test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class FaultSource(Enum):
-    """Who is at fault."""
+    """Which side is at fault."""
 
     DOWNSTREAM = "downstream"
     GATEWAY = "gateway"
@@ -113,18 +113,18 @@ class Reason(str, Enum):
 
 
 class GatewayError(Exception):
-    """Base of everything that ends an exchange.
+    """Base of the errors that end an exchange.
 
     `message` is shown to the client: it names the thing and the remedy, never a secret, an address or a DNS answer.
     `rule` is the kind and namespace/name of the object that decided ("-" where none); `remedy` says what to add.
-    `detail` is for the log alone.
+    `detail` is for the log only. `status` is 0 for the default of the class; `retry_after_s` 0 sends no Retry-After.
     """
 
     source = FaultSource.GATEWAY
     default_status = 500
-    policy = "-"  # the EgressPolicy that refuses, and the hostname or range of its entry: what a denial is counted by
+    policy = "-"  # the EgressPolicy that denies, and the hostname or range of its entry; denials are counted by them
     entry = "-"
-    is_quotable = True  # message and remedy are ours: no path, field or body of the request is in them
+    is_quotable = True  # message and remedy contain no path, field or body of the request
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class GatewayError(Exception):
         self.detail = detail
         self.retry = retry
         self.retry_after_s = retry_after_s
-        self.close = close  # the client's connection cannot be used further
+        self.close = close  # the client's connection must be closed
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.status} {self.reason}: {self.message})"
@@ -165,35 +165,33 @@ class BadRequest(GatewayError):
 
 
 class Denied(GatewayError):
-    """Policy refuses. Always 403, never 407 (407 makes clients send credentials). `is_firm`: mode Report does not lift
-    it.
-    """
+    """Policy denies. Always 403, never 407 (which asks for credentials). `is_firm`: mode Report denies, too."""
 
     default_status = 403
     is_firm = False
 
 
 class LimitExceeded(GatewayError):
-    """A limit is reached: 429, 413, 431 or 503, with Retry-After where it helps."""
+    """A limit is reached: 429, 413, 431 or 503, with Retry-After where that helps."""
 
     default_status = 429
 
 
 class GatewayFault(GatewayError):
-    """Our own fault or configuration: no route 404, invalid backend 500, failing filter 502."""
+    """The fault of the gateway or its configuration: no route 404, invalid backend 500, failed filter 502."""
 
     default_status = 500
 
 
 class UpstreamFault(GatewayError):
-    """No connection 503, a bad, broken or untrusted answer 502, too slow 504."""
+    """The fault of the upstream: no connection 503; a bad, broken or untrusted response 502; too slow 504."""
 
     source = FaultSource.UPSTREAM
     default_status = 502
 
 
 class ClientGone(GatewayError):
-    """The client left while we waited; nobody is there to be answered (logged as 499)."""
+    """The client has closed its connection before the response (logged as 499)."""
 
     source = FaultSource.DOWNSTREAM
     default_status = 499

@@ -1,8 +1,8 @@
 """What matches ask of a request besides its path and method: header fields and query parameters.
 
-`MatchInput` is the request as the matches of one table look at it. What was looked up or worked out for one match is
-known for the next ones, so that the cost of a request does not multiply with their number: the query is taken apart
-once, the fields are, and an expression is tried once on a value. What expressions may cost in all is bounded (`WORK`).
+`MatchInput` is the request as the matches of one table see it. A result for one match is kept for the next ones, so
+that the cost of a request does not multiply with their number: query and fields are parsed once, and an expression is
+tried once on a value. The cost of all expressions together is bounded (`WORK`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from egressproxy.routing.patterns import MAX_SUBJECT, Expression, compile_patter
 
 __all__ = ["MAX_PARAMETERS", "WORK", "MatchInput", "Presence", "ValueTest"]
 
-#: What the expressions that one request is tried on may cost, in instructions (`Expression.work`): 6 ms.
+#: The bound for all expressions that one request is tried on, in instructions (`Expression.work`): 6 ms.
 WORK = 1_000_000
-#: Query parameters of a request that a match looks at.
+#: The most query parameters of a request that a match reads.
 MAX_PARAMETERS = 256
-#: Names that are looked for in the block of fields, each by itself; with more of them it is taken apart once.
+#: Up to so many names are searched one by one in the block of fields; for more the block is parsed once.
 _LOOK_UPS = 4
 
 
 class MatchInput:
-    """One request. Nothing is done before a match asks for it."""
+    """One request. Nothing is parsed before a match needs it."""
 
     __slots__ = ("_fields", "_found", "_headers", "_is_whole", "_left", "_parameters", "_target")
 
@@ -33,13 +33,13 @@ class MatchInput:
         self._target = target
         self._fields = fields
         self._headers: dict[bytes, bytes | None] = {}
-        self._is_whole = False  # whether `_headers` has every field that there is
+        self._is_whole = False  # whether `_headers` has every field
         self._parameters: dict[bytes, bytes] | None = None
         self._found: dict[tuple[Expression, bytes], bool] | None = None
         self._left = WORK
 
     def header(self, name: bytes) -> bytes | None:
-        """The values of this very name (lower case), joined by "," (RFC 9110 section 5.3); None without one."""
+        """The values of this field name (lower case), joined by "," (RFC 9110 section 5.3); None without one."""
         headers = self._headers
         if name in headers:
             return headers[name]
@@ -55,8 +55,9 @@ class MatchInput:
         return value
 
     def parameter(self, name: bytes) -> bytes | None:
-        """The first value of this query parameter, decoded; None without one. Raises BadRequest(TARGET_TOO_LONG, 414)
-        where there are more than MAX_PARAMETERS.
+        """The first value of this query parameter, decoded; None if there is none.
+
+        Raises BadRequest(TARGET_TOO_LONG, 414) for more than MAX_PARAMETERS.
         """
         found = self._parameters
         if found is None:
@@ -64,7 +65,7 @@ class MatchInput:
         return found.get(name)
 
     def fits(self, expression: Expression, value: bytes, too_long: Reason) -> bool:
-        """Whether the whole value matches. Raises BadRequest(`too_long`, 414 or 431) where that might take too long."""
+        """Whether the whole value matches. Raises BadRequest(`too_long`, 414 or 431) if that could take too long."""
         work = expression.work(value)
         if not work:
             return False
@@ -76,7 +77,8 @@ class MatchInput:
         if fits is None:
             if len(value) > MAX_SUBJECT:
                 raise _refusal(
-                    too_long, f"a value that a route matches by an expression is longer than {MAX_SUBJECT} bytes"
+                    too_long,
+                    f"the value that a route matches with a regular expression is longer than {MAX_SUBJECT} bytes",
                 )
             self._left -= work
             if self._left < 0:
@@ -86,7 +88,7 @@ class MatchInput:
 
 
 class ValueTest:
-    """A header or query parameter that has to be present with this value."""
+    """A header or query parameter that must have this value."""
 
     __slots__ = ("expression", "name", "value")
 
@@ -96,18 +98,18 @@ class ValueTest:
         self.expression = compile_pattern(match.value) if match.type is MatchType.REGEX else None
 
     def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
-        """Whether this value is the one. Raises as `MatchInput.fits`."""
+        """Whether this value matches. Raises like `MatchInput.fits`."""
         if self.expression is None:
             return value == self.value
         return asked.fits(self.expression, value, too_long)
 
     def text(self) -> bytes:
-        """For people who ask which match it was."""
+        """The match in words, for explanations."""
         return self.name + (b"=" if self.expression is None else b"~") + self.value
 
 
 class Presence(ValueTest):
-    """A header that has to be there with any value but an empty one."""
+    """A header that must be present and not empty."""
 
     __slots__ = ()
 

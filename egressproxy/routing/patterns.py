@@ -1,13 +1,13 @@
 """Regular expressions in matches of routes: RE2's syntax, which is Envoy's, and RE2's engine, which never backtracks.
 
-Mostly a match costs 1 ns for each byte of the value. Where an expression keeps RE2 from remembering what it has seen,
-it costs up to about 5 ns for each byte and instruction of the program that the expression was compiled to (measured).
-The size of a program is bounded here, and `work` says what a value may cost, so that whoever matches can bound the sum.
-Bytes are matched, each as one character, so that a value which is no text is a value like any other.
+A match usually costs 1 ns for each byte of the value. Where RE2 cannot cache its states, it costs up to about 5 ns for
+each byte and each instruction of the compiled program (measured). The size of a program is bounded here, and `work`
+says what a value may cost, so that the caller can bound the sum. Each byte is matched as one character, so that a value
+need not be valid text.
 Source of the match type: Gateway API HTTPPathMatch, HTTPHeaderMatch, HTTPQueryParamMatch, GRPCMethodMatch
 (RegularExpression is implementation-specific). Of the syntax: github.com/google/re2/wiki/Syntax.
 
-RE2 costs a process 2.6 MB: it is imported with the first expression of a configuration, and without any never.
+RE2 costs a process 2.6 MB, so it is imported with the first expression of a configuration.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ MAX_PATTERN = 1024
 MAX_PROGRAM = 768
 #: Bytes of a value that an expression is tried on.
 MAX_SUBJECT = 2048
-#: Bytes that RE2 may use for one expression, its program and the states that it remembers. With more of them, those
-#: that are never met again cost more than they save.
+#: Bytes that RE2 may use for one expression: its program and its cached states. More of these states cost more than
+#: they save, since most are not met again.
 _MAX_MEMORY = 64 * 1024
-#: What a try costs besides what grows with the program, for each byte and for the call, in instructions.
+#: The fixed cost of a try, for each byte and for the call, in instructions.
 _BYTE = 64
 _TRY = 300
 
-#: Where RE2 reads another thing than PCRE and Python: there the characters stand for themselves.
+#: Where RE2 differs from PCRE and Python: it takes these characters literally.
 _OPEN_REPEAT = re.compile(r"\{,([0-9]*)\}")
-#: A class of Unicode: it says nothing of bytes, and 300 of them under (?i) take RE2 4 s to compile.
+#: A Unicode class: it does not match bytes, and 300 of them under (?i) take RE2 4 s to compile.
 _UNICODE = re.compile(r"(?:[^\\]|\\[^pP])*\\[pP](?:\{[^}]*\}|.)?", re.DOTALL)
 #: Escapes, classes, and single characters.
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:[^\]]*:\]|[^\]\\])*\]|.", re.DOTALL)
 _SPECIAL = "\\^$.*+?{}[]()|"
 _REPEATS = "*?{"
-#: How RE2's complaint begins, and what to write instead.
+#: How RE2's error begins, and what to write instead.
 _REMEDIES = (
-    (r"invalid perl operator: \(\?<?[=!]", "RE2 has no lookaround; make what is to be excepted a rule of its own"),
+    (r"invalid perl operator: \(\?<?[=!]", "RE2 has no lookaround; write a rule of its own for the exception"),
     (r"invalid perl operator: \(\?P(?!<)|invalid escape sequence: \\[1-9gk]",
-     "RE2 has no backreferences; write out what may stand there"),
+     "RE2 has no backreferences; write out the alternatives"),
     (r"invalid perl operator: \(\?>", "RE2 never backtracks, so it has no atomic groups; write (?:…)"),
     (r"bad repetition operator: ([*+?]|\{[0-9,]*\})\+\Z",
-     "RE2 never backtracks, so it has no possessive repeats; write a+ in place of a++"),
+     "RE2 never backtracks, so it has no possessive repeats; write a+ instead of a++"),
     (r"invalid perl operator: \(\?#", "RE2 has no comments; leave the comment out"),
     (r"invalid perl operator: \(\?\(", "RE2 has no conditionals; write the alternatives out as (?:…|…)"),
     (r"invalid perl operator: \(\?[a-zA-Z]", "RE2 has the flags i, m, s and U; leave the flag out"),
-    (r"invalid escape sequence: \\Z", r"an expression always has to match the whole value; leave \Z out"),
+    (r"invalid escape sequence: \\Z", r"an expression always matches the whole value; leave \Z out"),
     (r"invalid escape sequence: \\[uN]", r"expressions match bytes; write them as \xc3\xa9"),
     (r"pattern too large", f"at most {MAX_PROGRAM} instructions are allowed; write smaller repeats"),
-    (r"invalid repetition size", "a repeat, and repeats within each other multiplied, may count to 1000"),
+    (r"invalid repetition size", "a repeat may count to 1000, nested repeats multiplied"),
 )  # fmt: skip
 
 
 class PatternError(ValueError):
-    """The expression is malformed, not in RE2's syntax or too large; the message says why and what to write instead."""
+    """The expression is malformed, not RE2's syntax, or too large. The message says why and what to write instead."""
 
 
 class Expression:
-    """An expression that was compiled. `size` is the number of instructions, `text` the expression as written; every
+    """A compiled expression. `size` is the number of instructions, `text` the expression as written; every
     value that it matches begins with `start`.
     """
 
@@ -81,7 +81,7 @@ class Expression:
         return len(value) * (self.size + _BYTE) + _TRY
 
     def matches(self, value: bytes) -> bool:
-        """Whether the whole of the value matches. The caller sees to it that it is at most MAX_SUBJECT bytes."""
+        """Whether the whole value matches. The caller ensures that it has at most MAX_SUBJECT bytes."""
         return self._fullmatch(value) is not None
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Expression:
 
 @lru_cache(maxsize=4096)
 def compile_pattern(text: str) -> Expression:
-    """Compile an expression. Raises PatternError."""
+    """Compile an expression. Raises PatternError with a message for its author."""
     if len(text) > MAX_PATTERN:
         raise PatternError(f"the expression has {len(text)} characters; at most {MAX_PATTERN} are allowed")
     if not text.isascii():
@@ -130,7 +130,7 @@ def compile_pattern(text: str) -> Expression:
 
 
 def _literal_start(text: str) -> bytes:
-    """What stands for itself from the start of a valid expression on. Nothing where that is not plain to see.
+    """The literal bytes with which a valid expression begins; b"" where that is not obvious.
 
     RE2's own PossibleMatchRange errs with \\b and \\xff (release 2025-11-05): it leaves out values that match.
     """
@@ -156,11 +156,11 @@ def _literal_start(text: str) -> bytes:
 
 
 def _shown(text: str) -> str:
-    """The expression as it is written, so that it can be searched for; escaped where it cannot be printed."""
+    """The expression as written, so that it can be searched for; escaped where it cannot be printed."""
     return f"'{text}'" if text.isprintable() else repr(text)
 
 
 def _refusal(text: str, said: str | bytes) -> str:
     complaint = said.decode() if isinstance(said, bytes) else said
     remedy = next((remedy for start, remedy in _REMEDIES if re.match(start, complaint)), "see RE2's syntax")
-    return f"the expression {_shown(text)} is not one of RE2: {complaint}; {remedy}"
+    return f"the expression {_shown(text)} is not valid in RE2: {complaint}; {remedy}"

@@ -1,6 +1,6 @@
-"""Precedence in words: a match that holds for a request, and why one comes before another. For explanations alone.
+"""Precedence in words: the matches of a request, and why one comes before another. For explanations only.
 
-The order itself is the rank that `table` sorts by, and the hostname that it looks up first.
+The order itself is the rank by which `routing/table` sorts, and the order of its hostname look-ups.
 Source: Gateway API, HTTPRouteSpec.hostnames and HTTPRouteRule.matches.
 """
 

@@ -9,9 +9,9 @@ the next one are tried.
 
 What is matched:
 
-* The path as it was received, without query. Only percent-encoded unreserved characters are read as what they stand for
-  (`/%61` is `/a`, RFC 3986 section 6.2.2.2); `%2F` is not a slash, empty elements count, nothing is repaired, and the
-  path that is forwarded is not touched (RFC 9110 section 7.7).
+* The path as it was received, without query. Only percent-encoded unreserved characters are decoded
+  (`/%61` is `/a`, RFC 3986 section 6.2.2.2); `%2F` is not a slash, empty elements count, and the
+  forwarded path stays as it is (RFC 9110 section 7.7).
 * Where rules are bound to paths, a path with dot segments (`.` or `..`, plain, encoded once or more often, beside an
   encoded slash, a backslash or a `;`) is refused: the origin might resolve it to a place outside of the prefix that it
   matched. Where every rule takes every path, it passes.
@@ -19,9 +19,9 @@ What is matched:
   of its name (`X_Tenant` for `X-Tenant`) is another field: it satisfies no match.
 * Query names and values are matched decoded (percent-encoding, "+" as space); the first occurrence counts.
 
-The cost does not depend on the number of hosts, routes or paths: look-ups in dicts by host, by path, and by each
-leading part of the path. It grows with the number of rules that differ in nothing but method, headers or query. What
-the length of a request adds to that is bounded (`conditions`).
+The cost does not depend on the number of hosts, routes or paths: dicts are looked up by host, by path, and by each
+leading part of the path. It grows with the number of rules that differ only in method, headers or query. The cost that
+grows with the length of a request is bounded (`routing/conditions`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ T = TypeVar("T")
 #: RFC 3986 section 2.3: ALPHA, DIGIT, "-", ".", "_", "~" in percent-encoding.
 _ENCODED_UNRESERVED = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])")
 
-#: Without it an OPTIONS request is none for the CORS filter (Fetch, CORS-preflight request): the backend would get it.
+#: A preflight request has it (Fetch, CORS-preflight request); other OPTIONS requests go to the backend.
 _FROM_A_PAGE = Presence("origin")
 
-#: For hosts whose matches ask for nothing.
+#: For hosts whose matches need nothing but path and method.
 _UNASKED = MatchInput(b"", Fields())
 
 _PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
@@ -76,7 +76,7 @@ class HttpTable(Generic[T]):
 
     @classmethod
     def building(cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]]) -> Cooperative[HttpTable[T]]:
-        """`build`, a route at a time, or a match where it has expressions."""
+        """Like `build`, one route at a time, or one match where it has expressions."""
         hosts: HostMap[_Bucket[T]] = HostMap()
         for route, payloads in routes:
             candidates: list[_Candidate[T]] = []
@@ -101,8 +101,8 @@ class HttpTable(Generic[T]):
     def match(self, host: str, method: bytes, path: bytes, fields: Fields) -> tuple[T, bytes] | None:
         """The payload of the rule that serves the request, and the PathPrefix value that matched (b"" for other paths).
 
-        `host` is in lower case without port; `path` is the origin-form target with its query. None: no rule matches
-        (404). Where rules of this host depend on it, raises BadRequest: BAD_TARGET for dot segments, TARGET_TOO_LONG or
+        `host` is in lower case without port; `path` is the origin-form target with its query. None if no rule matches
+        (404). Raises BadRequest, where rules of this host depend on it: BAD_TARGET for dot segments, TARGET_TOO_LONG or
         HEAD_TOO_LARGE for values that are too long for expressions, TARGET_TOO_LONG for too many query parameters; the
         connection need not be closed.
         """
@@ -139,13 +139,13 @@ class HttpTable(Generic[T]):
                 left = left.without(found[0])
 
     def rules_of(self, host: str) -> Iterator[Match[T]]:
-        """Every match that this host has, whatever the path: what else the author of a request may have meant."""
+        """Every match of this host, for any path: suggestions for the author of a request."""
         for bucket in self._buckets(host):
             for candidate in bucket.sealed():
                 yield candidate.described(bucket.hostname)
 
     def depends_on_fields(self, host: str) -> bool:
-        """Whether which rule serves this host may depend on headers or query parameters."""
+        """Whether the choice of a rule for this host may depend on headers or query parameters."""
         every = (candidate for bucket in self._buckets(host) for candidate in bucket.sealed())
         return any(candidate.headers or candidate.query for candidate in every)
 
@@ -157,7 +157,7 @@ class HttpTable(Generic[T]):
 
 
 class _Origin:
-    """A rule, as one finds it in what was written. `position` is its place among those of its route that are served,
+    """Where a rule stands in the manifests. `position` is its place among those of its route that are served,
     `rule` that among all of them.
     """
 
@@ -174,7 +174,7 @@ class _Origin:
 
 
 class _Candidate(Generic[T]):
-    """One match of one rule. `result` is what `HttpTable.match` gives back for it."""
+    """One match of one rule. `result` is what `HttpTable.match` returns for it."""
 
     __slots__ = (
         "headers", "is_preflight", "method", "origin", "path", "path_type", "pattern", "plain", "query", "result",
@@ -198,13 +198,13 @@ class _Candidate(Generic[T]):
 
     @property
     def rank(self) -> Rank:
-        """Its precedence under one hostname. Not kept: it is needed when a bucket is sealed, and to explain."""
+        """Its precedence under one hostname. Not kept: it is only needed to seal a bucket and to explain."""
         origin = self.origin
         return (
             _PATH_RANK[self.path_type],
             0 if self.path_type is PathMatchType.EXACT else -len(self.path),
             0 if self.method else 1,
-            2 * self.is_preflight - len(self.headers),  # the fields that a preflight request has are not written
+            2 * self.is_preflight - len(self.headers),  # the fields of a preflight request are not in the manifest
             -len(self.query),
             self.is_preflight,
             origin.created,
@@ -232,7 +232,7 @@ class _Candidate(Generic[T]):
         return b" ".join(filter(None, parts)).decode(errors="replace")
 
     def holds(self, method: bytes, asked: MatchInput) -> bool:
-        """Whether everything but the path holds."""
+        """Whether method, headers and query match."""
         if self.method and self.method != method:
             return False
         for test in self.headers:
@@ -329,11 +329,11 @@ class _Bucket(Generic[T]):
             yield from candidates
 
     def candidate_of(self, result: tuple[T, bytes]) -> _Candidate[T]:
-        """The candidate that gave this very result."""
+        """The candidate that has this result."""
         return next(candidate for candidate in self.sealed() if candidate.result is result)
 
     def without(self, payload: T) -> _Bucket[T]:
-        """A bucket like this one, but for the rule with this payload."""
+        """A copy of this bucket without the rule of this payload."""
         made: _Bucket[T] = _Bucket(self.hostname)
         made._exact = _others(self._exact, payload)
         made._patterns = [candidate for candidate in self._patterns if candidate.result[0] is not payload]

@@ -1,12 +1,12 @@
-"""The access log: one JSON object a line for every exchange and tunnel, written without ever stopping the loop.
+"""The access log: one JSON object per line for every exchange and tunnel. Writing never blocks the loop.
 
-`record` makes the line and puts it into a list; a batch goes to a thread of its own every 100 ms or at 256 KiB, and
-that thread alone touches the file. Where it cannot write (a pipe that nobody reads, a full disk), lines wait up to a
-bound, then new ones are dropped and counted. Queries are never logged: keys travel in them.
+`record` makes the line and appends it to a list. A batch goes to a thread every 100 ms or at 256 KiB; only that thread
+touches the file. If it cannot write (an unread pipe, a full disk), lines wait up to a bound, then new ones are dropped
+and counted. Queries are never logged, since they may contain keys.
 
-A line is formatted in one go, which costs a third of json.dumps. That is safe because what is formatted of clean values
-has a known number of quotation marks and no backslash, and what came from outside is printable; any other line is made
-by json.dumps, and so is, once, the part that many lines share.
+A line is made with one format operation, which costs a third of json.dumps. The result is used only if it has the known
+number of quotation marks and no backslash, and values from outside are printable; any other line is made by json.dumps,
+and so is the part that many lines share, once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["AccessLog"]
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S: Final = 0.1
-BATCH_BYTES: Final = 256 * 1024  # waking the thread costs as much as a hundred lines
-#: What may wait for a slow reader: at 500 bytes a line, about 16,000 lines.
+BATCH_BYTES: Final = 256 * 1024  # waking the thread costs as much as formatting a hundred lines
+#: How many bytes may wait for a slow reader: some 16,000 lines of 500 bytes.
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
-#: More refusals than this in one second, or three quarters of them to one client, are a flood; the rest of that second
+#: More denials than this in one second, or three quarters of them for one client, are a flood: the rest of that second
 #: is counted and not logged.
 MAX_DENIALS_PER_S: Final = 5000
-#: How long `close` waits for a reader that does not read.
+#: How long `close` waits for a slow reader.
 CLOSE_TIMEOUT_S: Final = 2.0
 #: Longer text is cut: a client must not be able to fill a disk with one request.
 MAX_TEXT: Final = 8192
@@ -49,9 +49,9 @@ WARN_INTERVAL_S: Final = 60.0
 
 #: The quotation marks of the part of a line that `_plain` formats: 12 keys, 8 texts.
 _QUOTES: Final = 40
-#: Places whose part of a line is kept; more than there are routes and identities in nearly every configuration.
+#: How many shared parts of lines are kept: more than nearly every configuration has routes and identities.
 MAX_PLACES: Final = 16_384
-#: kind, gateway, listener, route, backend, namespace, service account; and the series, which says by what policy.
+#: kind, gateway, listener, route, backend, namespace, service account, and the series, which has the policy.
 _Place = tuple[str, str, str, str, str, str, str, Series | None]
 _OK: Final = Reason.OK
 _METHODS: Final = {
@@ -64,7 +64,7 @@ class AccessLog:
     """Writes to `target`: None or "-" is standard output, "off" nothing, an int a file descriptor, else a path.
 
     `turn` is entered around each write, for processes that share a target. Raises OSError where the path cannot be
-    opened. All methods belong to the loop's thread. Call `close` at the end: it writes what waits.
+    opened. All methods belong to the loop's thread. Call `close` at the end: it writes the waiting lines.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """Lines that could not be written."""
+        """The number of lines that were dropped because they could not be written."""
         return self._writer.dropped if self._writer else 0
 
     @property
@@ -113,7 +113,7 @@ class AccessLog:
         return self._writer.written if self._writer else 0
 
     def record(self, x: Exchange) -> None:
-        """Log a finished exchange. Never blocks, whatever the reader of the log does."""
+        """Log a finished exchange. Never blocks."""
         if self._writer is None:
             return
         if x.reason is _OK and not x.would_deny and not x.detail:
@@ -131,7 +131,7 @@ class AccessLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was recorded to the writing thread."""
+        """Hand the recorded lines to the writing thread."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,13 +141,13 @@ class AccessLog:
             self._size = 0
 
     def reopen(self) -> None:
-        """Open the path again once everything so far is written (rotation by rename). Other targets stay."""
+        """Open the path again when all lines so far are written (rotation by rename). Other targets stay open."""
         self.flush()
         if self._writer is not None:
             self._writer.reopen()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write everything, but wait no longer than this for a reader that does not read."""
+        """Write all lines. Waits at most `timeout_s` for a slow reader."""
         self.flush()
         if self._writer is not None:
             self._writer.close(timeout_s)
@@ -155,7 +155,7 @@ class AccessLog:
     def _arm(self) -> None:
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # no loop, no timer: whoever records flushes
+        except RuntimeError:  # without a loop there is no timer: the caller of `record` flushes
             return
         self._timer = loop.call_later(FLUSH_INTERVAL_S, self._flush_later)
 
@@ -182,7 +182,7 @@ class AccessLog:
         return True
 
     def _plain(self, x: Exchange) -> str:
-        """The line of an exchange that ended well: when, where (the same for many), and what is new in each."""
+        """The line of an exchange that ended well: its times, the part shared by many lines, and its own values."""
         millisecond = int((x.started_wall or time.time()) * 1000)
         if millisecond != self._millisecond:
             self._millisecond = millisecond
@@ -213,7 +213,7 @@ class AccessLog:
         return self._explained(x)
 
     def _place(self, key: _Place) -> str:
-        """The part of a line that says where and by whom: the configuration's words, and who the client is."""
+        """The shared part of a line: names of the configuration, and the client's identity."""
         if len(self._places) >= MAX_PLACES:
             self._places.clear()
         *where, series = key
@@ -236,7 +236,7 @@ class AccessLog:
         return _dumps(values)
 
     def _values(self, x: Exchange) -> dict[str, Any]:
-        """The keys and their order are those of the template."""
+        """The keys have the order of `_plain`."""
         wall = x.started_wall or time.time()
         second = int(wall)
         return {
@@ -275,7 +275,7 @@ class AccessLog:
 
 
 def _decision(series: Series | None) -> dict[str, str]:
-    """The policy that has allowed or denied, and its entry; nothing where a route was asked."""
+    """The policy that allowed or denied, and its entry; nothing where a route decided."""
     policy, entry = decided_by(series)
     if (policy, entry) == ("-", "-"):
         return {}
@@ -288,7 +288,7 @@ def _dumps(values: dict[str, Any]) -> str:
 
 
 class _Writer:
-    """The thread that may block, and the bounded queue before it."""
+    """The thread that may block, and the bounded queue in front of it."""
 
     __slots__ = (
         "_chunks",
@@ -323,7 +323,7 @@ class _Writer:
         self._condition = threading.Condition()
         self._closing = False
         self._reopen = False
-        self._torn = False  # the last line was written in part
+        self._torn = False  # the last line was written partly
         self._warned_at = -WARN_INTERVAL_S
         self.dropped = 0
         self.written = 0
@@ -332,7 +332,7 @@ class _Writer:
 
     def put(self, chunk: bytes, lines: int) -> None:
         with self._condition:
-            # A chunk is always taken when nothing waits, however small the bound is.
+            # A chunk is always accepted when the queue is empty, even above the bound.
             if self._closing or (self._waiting and self._waiting + len(chunk) > self._max_waiting):
                 self.dropped += lines
                 return
@@ -357,7 +357,7 @@ class _Writer:
                 while not (self._chunks or self._reopen or self._closing):
                     self._condition.wait()
                 if self._chunks:
-                    chunk, lines = self._chunks[0]  # stays in the queue, and in the bound, until it is written
+                    chunk, lines = self._chunks[0]  # it stays in the queue, and counts, until it is written
                 else:
                     chunk, lines = b"", 0
                     if not self._reopen:
@@ -383,7 +383,7 @@ class _Writer:
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # whoever gave us the pipe made it non-blocking
+            except BlockingIOError:  # the other side has made the pipe non-blocking
                 _wait_writable(self._descriptor)
             except OSError as error:
                 self._torn = self._torn or len(rest) < size

@@ -1,7 +1,7 @@
-"""Diagnostics: the stdlib's logging to stderr, from a thread of its own, so that a blocked stderr stops nothing.
+"""Diagnostics: logging to stderr from a thread of its own, so that a blocked stderr does not block the loop.
 
 One line is `time level logger message`, with the worker in front of the message where there are several. Control
-characters in a message are shown as escapes: what a client sent cannot forge a line. Or each line is a JSON object
+characters in a message are escaped, so that a client cannot forge a line. Or each line is a JSON object
 (`telemetry.json_lines`); then a record may say what it is about: `extra={"fields": {...}}`.
 """
 
@@ -31,7 +31,7 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F
 class Diagnostics:
     """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room.
 
-    `origin`: whose message it is, where several processes write to one stream; `turn` is entered around each message
+    `origin` names the process where several write to one stream; `turn` is entered around each message
     then, since a pipe takes a long one in pieces. `log_format`: one of FORMATS.
     """
 
@@ -61,15 +61,15 @@ class Diagnostics:
         self._before = (root.handlers[:], root.level)
         root.handlers[:] = [self._handler]
         root.setLevel(self._level)
-        # Libraries tell their own story at debug level; a trace of ours should stay readable.
+        # At debug level libraries log a lot; our own messages must stay readable.
         for noisy in ("asyncio", "aiohttp"):
             logging.getLogger(noisy).setLevel(max(self._level, logging.INFO))
-        # It tells of every file that changes; a log file in a watched folder would answer itself without end.
+        # It logs every changed file: a log file in a watched folder would cause messages without end.
         logging.getLogger("watchfiles").setLevel(max(self._level, logging.WARNING))
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what waits, for at most a second, and give the root logger back."""
+        """Write the waiting records, for at most a second, and restore the root logger."""
         root = logging.getLogger()
         root.handlers[:], level = self._before
         root.setLevel(level)
@@ -100,7 +100,7 @@ class _Enqueue(logging.handlers.QueueHandler):
             self.dropped += 1
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Make the text here, where the arguments still are what they were; the traceback goes along as text."""
+        """Format the text and the traceback now: the arguments may change later."""
         message = record.getMessage()
         record.exc_text = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
         record.msg, record.args, record.exc_info = message, None, None

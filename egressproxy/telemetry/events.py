@@ -1,7 +1,7 @@
-"""Events: what notices say, collapsed as Kubernetes collapses its Events, bounded in number and age, and logged.
+"""Events: notices, collapsed as Kubernetes collapses its Events, bounded in number and age, and logged.
 
-The same thing at the same object is one Event with a count while it keeps happening; after a silence it is another one.
-What differs in its message alone is told apart up to a point, then counted together. Nothing here is on the path.
+One reason at one object is one Event with a count while it keeps happening; after a silence it is a new Event. Messages
+are told apart up to a bound, then counted together. Nothing here is on the request path.
 Source: client-go tools/record (EventCorrelator), events.k8s.io/v1 EventSeries.
 """
 
@@ -22,14 +22,14 @@ __all__ = ["COMBINED", "MAX_AGE_S", "MAX_EVENTS", "WINDOW_S", "Event", "Events"]
 
 log = logging.getLogger("egressproxy.events")
 
-#: How many are kept, and how long after they happened last: that of kube-apiserver (--event-ttl).
+#: How many Events are kept, and for how long after the last occurrence: kube-apiserver's --event-ttl.
 MAX_EVENTS: Final = 1000
 MAX_AGE_S: Final = 3600.0
-#: A series that was silent for longer is over: the aggregation interval of client-go.
+#: A series that is silent for longer has ended: the aggregation interval of client-go.
 WINDOW_S: Final = 600.0
-#: In front of the latest message, where several are counted together; that of client-go.
+#: The prefix of the latest message where several are counted together; that of client-go.
 COMBINED: Final = "(combined from similar events): "
-#: Lines of the log at once, and how long each takes to come back.
+#: The burst of log lines, and the seconds after which one more is allowed.
 LINES: Final = 20
 LINE_S: Final = 1.0
 
@@ -64,9 +64,9 @@ _GroupKey = tuple[InvolvedObject, InvolvedObject | None, str, str]
 
 
 class Events:
-    """Those of a gateway with all its workers. Belongs to the event loop; `clock` gives seconds since the epoch.
+    """The Events of a gateway with all its workers. Belongs to the event loop; `clock` gives seconds since the epoch.
 
-    The notices of `metrics` are taken when they have been collected for `wait_s`, and `on_change` is called then.
+    The notices of `metrics` are taken `wait_s` seconds after the first one, then `on_change` is called.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class Events:
         self._lines = float(LINES)
         self._lines_at = 0.0
         self._unlogged = 0
-        self.version = 0  # another one when anything has changed
+        self.version = 0  # a new number after every change
 
     def take(self) -> None:
-        """What is noted up to now."""
+        """Take the notices collected so far."""
         self.add(self._metrics.notices.take())
 
     def _take_soon(self) -> None:
         asyncio.get_running_loop().call_later(self._wait_s, self.take)
 
     def add(self, notices: Sequence[Notice], *, is_logged: bool = False) -> None:
-        """Take note. `is_logged`: the log has been told already, in full."""
+        """Count a notice. `is_logged`: the log has it already, in full."""
         if not notices:
             return
         for notice in notices:
@@ -111,12 +111,12 @@ class Events:
         self._on_change()
 
     def all(self) -> list[tuple[int, Notice]]:
-        """Number and copy of each, those that happened last at the end."""
+        """The number and a copy of each Event, the latest at the end."""
         self._forget_old()
         return [(event.number, replace(event.notice)) for event in self._events.values()]
 
     def _event(self, notice: Notice) -> Event:
-        """The series that this belongs to, with it counted in."""
+        """The series that this notice belongs to, with the notice counted."""
         key = (notice.regarding, notice.related, notice.severity, notice.reason)
         group = self._groups.get(key)
         if group is None:
@@ -165,7 +165,7 @@ class Events:
                 del self._groups[group.key]
 
     def _log(self, event: Event) -> None:
-        """A line for a new series, and at each doubling of its count, as far as there may be lines."""
+        """Log a new series, and each doubling of its count, within the rate of log lines."""
         notice = event.notice
         event.log_at = notice.count * 2
         now = self._clock()
@@ -177,7 +177,7 @@ class Events:
         self._lines -= 1.0
         level = logging.WARNING if notice.severity == EventType.WARNING else logging.INFO
         if self._unlogged:
-            log.log(level, "%d events before this one had no line of their own", self._unlogged)
+            log.log(level, "%d earlier events were not logged", self._unlogged)
             self._unlogged = 0
         times = "" if notice.count == 1 else f" ({notice.count} times)"
         fields = {"reason": notice.reason, "object": str(notice.regarding), "count": notice.count}

@@ -1,6 +1,6 @@
-"""Exposition: the answer to a scrape. Makes text of what was counted, in this process and its workers.
+"""Exposition: the response to a scrape. Renders the counts of this process and its workers as text.
 
-About 5 µs a sample: a thread is the place for many series.
+It takes about 5 µs a sample: with many series, render in a thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DURATION_TEXTS: Final = _bound_texts(BUCKETS_S)
 
 
 class Exposition:
-    """Adds to what was counted what every Prometheus client in Python says of its process."""
+    """Renders the counts, with what every Prometheus client in Python says about its process."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -47,9 +47,9 @@ class Exposition:
         workers: Iterable[ProcessFigures] = (),
         validities: Iterable[Validity] = (),
     ) -> tuple[bytes, str]:
-        """The answer and its content type, in the format that `accept` (the scraper's Accept field) prefers.
+        """The text and its content type, in the format that `accept` (the scraper's Accept field) prefers.
 
-        `validities` are those of the configuration in service, whoever serves it.
+        `validities` are those of the certificates in service.
         """
         encode, content_type = choose_encoder(accept)
         families = [
@@ -65,7 +65,7 @@ class Exposition:
 
 
 class _Families(Collector):
-    """An encoder reads a registry; this is one answer, already collected."""
+    """A registry for the encoder, with one response that was already collected."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -127,7 +127,7 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     )
     waiting = GaugeMetricFamily(
         "egress_upstream_waiting_requests",
-        "Requests that wait for a connection to a backend, since it has as many as it, or their client, may have.",
+        "Requests that wait for a connection because the backend or their client has as many as it may have.",
         labels=_LABELS,
     )
     for (backend, state), count in sorted(counts.upstream.items()):
@@ -144,20 +144,22 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
         downstream.add_metric(place, count)
     yield downstream
     filters = CounterMetricFamily(
-        "egress_filter", "Runs of filters, by how they ended.", labels=("filter", "type", "phase", "scope", "result")
+        "egress_filter", "Runs of filters, by result.", labels=("filter", "type", "phase", "scope", "result")
     )
     for labels, count in sorted(counts.filters.items()):
         filters.add_metric(labels, count)
     yield filters
     auth = CounterMetricFamily(
         "egress_external_auth",
-        "Questions to authorization servers, by what came of them.",
+        "Calls to authorization servers, by result.",
         labels=("route", "backend", "result"),
     )
     for question, count in sorted(counts.external_auth.items()):
         auth.add_metric(question, count)
     yield auth
-    events = CounterMetricFamily("egress_events", "What Events told, by type and reason.", labels=("type", "reason"))
+    events = CounterMetricFamily(
+        "egress_events", "Occurrences that Events counted, by type and reason.", labels=("type", "reason")
+    )
     for event, count in sorted(dict(counts.events).items()):
         events.add_metric(event, count)
     yield events

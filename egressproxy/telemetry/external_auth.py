@@ -1,4 +1,4 @@
-"""What authorization servers were asked, what came of it, and how long it took."""
+"""Calls to authorization servers: their results, and how long they took."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 __all__ = ["AUTH_BUCKETS_S", "ExternalAuthCounts"]
 
-#: Upper bounds of the histogram: from a server on the same machine to one that has run into its time limit.
+#: Upper bounds of the histogram: from a server on the same machine to a call that reached its time limit.
 AUTH_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class ExternalAuthCounts:
-    """`asked` by (route, backend, result); a result is one of the words of `gateway/ext_authz`."""
+    """`asked` counts by (route, backend, result); the results are named in `gateway/ext_authz`."""
 
     __slots__ = ("_buckets", "_sum_s", "asked")
 

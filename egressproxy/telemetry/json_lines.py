@@ -1,6 +1,6 @@
-"""Diagnostics as JSON: one object a line, whatever it is that is written to standard error.
+"""Diagnostics as JSON: one object per line for everything that is written to standard error.
 
-`time` (RFC 3339, UTC), `level`, `logger` and `message` are always there; `process` where several write; `error`
+`time` (RFC 3339, UTC), `level`, `logger` and `message` are always present; `process` where several write; `error`
 and `traceback` of an exception; and what a message is about: `object`, `file`, `line` and others (a record's `fields`).
 """
 
@@ -22,21 +22,21 @@ __all__ = ["OF_THREADS", "JsonFormatter", "JsonStream", "beneath", "take_over"]
 
 log = logging.getLogger("python")
 
-#: The turn of what the threads of one process write: a stream without a buffer takes a long line in pieces.
+#: Keeps the threads of one process apart: a stream without a buffer takes a long line in pieces.
 OF_THREADS: Final = threading.RLock()
-#: Characters of a line without an end: who prints dots must not fill the memory.
+#: The most characters of an unfinished line: a program that prints dots must not fill the memory.
 MAX_UNENDED: Final = 16 * 1024
 
 
 class JsonFormatter(logging.Formatter):
-    """`origin`: whose records they are, where several processes write to one stream."""
+    """`origin` names the process where several write to one stream."""
 
     def __init__(self, origin: str = "") -> None:
         super().__init__()
         self._origin = {"process": origin} if origin else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record that was prepared: its text is made, its traceback, if any, is text."""
+        """The JSON of a prepared record, whose message and traceback are text already."""
         more: dict[str, object] = dict(self._origin)
         if record.exc_text:
             more |= {"error": record.exc_text.rstrip().rpartition("\n")[2], "traceback": record.exc_text}
@@ -46,9 +46,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonStream(io.TextIOBase):
-    """Stands for standard error: each line that anybody writes there becomes an object, with the level `warning`.
+    """A replacement of standard error: each line that is written becomes an object with the level `warning`.
 
-    `turn` is entered around what is written, where several processes write there; else OF_THREADS.
+    `turn` is entered around each write where several processes write; otherwise OF_THREADS.
     """
 
     def __init__(self, stream: TextIO, origin: str = "", turn: AbstractContextManager[object] | None = None) -> None:
@@ -82,13 +82,13 @@ class JsonStream(io.TextIOBase):
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """What a JsonStream writes to; any other stream is itself."""
+    """The stream below a JsonStream; any other stream is returned as it is."""
     return stream.stream if isinstance(stream, JsonStream) else stream
 
 
 def take_over(origin: str = "", turn: AbstractContextManager[object] | None = None) -> None:
-    """From here on all that goes to standard error is JSON: warnings of Python and uncaught exceptions are records, and
-    what is printed there is wrapped line by line. For the life of the process.
+    """Make everything on standard error JSON, for the life of the process: warnings of Python and uncaught exceptions
+    become records, printed text is wrapped line by line.
     """
     sys.stderr = JsonStream(beneath(sys.stderr), origin, turn)
     warnings.showwarning = _warned
@@ -105,12 +105,12 @@ def _warned(
     file: object = None,
     line: object = None,
 ) -> None:
-    """As `logging.captureWarnings`, which says nothing before there is a handler."""
+    """Like `logging.captureWarnings`, which loses warnings before there is a handler."""
     log.warning("%s: %s", category.__name__, message, extra={"fields": {"file": filename, "line": lineno}})
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
-    if not issubclass(kind, SystemExit):  # a thread that ends like this has nothing to say
+    if not issubclass(kind, SystemExit):  # SystemExit ends a thread silently
         log.error("uncaught %s", kind.__name__, exc_info=(kind, error or kind(), traceback))
 
 
@@ -123,5 +123,5 @@ def _line(created_s: float, level: str, logger: str, message: str, more: Mapping
 
 
 def _text(value: object) -> object:
-    """Bytes that are no UTF-8, of a file's name, as an escape: half a surrogate pair is no JSON (RFC 8259, 8.2)."""
+    """Escape the bytes of a file name that are not UTF-8: a lone surrogate is not valid JSON (RFC 8259 section 8.2)."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""How late the event loop is. The timer wheel's tick is the probe, so that an idle process does not wake up for it."""
+"""How late the event loop is, measured at the ticks of the timer wheel, so that an idle process is not woken for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from egressproxy.net.timers import TICK_S
 
 __all__ = ["LAG_BUCKETS_S", "LoopLag"]
 
-#: Upper bounds of the histogram. A tick's time is exact to a millisecond, which is how the loop counts.
+#: Upper bounds of the histogram. The loop's clock is exact to a millisecond.
 LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 
 
 class LoopLag:
-    """`tick` is for `TimerWheel.watch`; the rest is for a scrape."""
+    """Give `tick` to `TimerWheel.watch`; a scrape reads the rest."""
 
     __slots__ = ("_buckets", "_sum_s", "_worst_s")
 
@@ -24,10 +24,10 @@ class LoopLag:
         self._worst_s = 0.0
 
     def tick(self, late_s: float, took_s: float) -> None:
-        """One tick, and those that had to be left out because of it: each would have come so much later than its time.
+        """Count one tick that came `late_s` seconds late and took `took_s`, and the ticks that it replaced.
 
-        With them, the share of ticks that were late is the share of the time in which the loop was. What the tick
-        itself took (many deadlines at once) counts for the worst alone: all probes would wait for it, few clients do.
+        With the replaced ones, the share of late ticks is the share of time in which the loop was late. The time of the
+        tick itself (many deadlines at once) only counts for the worst delay: every probe waits for it, few clients do.
         """
         self._worst_s = max(self._worst_s, late_s + took_s)
         if late_s > LAG_BUCKETS_S[-1]:  # the process was stopped, perhaps for hours
@@ -47,6 +47,6 @@ class LoopLag:
         return tuple(self._buckets), self._sum_s
 
     def take_worst(self) -> float:
-        """The longest delay in seconds since this was last asked."""
+        """The longest delay in seconds since the last call."""
         worst, self._worst_s = self._worst_s, 0.0
         return worst

@@ -1,10 +1,10 @@
 """Metrics: plain integers on the request path, read at scrape time.
 
-A `Series` is bound to its labels when a Snapshot is built and is kept over reloads, so that no counter goes backwards.
-Label values come from the configuration and from closed enums, never from a client; identities, which a certificate
-authority could mint without end, and entries of policies share one overflow series once there are too many. A scrape
-has two halves: `gather` here reads live objects and belongs on the event loop; `telemetry/exposition` makes text of the
-`Counts`, of this process or of several added up, and may do that in another thread.
+A `Series` is bound to its labels when a Snapshot is built and survives reloads, so that no counter goes backwards.
+Label values come from the configuration and from closed enums, never from a client. Identities, of which a certificate
+authority could make any number, and entries of policies share one overflow series when there are too many. A scrape has
+two halves: `gather` reads live objects on the event loop; `telemetry/exposition` renders the `Counts` of one process or
+of several, in any thread.
 """
 
 from __future__ import annotations
@@ -61,30 +61,29 @@ BUCKETS_S: Final = (
     3600.0,
 )
 
-#: Label sets that tell identities apart before new identities are counted under OVERFLOW.
+#: The most label sets with identities of their own; further identities are counted under OVERFLOW.
 MAX_IDENTITY_SERIES: Final = 1000
-#: Label sets that tell entries of policies apart, over all configurations of the process, before new ones are counted
-#: under OVERFLOW, beside their policy; and so many that tell the policies of these apart. There is one for each entry
-#: that was used. Entries that deny have a bound of their own: whoever asks for everything on a long list of what is
-#: denied must not hide by what others are allowed.
+#: The most label sets for entries of policies, over the life of the process; further entries are counted under OVERFLOW
+#: with their policy, of which as many are told apart. Each used entry has one. Entries that deny have a bound of their
+#: own: a client that asks for everything on a long deny list must not hide what others are allowed by.
 MAX_ENTRY_SERIES: Final = 1000
 OVERFLOW: Final = "_other"
-#: Statuses that are told apart in one label set: which there are is the origin's choice. Others are counted as the x00
-#: of their class, which is what they mean to whoever does not know them (RFC 9110 section 15).
+#: The most statuses in one label set, since origins choose them. Others are counted as the x00 of their class, as which
+#: unknown ones must be treated (RFC 9110 section 15).
 MAX_STATUSES: Final = 64
 
-#: What is counted of a backend's pools: connections in two states, and those who wait for one.
+#: What is counted of a backend's pools: active and idle connections, and exchanges that wait for one.
 UPSTREAM_STATES: Final = ("active", "idle", "waiting")
 
-#: What nginx logs, and Envoy's dashboards know, for a client that left before it was answered.
+#: The status that nginx logs, and dashboards know, for a client that closed before the response.
 CLIENT_CLOSED: Final = 499
 
 _OK: Final = Reason.OK
 
-#: gateway, route, backend, namespace, service account; policy and entry, where a policy has allowed or denied.
+#: gateway, route, backend, namespace, service account; policy and entry, where a policy allowed or denied.
 Labels = tuple[str, str, str, str, str, str, str]
 
-#: What every series counts in before there was anything: shared, and so never written to.
+#: What every series holds before anything was counted. It is shared, so never write to it.
 _NO_STATUS: Final[dict[int, int]] = {}
 _NO_WORD: Final[dict[str, int]] = {}
 _NO_BUCKETS: Final = [0] * (len(BUCKETS_S) + 1)
@@ -94,7 +93,7 @@ _K = TypeVar("_K")
 
 
 class FilterCounts(Protocol):
-    """What a filter's counters look like: of all `runs`, some were `rejected`, `answered` or `failed`.
+    """The counters of a filter: of all `runs`, some were `rejected`, `answered` or `failed`.
 
     `failed` includes those that `timed_out`.
     """
@@ -125,7 +124,7 @@ def logged_status(x: Exchange) -> int:
 
 
 class _Room:
-    """How many more label sets may tell entries of policies apart, and how many the policies alone."""
+    """How many more label sets there may be for entries of policies, and for policies."""
 
     __slots__ = ("_entries", "_policies")
 
@@ -133,13 +132,13 @@ class _Room:
         self._entries = self._policies = 0
 
     def said(self, policy: str, entry: str) -> tuple[str, str]:
-        """What a new label set for this entry of this policy says."""
+        """The policy and entry of a new label set: OVERFLOW where there is no room."""
         if entry != OVERFLOW:
             return (policy, entry) if self._entries < MAX_ENTRY_SERIES else (policy, OVERFLOW)
         return (policy, OVERFLOW) if self._policies < MAX_ENTRY_SERIES else (OVERFLOW, OVERFLOW)
 
     def take(self, entry: str) -> None:
-        """There is one more."""
+        """Count one more label set."""
         if entry == OVERFLOW:
             self._policies += 1
         else:
@@ -147,15 +146,15 @@ class _Room:
 
 
 def decided_by(series: Series | None) -> tuple[str, str]:
-    """The policy and the entry that what is counted here was allowed or denied by; "-" for none."""
+    """The policy and the entry that allowed or denied what this series counts; "-" for none."""
     return series.labels[5:] if series is not None else ("-", "-")
 
 
 class Series:
     """The counters of one label set. The conductor calls `observe` exactly once per exchange or tunnel, at its end.
 
-    `tunnels_active` is raised and lowered by the conductor; `attempts` by `attempt`. Of thousands of routes most are
-    never asked for: what a series counts in is made when there is something to count.
+    The conductor raises and lowers `tunnels_active`; `attempt` counts `attempts`. Most of thousands of routes are never
+    used, so the dictionaries are made when there is something to count.
     """
 
     __slots__ = (
@@ -215,11 +214,11 @@ class Series:
             self.attempts = {**self.attempts, result: 1}
 
     def mirror(self, result: str) -> None:
-        """A copy of a request was sent to this backend, or was not: "ok", "dropped" or the Reason's value."""
+        """A copy of a request for this backend ended: "ok", "dropped" (not sent) or the Reason's value."""
         self.mirrored = _with_one(self.mirrored, result)
 
     def add(self, other: Series) -> None:
-        """Take the numbers of the same labels in another process into this one."""
+        """Add the numbers of the same labels from another process."""
         self.requests = _sum(self.requests, other.requests)
         self.denied = _sum(self.denied, other.denied)
         self.would_deny = _sum(self.would_deny, other.would_deny)
@@ -241,16 +240,16 @@ class Series:
 
 
 class MetricKind(str, Enum):
-    """How a number is read over several processes."""
+    """How the numbers of several processes become one."""
 
-    COUNTER = "counter"  # added up; what a process that has ended counted stays
+    COUNTER = "counter"  # added up; the number of a process that has ended stays
     GAUGE = "gauge"  # added up
     PEAK = "peak"  # a gauge: the highest since it was last shown
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A number that something else keeps, at this moment."""
+    """The present value of a number that another object keeps."""
 
     kind: MetricKind
     description: str
@@ -259,7 +258,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often something took how long. `buckets` has one more than there are upper `bounds`; a counter, all of it."""
+    """Counts of durations in seconds. `buckets` has one more entry than `bounds`, which are upper bounds."""
 
     description: str
     bounds: tuple[float, ...]
@@ -267,16 +266,16 @@ class Histogram:
     sum_s: float
 
     def plus(self, other: Histogram) -> Histogram:
-        """With what another process counted under the same bounds."""
+        """The sum with the histogram of another process, which has the same bounds."""
         buckets = tuple(mine + others for mine, others in zip(self.buckets, other.buckets, strict=True))
         return replace(self, buckets=buckets, sum_s=self.sum_s + other.sum_s)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Everything that was counted up to now, by one process or, added up, by several. Can be sent in a pickle.
+    """Everything that was counted so far, by one process or added up by several. It can be pickled.
 
-    What `Metrics.gather` gives holds the live series; they are safe to read from any thread.
+    The result of `Metrics.gather` holds the live series; they are safe to read from any thread.
     """
 
     series: dict[Labels, Series] = field(default_factory=dict)
@@ -316,20 +315,20 @@ class Counts:
             self.histograms[name] = histogram if known is None else known.plus(histogram)
 
     def keep_peaks(self, earlier: Counts) -> None:
-        """The highest values of what was counted earlier, and not shown yet, still count."""
+        """Keep the highest values of earlier counts that were not shown yet."""
         for name, reading in earlier.readings.items():
             mine = self.readings.get(name)
             if mine is not None and reading.kind is MetricKind.PEAK and reading.value > mine.value:
                 self.readings[name] = reading
 
     def forget_peaks(self) -> None:
-        """They were shown."""
+        """Forget the highest values, which were shown."""
         for name, reading in self.readings.items():
             if reading.kind is MetricKind.PEAK:
                 self.readings[name] = replace(reading, value=0.0)
 
     def forget_gauges(self) -> None:
-        """The process has ended: what is open now is nothing, what was counted stays."""
+        """The process has ended: its gauges are 0, its counters stay."""
         for series in self.series.values():
             series.tunnels_active = 0
         self.upstream.clear()
@@ -338,10 +337,9 @@ class Counts:
 
 
 class Metrics:
-    """Everything that is counted in this process, and what of it is to be told in Events (`notices`).
+    """All counters of this process, and the notices for Events (`notices`).
 
-    Sources are callables that the gateway registers once; they are called on every scrape, on the event loop, and yield
-    what is there now.
+    Sources are callables that are registered once. Every scrape calls them on the event loop.
     """
 
     def __init__(self, version: str) -> None:
@@ -414,19 +412,19 @@ class Metrics:
         return made
 
     def denied_by(self, series: Series, policy: str, entry: str) -> Series:
-        """The counters of what was counted in `series`, and a policy has refused."""
+        """The series beside `series` that counts what this entry of a policy denied."""
         return self.series(*series.labels[:5], policy, entry, is_denied=True)
 
     def count_dns(self, result: str) -> None:
-        """A lookup ended; `result` is one of the few words of the resolver: "ok", "hit", "stale", "nxdomain" …"""
+        """A lookup ended; `result` is one of the resolver's words: "ok", "hit", "stale", "nxdomain" …"""
         _count(self.dns_lookups, result)
 
     def connection_rejected(self, reason: str) -> None:
-        """A connection was closed before it could ask for anything; `reason` is a Reason's value."""
+        """A connection was closed before its first request; `reason` is a Reason's value."""
         _count(self.connections_rejected, reason)
 
     def count_event(self, severity: str, reason: str, count: int) -> None:
-        """Something was told as an Event, so and so often; `reason` is one of a few words."""
+        """An Event occurred `count` times; `reason` is one of a closed list of words."""
         self.events[severity, reason] = self.events.get((severity, reason), 0) + count
 
     def reload_succeeded(self, generation: int) -> None:
@@ -434,8 +432,9 @@ class Metrics:
         self._reloaded("success", True)
 
     def reload_failed(self, result: str = "failure") -> None:
-        """The configuration was refused; the one in service, and its generation, stay. `result` "guarded": it would
-        allow what was denied lately.
+        """The configuration was refused; the one in service and its generation stay.
+
+        `result` is "failure", or "guarded": it would allow what was denied lately.
         """
         self._reloaded(result, False)
 
@@ -456,24 +455,24 @@ class Metrics:
         self._filter_sources.append(source)
 
     def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Expose a counter that something else keeps; `name` without `_total`."""
+        """Expose a counter that another object keeps; `name` is without `_total`. `read` is called on every scrape."""
         self._readings.append((name, MetricKind.COUNTER, description, read))
 
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
         self._readings.append((name, MetricKind.GAUGE, description, read))
 
     def add_peak(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """A gauge that `read` starts anew: the highest value since the last time."""
+        """Expose a gauge of the highest value since the last scrape: `read` returns it and starts anew."""
         self._readings.append((name, MetricKind.PEAK, description, read))
 
     def add_histogram(self, name: str, description: str, bounds: tuple[float, ...], read: HistogramSource) -> None:
-        """`bounds` are upper bounds in seconds, rising."""
+        """Expose a histogram. `bounds` are upper bounds in seconds, ascending."""
         self._histograms.append((name, description, bounds, read))
 
     # reading
 
     def gather(self) -> Counts:
-        """Ask the sources. On the event loop only; a source that raises is left out, and logged."""
+        """Read all sources, on the event loop only. A source that raises is left out and logged."""
         upstream: dict[tuple[str, str], int] = {}
         for backend, *numbers in _read_all(self._upstream_sources):
             for state, number in zip(UPSTREAM_STATES, numbers, strict=True):
@@ -514,7 +513,7 @@ class Metrics:
 
 
 def _filter_results(counts: FilterCounts) -> Iterator[tuple[str, int]]:
-    """Each run under one result, so that the sum over results is the number of runs."""
+    """Each run under one result: the sum over results is the number of runs."""
     yield "passed", max(0, counts.runs - counts.rejected - counts.answered - counts.failed)
     yield "rejected", counts.rejected
     yield "answered", counts.answered
@@ -523,13 +522,13 @@ def _filter_results(counts: FilterCounts) -> Iterator[tuple[str, int]]:
 
 
 def _read_all(sources: Iterable[Callable[[], Iterable[_T]]]) -> list[_T]:
-    """What all sources yield. A defect in one of them must not take the other metrics away."""
+    """The values of all sources. A defect in one of them must not remove the metrics of the others."""
     read: list[_T] = []
     for source in sources:
         try:
             read += source()
         except Exception:
-            logger.exception("a source of metrics failed; its metrics are left out of this scrape")
+            logger.exception("a source of metrics failed; its metrics are missing from this scrape")
     return read
 
 
@@ -545,7 +544,7 @@ def _sum(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:
 
 
 def _with_one(counts: dict[str, int], key: str) -> dict[str, int]:
-    """With one more of `key`: the same, or another where this is the first."""
+    """Count one more of `key`, in the same dictionary or in a new one if it was the shared empty one."""
     if key in counts:
         counts[key] += 1
         return counts

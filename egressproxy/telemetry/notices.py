@@ -1,8 +1,8 @@
-"""Notices: what an operator should hear of, counted where it happens, until somebody takes it to the Events.
+"""Notices: what an operator should know, counted where it happens until it is taken to the Events.
 
-A flood costs next to nothing: what is told again is found by what its exchange holds already, and counted. Text is made
-once for each notice, of what our own errors say: names of objects, the destination, what to add. What a filter of
-others says, and a request's path, fields or body, are never in it.
+A flood is cheap: a repeated notice is found by values that its exchange holds already, and counted. The text is made
+once for each notice from our own errors: names of objects, the destination, what to add. It never contains the words of
+a user's filter, nor a request's path, fields or body.
 """
 
 from __future__ import annotations
@@ -27,37 +27,36 @@ __all__ = [
     "new_notice",
 ]
 
-#: How long notices are collected before they are taken: a flood is told of once in that time.
+#: How long notices are collected before they are taken.
 NOTICES_S: Final = 1.0
 #: events.k8s.io/v1 Event.note: 1 kB at most.
 MAX_MESSAGE: Final = 1024
-#: Messages that are told apart for one reason at one object, as in the correlator of client-go; then they are counted
-#: together.
+#: The most messages for one reason at one object, as in the correlator of client-go; further ones are counted together.
 MAX_SIMILAR: Final = 10
-#: Places and reasons that are told apart until the notices are taken; what is beyond is in the metrics alone.
+#: The most places and reasons between two takes; further ones are only in the metrics.
 MAX_GROUPS: Final = 1000
 
-#: What to do where the error does not say.
+#: The remedy where the error has none.
 REMEDIES: Final = {
     Reason.REQUEST_RATE: "raise the limit in limits.requests, or let the client wait as Retry-After says",
     Reason.CONCURRENCY: "raise the limit in limits.concurrency, or let the client wait as Retry-After says",
-    Reason.BODY_TOO_LARGE: "raise limits.maxBodyBytes, or the filter's maxBufferBytes",
+    Reason.BODY_TOO_LARGE: "raise limits.maxBodyBytes or the filter's maxBufferBytes",
     Reason.TUNNEL_LIMIT: "raise limits.tunnels",
-    Reason.CONNECTION_LIMIT: "raise limits.connections or limits.connectionsPerClient, or see who opens so many",
-    Reason.QUEUE_FULL: "see who asks for so much at one time, and whether the backend answers",
-    Reason.QUEUE_TIMEOUT: "see who holds so many connections of the backend, and whether it answers",
-    Reason.CLIENT_CERTIFICATE: "give the client one by an authority of spec.tls.frontend of the Gateway",
+    Reason.CONNECTION_LIMIT: "raise limits.connections or limits.connectionsPerClient, or find the client with many",
+    Reason.QUEUE_FULL: "find the client with many requests at once, and check that the backend answers",
+    Reason.QUEUE_TIMEOUT: "find the client that holds many connections, and check that the backend answers",
+    Reason.CLIENT_CERTIFICATE: "give the client a certificate of an authority in spec.tls.frontend of the Gateway",
     Reason.NOT_TLS: "let the client speak TLS from the first byte",
     Reason.SNI_MISMATCH: "let the client name the host that it connects to",
     Reason.METHOD_NOT_ALLOWED: "point the client at a listener that serves this method",
-    Reason.LOOP_DETECTED: "see that no route or backend leads back to this gateway",
-    Reason.FILTER_REJECTED: "what the filter said is in the answer that the client got",
-    Reason.INTERNAL: "the log has the error: please report it",
+    Reason.LOOP_DETECTED: "check that no route or backend leads back to this gateway",
+    Reason.FILTER_REJECTED: "the filter's message is in the response to the client",
+    Reason.INTERNAL: "the log has the error; please report it",
 }
 
 
 class EventType:
-    """Event.type."""
+    """Event.type (events.k8s.io/v1)."""
 
     NORMAL: Final = "Normal"
     WARNING: Final = "Warning"
@@ -66,7 +65,7 @@ class EventType:
 class InvolvedObject(NamedTuple):
     """An object: its kind and name. `namespace` is "" for a cluster-scoped kind.
 
-    The kind of one that is not of our group, where ours has the kind, too, has its group behind it:
+    Where our group has the same kind, the kind of another group is followed by its group:
     "Backend.gateway.networking.k8s.io".
     """
 
@@ -82,7 +81,7 @@ class InvolvedObject(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> InvolvedObject | None:
-        """Of "Kind namespace/name", the form of a rule or source; None for "-" and the like."""
+        """Parse "Kind namespace/name", the form of a rule or source; None for "-" and other text."""
         kind, _, full_name = text.partition(" ")
         return cls.of(kind, full_name) if full_name else None
 
@@ -92,13 +91,14 @@ class InvolvedObject(NamedTuple):
 
 @dataclass(slots=True)
 class Notice:
-    """One thing that happened at one object, so and so often since the notices were taken. Times are seconds since the
-    epoch. `is_combined`: there were others of this reason at this object, and `message` is one of them.
+    """What happened at one object, and how often since the last take. Times are seconds since the epoch.
+
+    `is_combined`: several messages of this reason at this object are counted together; `message` is one of them.
     """
 
     severity: str
     reason: str  # one word, UpperCamelCase
-    action: str  # what was done about it, one word
+    action: str  # Event.action: one word
     regarding: InvolvedObject
     related: InvolvedObject | None
     message: str
@@ -109,7 +109,7 @@ class Notice:
 
 
 class Refusal(NamedTuple):
-    """What is refused without an error; see GatewayError."""
+    """A denial without an error; see GatewayError."""
 
     reason: Reason
     message: str
@@ -119,14 +119,14 @@ class Refusal(NamedTuple):
 
 
 class CountedAt(Protocol):
-    """The part of `metrics.Series` that says where something happened: gateway, route, backend, …"""
+    """The labels of `metrics.Series`: gateway, route, backend, …"""
 
     @property
     def labels(self) -> tuple[str, str, str, str, str, str, str]: ...
 
 
 class FailingFilter(Protocol):
-    """The part of a filter's counters that says which one it is; `source` is "Kind namespace/name"."""
+    """The name of a filter's counters; `source` is "Kind namespace/name"."""
 
     name: str
     type: str
@@ -135,7 +135,7 @@ class FailingFilter(Protocol):
 
 
 class Notices:
-    """Those of one process, since they were taken. `wake` is called when there are some again."""
+    """The notices of one process since the last take. `wake` is called for the first one."""
 
     __slots__ = ("_groups", "_others", "wake")
 
@@ -145,32 +145,33 @@ class Notices:
         self.wake: Callable[[], None] = _nobody
 
     def refused(self, series: CountedAt, error: GatewayError | Refusal, route_kind: str = "") -> None:
-        """Policy, a limit or a filter refused an exchange, or it met a fault of ours.
+        """Policy, a limit or a filter denied an exchange, or the gateway failed.
 
         `series` is where the exchange is counted, `route_kind` the kind of its route, "" where it has none.
         """
-        key = (series.labels[:3], error.reason.value, error.rule)  # whatever the entry that has let it pass
+        key = (series.labels[:3], error.reason.value, error.rule)  # not by the entry that allowed it
         message = error.message if error.is_quotable else ""
         if not self._is_counted(key, message):
             self._begin(key, message, _refusal(series.labels, error, message, route_kind))
 
     def failed(self, filter_: FailingFilter, how: str, *, is_open: bool) -> None:
-        """A filter failed: `how`, in a word of ours or the type of its error. `is_open`: the exchange went on without
-        it.
+        """A filter failed; `how` is one of our words or the type of its error.
+
+        `is_open`: the exchange went on without the filter.
         """
         key = (filter_, how, "open" if is_open else "")
         if not self._is_counted(key, "") and (source := InvolvedObject.read(filter_.source)) is not None:
             self._begin(key, "", _failure(source, filter_, how, is_open=is_open))
 
     def add(self, notices: Iterable[Notice]) -> None:
-        """Those of another process."""
+        """Add the notices of another process."""
         was_empty = self.is_empty
         self._others += notices
         if was_empty and self._others:
             self.wake()
 
     def take(self) -> list[Notice]:
-        """What there is; from now on it is counted anew."""
+        """Take the notices; counting starts anew."""
         groups, self._groups = self._groups, {}
         others, self._others = self._others, []
         return [*others, *(notice for group in groups.values() for notice in group.values())]
@@ -180,7 +181,7 @@ class Notices:
         return not self._groups and not self._others
 
     def _is_counted(self, key: tuple[object, str, str], message: str) -> bool:
-        """Count it where it is known; also true where there is no room for another."""
+        """Count a known notice. Also true if there is no room for a new one."""
         group = self._groups.get(key)
         if group is None:
             return len(self._groups) >= MAX_GROUPS
@@ -205,12 +206,12 @@ class Notices:
         return f"Notices({len(self._groups)} kinds, {len(self._others)} of others)"
 
 
-#: Where the notices of a group are counted that would be one too many.
+#: The key of the notices that are counted together.
 _ALL_OTHERS: Final = "\0"
 
 
 def _nobody() -> None:
-    """Nobody waits for notices."""
+    """Do nothing."""
 
 
 def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str, route_kind: str) -> Notice:
@@ -229,9 +230,9 @@ def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str,
 
 
 def _failure(source: InvolvedObject, filter_: FailingFilter, how: str, *, is_open: bool) -> Notice:
-    outcome = "what it was to see goes on without it (failOpen)" if is_open else "what it was to see is refused (502)"
+    outcome = "exchanges go on without it (failOpen)" if is_open else "exchanges are refused (502)"
     message = f"filter {filter_.name} ({filter_.type}) failed in phase {filter_.phase}: {how}; {outcome}"
-    remedy = "the access log has the place in its file" if not is_open else ""
+    remedy = "the access log has its file and line" if not is_open else ""
     return new_notice(event_reason(Reason.FILTER_FAILED), "RunFilter", source, _sentence(message, remedy))
 
 
@@ -239,7 +240,7 @@ def new_notice(
     reason: str, action: str, regarding: InvolvedObject, message: str, *, related: InvolvedObject | None = None,
     severity: str = EventType.WARNING,
 ) -> Notice:  # fmt: skip
-    """Something that happened just now, once."""
+    """A notice of something that happened once, now."""
     now = time()
     return Notice(severity, reason, action, regarding, related, message[:MAX_MESSAGE], False, 1, now, now)
 

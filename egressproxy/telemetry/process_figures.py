@@ -1,4 +1,4 @@
-"""What a process costs, read from /proc: its memory and its processor time."""
+"""The memory and processor time of a process, read from /proc."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProcessFigures:
 
 
 def process_figures(worker: int, pid: int) -> ProcessFigures:
-    """Those of a process that lives. Raises OSError if there is none.
+    """The figures of a running process. Raises OSError if there is no such process.
 
     Source: proc_pid_stat(5), fields utime (14), stime (15) and rss (24), after the name in brackets.
     """

@@ -1,7 +1,7 @@
 """Envoy's response flags for our reasons, so that dashboards made for Envoy's access log read ours.
 
-Source: Envoy, access logging, %RESPONSE_FLAGS%. A reason that Envoy has no flag for (a plain refusal by policy, an
-operator's mistake) has none here: `reason` says it better than a flag that nearly fits.
+Source: Envoy, access logging, %RESPONSE_FLAGS%. Reasons without a flag in Envoy (a denial by policy, an operator's
+mistake) have none here: `reason` is better than a flag that nearly fits.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ _FLAGS: Final[dict[Reason, str]] = {
 
 
 def flags_for(reason: Reason) -> str:
-    """The flag that Envoy would log, or "" where it has none."""
+    """The flag that Envoy would log for this reason, or "" for none."""
     return _FLAGS.get(reason, "")

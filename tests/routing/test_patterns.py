@@ -58,7 +58,7 @@ def test_an_expression_matches_the_whole_value(text, subject):
         (r"(a)\1", "write out"),
         (r"(?P<n>a)(?P=n)", "write out"),
         (r"(a)?(?(1)b|c)", "alternatives"),
-        (r"a++", r"a\+ in place of a\+\+"),
+        (r"a++", r"a\+ instead of a\+\+"),
         ("(?" + ">a+)b", r"no atomic groups; write \(\?:…\)"),
         (r"/a\Z", r"leave \\Z out"),
         (r"a(?#why)", "leave the comment out"),

@@ -142,7 +142,7 @@ def test_a_filter_that_fails_is_told_of_at_the_object_that_declares_it():
     )
     assert "filter mask (egressproxy.io/Python:v1) failed in phase request-headers: ValueError" in closed.message
     assert "refused (502)" in closed.message
-    assert "goes on without it (failOpen)" in open_.message
+    assert "exchanges go on without it (failOpen)" in open_.message
 
 
 def test_a_filter_of_nobody_is_not_told_of():

@@ -85,7 +85,7 @@ def test_an_expression_that_is_refused_is_placed_where_it_stands():
     (warning,) = [each for each in status_warnings(resources, made) if "(?=a)b" in each.message]
     assert warning.field_path == "spec.rules[0].matches[0].path.value"
     assert "(?=a)b" in text.splitlines()[warning.line - 1]
-    assert "RE2 has no lookaround; make what is to be excepted a rule of its own" in warning.message
+    assert "RE2 has no lookaround; write a rule of its own for the exception" in warning.message
 
 
 def judged(kind: str, status: str, message: str = "") -> list[tuple[Severity, str]]:
