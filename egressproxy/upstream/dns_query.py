@@ -1,5 +1,8 @@
 """One DNS question, put to a list of servers. No cache, no policy.
 
+Hand-made: dnspython's `asyncquery` has no hedging between servers and no bound on forged datagrams, and reads an answer
+with the parser that `dns_reply` speaks of.
+
 Servers are asked in order, the next one when the one before fails or is silent for a while; the first answer wins, all
 within one time limit. Answers count only from the server's own address and port, with our random id and our question
 (RFC 5452); a truncated one is asked for again over TCP (RFC 7766). Only the chain of the asked name is used.

@@ -2,8 +2,9 @@
 
 An answer comes from whoever owns a name, and is read on the loop: octets, records and steps through names are counted,
 a compression pointer leads backwards alone, and a name that is pointed at is read once. The worst answer within the
-bounds takes a few milliseconds. (A parser that makes objects of all records, and compares each with all others, takes
-seconds for some.)
+bounds takes a few milliseconds. Hand-made: dnspython's `resolve_chaining` follows CNAME records in a message that its
+parser has made objects of, all records and all names, which takes six times as long for an answer of a thousand records
+and seconds for some.
 
 Sources: RFC 1035 section 4, RFC 2308 section 5 (negative answers), RFC 5452 section 4 (what belongs to a question),
 RFC 6891 (EDNS), RFC 2181 sections 8 and 9 (TTLs, truncation).

@@ -1,8 +1,8 @@
 """Resolver: names to addresses, with a cache, and one query for however many wait.
 
-Names are taken as absolute: lower case, ASCII, without trailing dot, as `model.authority` makes them. What stands in
-the policy's `hosts` and in /etc/hosts comes first; a search list applies to single labels only, and only where the
-servers are those of resolv.conf. Which of the addresses may be dialled is not decided here: the caller judges each of
+Names are lower case, ASCII, without trailing dot, as `model.authority` makes them. What stands in the policy's `hosts`
+and in /etc/hosts comes first. Names are absolute; only where the servers are those of resolv.conf, its search list and
+`ndots` hold, too. Which of the addresses may be dialled is not decided here: the caller judges each of
 them, wherever it came from. Names are never given to getaddrinfo, which reads `127.1` as an address.
 
 Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 6761 (localhost), RFC 8305 section 4 (order).
@@ -276,17 +276,22 @@ class Resolver:
     async def _find(self, host: str) -> DnsAnswer:
         servers, names = self._servers, [host]
         if not servers:
-            servers, search = self._system.read()
-            if "." not in host:
-                names = [f"{host}.{domain}" for domain in search] + names
+            system = self._system.read()
+            servers, names = system.servers, system.names(host)
+        if host.rpartition(".")[2] in _NEVER_ASKED:
+            return DnsAnswer((), 0.0, is_nxdomain=True)
         deadline = time.monotonic() + (self._spec.timeout_s or DnsIR().timeout_s)
-        found = DnsAnswer((), 0.0, is_nxdomain=True)
+        failure: DnsFailure | None = None
         for name in names:
-            if name.rpartition(".")[2] in _NEVER_ASKED:
+            try:
+                found = await self._both_families(servers, _qname(name), deadline)
+            except DnsFailure as error:  # of a completed name it says nothing about the next one
+                failure = error.with_traceback(None)  # no cycle with this frame
                 continue
-            found = await self._both_families(servers, _qname(name), deadline)
             if found.addresses:
-                break
+                return found
+        if failure is not None:
+            raise failure
         return found
 
     def why_not_asked(self, host: str) -> str:

@@ -9,15 +9,19 @@ import errno
 import os
 import socket
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from egressproxy.model.authority import IPAddress
 from egressproxy.upstream.dns_query import Server, parse_server
 
-__all__ = ["FILE_CHECK_S", "HostsFile", "Ipv6Route", "ResolvConf"]
+__all__ = ["FILE_CHECK_S", "HostsFile", "Ipv6Route", "ResolvConf", "SystemResolver"]
 
 FILE_CHECK_S = 5.0  # how often /etc/hosts and resolv.conf are looked at
 ROUTE_CHECK_S = 60.0
+#: Source: resolv.conf(5).
+DEFAULT_NDOTS, MAX_NDOTS = 1, 15
 
 
 class _WatchedFile:
@@ -79,33 +83,56 @@ class HostsFile(_WatchedFile):
         return self._names
 
 
-class ResolvConf(_WatchedFile):
-    """resolv.conf(5): the servers and the search list."""
+@dataclass(frozen=True, slots=True)
+class SystemResolver:
+    """What resolv.conf(5) says: the servers, the search list, and `ndots`."""
 
-    __slots__ = ("_search", "_servers", "_transport")
+    servers: tuple[Server, ...] = ()
+    search: tuple[str, ...] = ()
+    ndots: int = DEFAULT_NDOTS
+
+    def names(self, host: str) -> list[str]:
+        """The absolute names to ask for, in turn, until one has addresses.
+
+        A name of fewer dots than `ndots` is completed with each domain of the search list before it is asked for as it
+        is; any other is asked for as it is alone, as by musl. (glibc goes on to the search list where such a name does
+        not exist: then a name on the internet would lead to whoever answers for the search list.)
+        """
+        completed = [f"{host}.{domain}" for domain in self.search] if host.count(".") < self.ndots else []
+        return [*completed, host]
+
+
+class ResolvConf(_WatchedFile):
+    """resolv.conf(5)."""
+
+    __slots__ = ("_said", "_transport")
 
     def __init__(self, path: str, transport: str) -> None:
         super().__init__(path)
         self._transport = transport
-        self._servers: tuple[Server, ...] = ()
-        self._search: tuple[str, ...] = ()
+        self._said = SystemResolver()
 
-    def read(self) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+    def read(self) -> SystemResolver:
+        """What it says now; lines that glibc ignores say nothing here either."""
         text = self.changed_text()
         if text is not None:
             servers: list[Server] = []
             search: tuple[str, ...] = ()
+            ndots = DEFAULT_NDOTS
             for line in text.splitlines():
-                words = line.split()
-                if len(words) > 1 and words[0] == "nameserver":
-                    try:
-                        servers.append(parse_server(words[1], self._transport))
-                    except ValueError:
-                        continue  # glibc ignores such a line too
-                elif len(words) > 1 and words[0] in ("search", "domain"):
-                    search = tuple(word.lower().strip(".") for word in words[1:] if word.strip("."))
-            self._servers, self._search = tuple(servers), search
-        return self._servers, self._search
+                key, *values = line.split() or [""]
+                if key == "nameserver" and values:
+                    with suppress(ValueError):
+                        servers.append(parse_server(values[0], self._transport))
+                elif key in ("search", "domain") and values:
+                    search = tuple(value.lower().strip(".") for value in values if value.strip("."))
+                elif key == "options":
+                    for value in values:
+                        name, _, number = value.partition(":")
+                        if name == "ndots" and number.isascii() and number.isdigit():
+                            ndots = min(int(number[:9]), MAX_NDOTS)
+            self._said = SystemResolver(tuple(servers), search, ndots)
+        return self._said
 
 
 class Ipv6Route:

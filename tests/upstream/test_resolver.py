@@ -341,10 +341,8 @@ async def test_a_changed_hosts_file_is_read_again(bench: Bench):
     assert await bench.addresses() == ["192.0.2.1"]
 
 
-async def test_the_systems_search_list_is_for_single_labels(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    (bench.folder / "resolv.conf").write_text(
-        "nameserver 127.0.0.1\nnameserver junk\nsearch one.test two.test\noptions ndots:5\n"
-    )
+async def test_without_ndots_the_search_list_is_for_single_labels(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    (bench.folder / "resolv.conf").write_text("nameserver 127.0.0.1\nnameserver junk\nsearch one.test two.test\n")
     monkeypatch.setitem(resolver_module.parse_server.__globals__["_PORTS"], "udp", bench.server.port)
     bench.make(servers=())
     bench.server.zone.update({"db.two.test": Rule(("192.0.2.1",)), "db.one": Rule(("192.0.2.2",))})
@@ -355,6 +353,34 @@ async def test_the_systems_search_list_is_for_single_labels(bench: Bench, monkey
     assert bench.server.count("db.one.one.test") == 0
     assert (await bench.fault("none")).reason is Reason.DNS_NXDOMAIN
     assert bench.server.count("none") == 1
+
+
+async def test_names_of_fewer_dots_than_ndots_are_completed_first(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    (bench.folder / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch one.test two.test\noptions ndots:2\n")
+    monkeypatch.setitem(resolver_module.parse_server.__globals__["_PORTS"], "udp", bench.server.port)
+    bench.make(servers=())
+    bench.server.zone.update({
+        "db.one.two.test": Rule(("192.0.2.1",)), "db.one": Rule(("192.0.2.2",)), "a.example": Rule(("192.0.2.3",)),
+        "a.b.example.one.test": Rule(("192.0.2.4",)), "a.invalid.one.test": Rule(("192.0.2.5",)),
+    })  # fmt: skip
+    assert await bench.addresses("db.one") == ["192.0.2.1"]
+    assert bench.server.count("db.one") == 0
+    assert await bench.addresses("a.example") == ["192.0.2.3"]
+    assert [bench.server.count(f"a.example{end}") for end in (".one.test", ".two.test", "")] == [1, 1, 1]
+    assert (await bench.fault("a.b.example")).reason is Reason.DNS_NXDOMAIN  # two dots: it is asked for as it is
+    assert bench.server.count("a.b.example.one.test") == 0
+    assert (await bench.fault("a.invalid")).reason is Reason.DNS_NXDOMAIN  # RFC 6761 section 6.4
+    assert bench.server.count("a.invalid.one.test") == 0
+
+
+async def test_a_search_domain_that_fails_is_not_the_names_fault(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    (bench.folder / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch one.test\noptions ndots:5\n")
+    broken = Rule(rcode="SERVFAIL")
+    monkeypatch.setitem(resolver_module.parse_server.__globals__["_PORTS"], "udp", bench.server.port)
+    bench.make(servers=())
+    bench.server.zone.update({"a.example.one.test": broken, "a.example": Rule(("192.0.2.3",)), "b.one.test": broken})
+    assert await bench.addresses("a.example") == ["192.0.2.3"]
+    assert (await bench.fault("b")).reason is Reason.DNS_SERVFAIL  # it may be there
 
 
 async def test_the_search_list_is_not_used_with_the_policys_servers(bench: Bench):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.upstream import system_files
-from egressproxy.upstream.system_files import HostsFile
+from egressproxy.upstream.system_files import HostsFile, ResolvConf, SystemResolver
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -39,3 +39,25 @@ def test_a_file_that_is_gone_has_no_names(tmp_path: Path, monkeypatch: pytest.Mo
     assert "a.example" in hosts.read()
     path.unlink()
     assert hosts.read() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "ndots"),
+    [("", 1), ("options ndots:0", 0), ("options timeout:1 ndots:5", 5), ("options ndots:99", 15),
+     ("options ndots:", 1), ("options ndots:-1", 1), ("options ndots:3\noptions edns0", 3), ("options", 1)],
+)  # fmt: skip
+def test_ndots_is_read_as_the_system_reads_it(tmp_path: Path, text: str, ndots: int):
+    path = tmp_path / "resolv.conf"
+    path.write_text(f"nameserver 192.0.2.1\n\nsearch a.test. B.test\n{text}\n")
+    said = ResolvConf(str(path), "udp").read()
+    assert (said.ndots, said.search, [server.host for server in said.servers]) == (
+        ndots, ("a.test", "b.test"), ["192.0.2.1"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "ndots", "names"),
+    [("db", 0, ["db"]), ("db", 1, ["db.a.test", "db"]), ("db.x", 1, ["db.x"]), ("db.x", 2, ["db.x.a.test", "db.x"])],
+)
+def test_which_names_are_asked_for(host: str, ndots: int, names: list[str]):
+    assert SystemResolver(search=("a.test",), ndots=ndots).names(host) == names

@@ -1,7 +1,8 @@
 """Who owns which fields of an object, and server-side apply.
 
 A field is the path to it; a list with keys has a step for each item, every other list is one field. Kept in
-metadata.managedFields as Kubernetes does. Source: Kubernetes, "Server-Side Apply"; FieldsV1.
+metadata.managedFields as Kubernetes does. Hand-made: the only implementation
+(sigs.k8s.io/structured-merge-diff) is in Go. Source: Kubernetes, "Server-Side Apply"; FieldsV1.
 """
 
 from __future__ import annotations
