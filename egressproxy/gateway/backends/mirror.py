@@ -16,24 +16,23 @@ from contextlib import suppress
 from copy import copy
 from typing import Final
 
-from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.parent_connect import absolute_form, refused_credentials, with_field
+from egressproxy.gateway.backends.parent_connect import refused_credentials
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.ir.policy import PolicyIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.secret import SecretBytes
+from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import Shares, client_of, most_of
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http1.writer import request_bytes
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.metrics import Series
@@ -52,8 +51,6 @@ MAX_HELD_TOGETHER: Final = 16 * MAX_HELD
 REST_S: Final = 60.0
 #: What is read of an answer before its connection is closed.
 MAX_ANSWER: Final = 1024 * 1024
-MAX_ATTEMPTS: Final = 3
-IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
 
 DROPPED: Final = "dropped"
 
@@ -175,13 +172,12 @@ class Copies:
         return f"Copies({len(self._copies)})"
 
 
-class Copy:
+class Copy(UpstreamCaller):
     """One copy of one request. A sink for its body; for its connection the source. `_held` are the pieces that wait."""
 
     __slots__ = (
         "_client",
         "_deadline",
-        "_driver",
         "_held",
         "_held_octets",
         "_is_over",
@@ -191,6 +187,8 @@ class Copy:
         "_trailers",
         "_upstream",
         "_x",
+        "driver",
+        "life",
     )
 
     def __init__(self, mirror: Mirror, x: Exchange) -> None:
@@ -205,7 +203,8 @@ class Copy:
         own.notes = None
         own.max_body_bytes = -1
         own.attempts = 0
-        self._upstream: UpstreamConnection | None = None
+        self.life = HeldConnection()
+        self._upstream: UpstreamConnection | None = None  # takes the body
         self._held = Pieces()
         self._held_octets = 0
         self._octets = 0
@@ -229,10 +228,10 @@ class Copy:
             self._is_over = True
             mirror.series.mirror(DROPPED)
             return
-        self._driver = Driver()
+        self.driver = Driver()
         self._deadline = Deadline(network.wheel, self._rested)
         self._deadline.after(mirror.rest_s)
-        self._driver.start(self._live())
+        self.driver.start(self._live())
 
     def send_body(self, data: bytes) -> None:
         if self._is_over:
@@ -240,7 +239,7 @@ class Copy:
         self._octets += len(data)
         limit = self._x.max_body_bytes
         if 0 <= limit < self._octets:
-            self._driver.throw(UpstreamFault(Reason.BODY_TOO_LARGE, "the body is too long for its mirror"))
+            self.driver.throw(UpstreamFault(Reason.BODY_TOO_LARGE, "the body is too long for its mirror"))
             return
         upstream = self._upstream
         if upstream is not None and not self._held and not upstream.is_write_blocked:
@@ -255,7 +254,7 @@ class Copy:
             or mirror.held.is_exceeded(self._client)
             or mirror.connector.network.copied_octets.is_exceeded(self._client)
         ):
-            self._driver.throw(_Dropped())
+            self.driver.throw(_Dropped())
 
     def end_body(self, trailers: bytes) -> None:
         self._trailers = trailers
@@ -263,7 +262,7 @@ class Copy:
 
     def end(self) -> None:
         if not self._is_over and self._trailers is None:
-            self._driver.throw(_Dropped())
+            self.driver.throw(_Dropped())
 
     # --- Reads: the connection asks ----------------------------------------------------------------------------------
     def pause_reading(self) -> None:
@@ -299,6 +298,8 @@ class Copy:
             log.error("internal error in a mirror of exchange %s", self._x.request_id, exc_info=error)
         finally:
             self._is_over = True
+            self._upstream = None
+            self.life.release(reusable=False)
             self._deadline.close()
             self._held.clear()
             if self._held_octets:
@@ -319,69 +320,30 @@ class Copy:
         if mirror.permission is not None and x.authority is not None:
             enforce(x, mirror.permission.mode, mirror.permission.decide(x.authority))
         await _passed(mirror.limits, x)
-        connector, head = mirror.connector, x.request
-        block, path, host = head.fields.block, head.path, x.upstream_host
-        while True:
-            x.attempts += 1
-            target = connector.target(x)
-            x.backend_is_secure = target.tls is not None
-            x.upstream_host = host or connector.host_field(x, target)
-            via, way = connector.way(x, target)
-            if via is not connector:
-                x.upstream_host = target.host_field  # filters see what will be sent
-            upstream = via.take(x, way)
-            if upstream is None:
-                upstream = await via.acquire(x, way, mirror.chain.connect)
-            try:
-                await _passed(mirror.chain.backend_request, x)
-                shown = None
-                if via is not connector:
-                    x.upstream_host = target.host_field
-                    head.path = absolute_form(target.host_field, head.path)
-                    shown = connector.proxy_authorization
-                answer = await self._exchange(upstream, shown)
-                if answer.status == 407 and via is not connector:
-                    raise refused_credentials(connector.spec.backend)
-                return
-            except GatewayError as error:
-                if not may_go_again(x, upstream, error):
-                    raise
-                head.fields.block, head.path = block, path
-            finally:
-                self._release(via, way, upstream)
+        connector = mirror.connector
+        upstream = await call_upstream(self, x, connector, connector.target(x), mirror.chain, None, Repeat.IF_STALE)
+        if isinstance(upstream, LocalResponse):
+            raise _Dropped
+        if not upstream.has_ended:
+            upstream.send_response_body_to(_Waste())
+            with suppress(GatewayError):  # how its body ends is nobody's concern
+                await upstream.response_end()
+        self._upstream = None
+        via = self.life.connector
+        self.life.release(reusable=upstream.is_reusable)
+        if x.response.status == 407 and via is not connector:
+            raise refused_credentials(connector.spec.backend)
 
-    async def _exchange(self, upstream: UpstreamConnection, shown: SecretBytes | None) -> ResponseHead:
-        """Send it and read the answer, whose head is given; how its body ends is nobody's concern.
-
-        `shown` is the field for a parent. Raises UpstreamFault where no answer comes.
-        """
-        head = self._x.request
-        has_body = head.body != 0
-        upstream.begin(self._driver, head)
-        message = request_bytes(head, self._x.upstream_host, self._mirror.connector.network.pseudonym)
-        upstream.send(message if shown is None else with_field(message, shown))
-        if has_body:
+    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+        """The head, and what is here of the body; the rest follows as it comes."""
+        super().send_request(x, upstream, body)
+        if x.request.body != 0:
             self._upstream = upstream
             upstream.feed_from(self)
             self.resume_reading()
-        response: ResponseHead | None = None
-        while response is None or response.is_interim:
-            response = upstream.next_head()
-            if response is None:
-                await pause()
-        if not upstream.has_ended:
-            upstream.send_response_body_to(_Waste())
-            with suppress(GatewayError):
-                await upstream.response_end()
-        return response
-
-    def _release(self, via: Connector, way: Target, upstream: UpstreamConnection) -> None:
-        self._upstream = None
-        head = upstream.head
-        via.release(way, upstream, reusable=upstream.is_reusable and head is not None and head.status != 101)
 
     def _rested(self) -> None:
-        self._driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "the mirror took too long"))
+        self.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "the mirror took too long"))
 
     def _count(self, octets: int) -> None:
         self._held_octets += octets
@@ -427,11 +389,3 @@ async def _passed(steps: Steps | None, x: Exchange) -> None:
         outcome = await outcome
     if outcome is not None:
         raise _Dropped
-
-
-def may_go_again(x: Exchange, upstream: UpstreamConnection, error: GatewayError) -> bool:
-    """An idle connection that died under the copy: an idempotent one without a body goes again."""
-    return (
-        error.retry is RetrySafety.IF_REUSED and upstream.was_reused and x.attempts < MAX_ATTEMPTS
-        and x.request.method in IDEMPOTENT and x.request.body == 0
-    )  # fmt: skip

@@ -21,7 +21,6 @@ __all__ = [
     "fault_at_parent",
     "proxy_authorization",
     "refused_credentials",
-    "with_field",
 ]
 
 
@@ -31,11 +30,6 @@ def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
     if credentials is None:
         return None
     return SecretBytes(b"\r\nProxy-Authorization: " + credentials.authorization.reveal())
-
-
-def with_field(message: bytes, line: SecretBytes) -> bytes:
-    """A whole request head with this field line at its end."""
-    return message[:-4] + line.reveal() + b"\r\n\r\n"
 
 
 def parent_name(backend: BackendIR) -> str:

@@ -92,11 +92,14 @@ class UpstreamCaller:
     def count_attempt(self, result: str) -> None:
         """An attempt has ended; `result` is "ok" or the reason of its failure."""
 
-    def send_request(self, x: Exchange, upstream: UpstreamConnection, _body: bytes | ReplayableBody | None) -> None:
-        """Send the head of `x.request`, and begin to send its body."""
+    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+        """Send the head of `x.request`, and begin to send its body; here one that is whole."""
         assert self.life.connector is not None
         upstream.begin(self.driver, x.request)
         upstream.send(request_bytes(x.request, x.upstream_host, self.life.connector.network.pseudonym))
+        if isinstance(body, bytes):
+            upstream.send_body(body)
+            upstream.end_body(b"")
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
         """An interim response has come (RFC 9110 section 15.2)."""

@@ -12,6 +12,7 @@ from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.connector import Connector, UpstreamChannel
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.followed_name import FollowedName
+from egressproxy.gateway.backends.upstream_call import MAX_ATTEMPTS, Repeat, may_repeat
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_address
@@ -21,8 +22,6 @@ from egressproxy.protocols.http2.unary import UnaryConnection
 __all__ = ["GrpcChannel"]
 
 HTTP_2 = ("h2",)
-#: Calls that a server has not looked at, or that died with an old connection, are made this many times.
-MAX_ATTEMPTS = 3
 
 #: The configuration no longer has the backend, but a request that began before it still asks.
 RETIRED_IDLE_S = 0.1
@@ -56,9 +55,9 @@ class GrpcChannel(UpstreamChannel):
 
         `x` is an exchange of the call's own. `timeout_s` is what the server is told; the caller has to stop in time.
         """
-        attempts, client = 0, client_of(x)
+        client = client_of(x)
         while True:
-            attempts += 1
+            x.attempts += 1
             target = self._connector.target(x)
             connection, was_used = None, False
             scheme = b"https" if target.tls is not None else b"http"
@@ -69,9 +68,9 @@ class GrpcChannel(UpstreamChannel):
                 answer = await connection.call(headers, framed(message), client)
             except GatewayError as error:
                 is_unseen = connection is not None and error.retry is RetrySafety.SAFE
-                is_stale = was_used and error.retry is RetrySafety.IF_REUSED
-                is_safe = is_unseen or is_stale or self._connector.has_other_endpoint(error)
-                if not is_safe or attempts >= MAX_ATTEMPTS:
+                if is_unseen and x.attempts < MAX_ATTEMPTS:
+                    continue
+                if not may_repeat(x, self._connector, error, Repeat.ALWAYS, was_reused=was_used):
                     raise
                 continue
             return reply(answer.head, answer.data, answer.trailers)

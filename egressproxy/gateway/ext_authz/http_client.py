@@ -5,11 +5,12 @@ Source: Gateway API HTTPExternalAuthFilter with protocol HTTP, HTTPAuthConfig.
 
 from __future__ import annotations
 
-from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import BadRequest, Reason, UpstreamFault
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.chain import Chain, Steps, finish, run
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.parent_connect import absolute_form, refused_credentials, with_field
+from egressproxy.gateway.backends.parent_connect import refused_credentials
+from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, FieldAction, FieldChange, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR
@@ -17,17 +18,13 @@ from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.path import has_dot_segment
-from egressproxy.net.driver import Driver, driven, pause
+from egressproxy.net.driver import Driver, driven
 from egressproxy.net.pieces import Pieces
-from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http1.writer import request_bytes
 
 __all__ = ["HttpAuthzClient", "passed", "passed_body", "question"]
 
 #: The longest answer that is read: a page that tells people where to log in.
 MAX_ANSWER_OCTETS = 1024 * 1024
-#: A question changes nothing: where an idle connection has died, or an endpoint is not there, it goes to another.
-MAX_ATTEMPTS = 3
 #: What an answer says of itself and of its sender; never copied into a request by an empty list.
 OF_THE_ANSWER = frozenset(
     b"accept-ranges age allow cache-control date etag expires last-modified location proxy-status retry-after server "
@@ -91,60 +88,34 @@ class HttpAuthzClient:
 
     async def _converse(self, driver: Driver, inner: Exchange, body: bytes) -> tuple[ResponseHead, bytes]:
         """The whole answer. Raises GatewayError."""
-        head = inner.request
-        block, path = head.fields.block, head.path
-        await passed(self._chain.request_headers, inner)
-        while True:
-            inner.attempts += 1
-            target = self._connector.target(inner)
-            inner.backend_is_secure = target.tls is not None
-            via, way = self._connector.way(inner, target)
-            upstream, reusable = via.take(inner, way), False
-            try:
-                if upstream is None:
-                    upstream = await via.acquire(inner, way, self._chain.connect)
-                await passed(self._chain.backend_request, inner)
-                host, shown, is_behind_parent = inner.upstream_host, None, via is not self._connector
-                if is_behind_parent:
-                    host, shown = target.host_field, self._connector.proxy_authorization
-                    head.path = absolute_form(host, head.path)
-                message = request_bytes(head, host, self._connector.network.pseudonym)
-                upstream.begin(driver, head)
-                upstream.send(message if shown is None else with_field(message, shown))
-                answer = await self._exchange(upstream, inner, body)
-                if is_behind_parent and answer[0].status == 407:
-                    raise refused_credentials(self._connector.spec.backend)
-                reusable = upstream.is_reusable
-                return answer
-            except GatewayError as error:
-                is_stale = error.retry is RetrySafety.IF_REUSED and upstream is not None and upstream.was_reused
-                if inner.attempts >= MAX_ATTEMPTS or not (is_stale or self._connector.has_other_endpoint(error)):
-                    raise
-                head.fields.block, head.path = block, path
-            finally:
-                if upstream is not None:
-                    via.release(way, upstream, reusable=reusable)
+        connector, chain, caller = self._connector, self._chain, _Question(driver)
+        await passed(chain.request_headers, inner)
+        target = connector.target(inner)
+        try:
+            upstream = await call_upstream(caller, inner, connector, target, chain, body or None, Repeat.ALWAYS)
+            if isinstance(upstream, LocalResponse):
+                raise answered_in_its_place()
+            response, answer = inner.response, _Answer()
+            if response.status == 407 and caller.life.connector is not connector:
+                raise refused_credentials(connector.spec.backend)
+            await passed(chain.backend_response, inner)
+            if not upstream.has_ended:
+                upstream.send_response_body_to(answer)
+                await upstream.response_end()
+            caller.life.release(reusable=upstream.is_reusable)
+            return response, await passed_body(chain.response_body, inner, answer.parts.joined())
+        finally:
+            caller.life.release(reusable=False)
 
-    async def _exchange(self, upstream: UpstreamConnection, inner: Exchange, body: bytes) -> tuple[ResponseHead, bytes]:
-        """The answer, once the head of the question is sent."""
-        if body:
-            upstream.send_body(body)
-            upstream.end_body(b"")
-        response = upstream.next_head()
-        while response is None or response.is_interim:
-            if response is None:
-                await pause()
-            response = upstream.next_head()
-        if response.status == 101:
-            raise UpstreamFault(Reason.BAD_RESPONSE, "the server switched to a protocol that was not asked for")
-        inner.response = response
-        await passed(self._chain.backend_response, inner)
-        if upstream.has_ended:
-            return response, b""
-        answer = _Answer()
-        upstream.send_response_body_to(answer)
-        await upstream.response_end()
-        return response, await passed_body(self._chain.response_body, inner, answer.parts.joined())
+
+class _Question(UpstreamCaller):
+    """Who asks: a driver of its own."""
+
+    __slots__ = ("driver", "life")
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.life = HeldConnection()
 
 
 class _Answer:
@@ -191,4 +162,9 @@ async def passed(steps: Steps | None, x: Exchange) -> None:
     if outcome is not None and not isinstance(outcome, LocalResponse):
         outcome = await outcome
     if outcome is not None:
-        raise UpstreamFault(Reason.FILTER_REJECTED, "a filter of the authorization server answered in its place")
+        raise answered_in_its_place()
+
+
+def answered_in_its_place() -> UpstreamFault:
+    """A filter of the server as a backend has made a response, which nobody waits for."""
+    return UpstreamFault(Reason.FILTER_REJECTED, "a filter of the authorization server answered in its place")

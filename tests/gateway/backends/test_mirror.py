@@ -634,3 +634,16 @@ def test_a_copy_for_wherever_the_host_says_opens_no_more_than_policy_allows(conv
     else:
         talk.no_dial()
         assert results(talk) == {"destination_not_allowed": 1}
+
+
+def test_a_mirror_that_switches_to_a_protocol_nobody_asked_for_counts_as_a_bad_response(converse_on: Start):
+    talk = converse_on(mirrored())
+    talk.client >> GET
+    origin, copy = both(talk)
+    copy.take(rb"GET .*?\r\n\r\n")
+    copy >> b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+    origin.take(rb"GET .*?\r\n\r\n")
+    origin >> OK
+    talk.client << OK_PASSED
+    copy.is_closed()
+    assert results(talk) == {Reason.BAD_RESPONSE.value: 1}
