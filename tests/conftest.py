@@ -17,6 +17,7 @@ from hypothesis import settings
 from egressproxy.net import sockets, tls
 from egressproxy.net.loop import new_loop
 from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.protocols.http1 import downstream
 from egressproxy.protocols.tunnel import tunnel
 from egressproxy.protocols.tunnel.relay import TransportEnd
 from egressproxy.protocols.tunnel.sockets import SocketEnd
@@ -71,6 +72,7 @@ def pytest_configure() -> None:
     """Connections take no step that is not in the table of their states."""
     states.check(sockets.SocketTransport, states.tables(sockets)[0])
     states.check(tls.TlsStream, states.tables(tls)[0])
+    states.check(downstream.DownstreamConnection, states.tables(downstream)[0])
     of_tunnels, of_ends = states.tables(tunnel)
     states.check(tunnel.Tunnel, of_tunnels)
     states.check(SocketEnd, of_ends)

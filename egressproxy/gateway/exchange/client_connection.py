@@ -90,7 +90,7 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
         return b""
 
     def close_if_idle(self) -> bool:
-        if self.is_lingering or (self.in_exchange and not self.awaits_octets):
+        if not self.is_idle:
             return False
         self.close(lingers=False)  # whoever makes way for another is counted no more: its descriptor goes, too
         return True
@@ -187,7 +187,7 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
     def look_at_clock(self) -> GatewayError | None:
         """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
         now = self.wheel.now
-        if self.awaits_octets:
+        if self.awaits_bytes:
             return BadRequest(Reason.CLIENT_TIMEOUT, "nothing came in the tunnel", status=408)
         if now >= self.exchange_ends_at:
             return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)

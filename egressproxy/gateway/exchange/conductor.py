@@ -186,8 +186,6 @@ class Conductor:
                 client.send(head)
                 return False
             client.send(head + body)
-        if not client.is_request_read:
-            life.close = True  # answered before the request was whole: nothing can follow
         life.release(reusable=upstream.is_reusable)
         return True
 
@@ -207,8 +205,6 @@ class Conductor:
             await upstream.response_end()
             while not body_filter.is_over:
                 await pause()
-        if not client.is_request_read:
-            life.close = True  # answered before the request was whole: nothing can follow
         life.release(reusable=upstream.is_reusable)
 
     # --- bodies ----------------------------------------------------------------------------------------------------

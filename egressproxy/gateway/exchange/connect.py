@@ -105,9 +105,9 @@ async def first_octets(client: ClientConnection) -> ActiveListener:
     """
     client.deadline.after(client.request_headers_s or client.idle_s)
     while not client.reader.buffered and not client.has_ended:
-        client.awaits_octets = True
+        client.listen()
         await pause()
-    client.awaits_octets = False
+    client.stop_listening()
     client.deadline.clear()
     if client.state.is_closed:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)

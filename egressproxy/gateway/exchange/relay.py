@@ -37,7 +37,9 @@ class TunnelClient(Protocol):
     octets_out: int
     request_headers_s: float
     has_ended: bool
-    is_lost: bool
+
+    def tunnel_ended(self) -> None:
+        """The tunnel that was given the transport has ended, and the transport with it."""
 
 
 class PlainClient(TunnelClient, Protocol):
@@ -153,6 +155,6 @@ async def relay(
         if guard is not None and guard.would_deny is not None:
             x.note_denial(guard.would_deny)
         series.tunnels_active -= 1
-        client.is_lost = True
+        client.tunnel_ended()
         x.bytes_in = head_in + tunnel.octets_in
         x.bytes_out = head_out + tunnel.octets_out

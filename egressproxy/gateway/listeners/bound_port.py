@@ -200,7 +200,6 @@ class CountedClient(ClientConnection):
             self.state.count_refusal(self.metrics, refused)
             says = b"too many connections\n" if refused is TOO_MANY else b"too many connections of this client\n"
             answer = LocalResponse(503, ((b"Retry-After", b"1"),), says)
-            self.is_request_read = True
             self.send(answer_bytes(answer, close=True))
             self.close()
 

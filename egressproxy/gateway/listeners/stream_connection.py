@@ -142,6 +142,9 @@ class StreamConnection(FlowControl):
                 self.flush()
         self.transport.abort()
 
+    def tunnel_ended(self) -> None:
+        self.is_lost = True
+
     def take_held(self) -> bytes:
         held, self.held = self.held, Pieces()
         self.resume_reading()
@@ -231,7 +234,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     upstream = await dial(x, choice, terminated=True)
     x.status = 200
     await relay(accounting.wheel, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
-    client.is_lost = True
+    client.tunnel_ended()
 
 
 def name_stream(x: Exchange, client: StreamConnection) -> ActiveListener:
@@ -288,6 +291,9 @@ class _Inner(FlowControl):
         """The client has left before the tunnel was there, while the upstream is dialled for one."""
         self.is_lost = True
         self.driver.throw(ClientGone())
+
+    def tunnel_ended(self) -> None:
+        self.is_lost = True
 
     def take_held(self) -> bytes:
         held, self.held = self.held, Pieces()

@@ -1,14 +1,48 @@
 """DownstreamConnection: a client's HTTP/1 connection. Reads requests one at a time and in order; knows no policy.
 
-The handler (the conductor) is told of each request head and runs the exchange; the connection feeds the request's
-body to the
-sink that it is given, and the driver is woken or ended when something happens that the exchange may wait for.
+The handler (the conductor) is told of each request head and runs the exchange; the connection feeds the request's body
+to the sink that it is given, and the driver is woken or ended when something happens that the exchange may wait for.
 Pipelined requests stay unread until the exchange before them has ended (RFC 9112 section 9.3.2).
+
+States, and what leads from one to the next; nothing else may happen:
+
+    state       event    next        the event
+    ----------  -------  ----------  --------------------------------------------------------------------------
+    IDLE        head     RESPONDING  a request without a body: an exchange begins
+    IDLE        begin    RECEIVING   a request whose body is still to come; or what came is no request
+    RECEIVING   whole    RESPONDING  the end of the request's body
+    RESPONDING  listen   LISTENING   the exchange waits for what the client says behind its request (a tunnel)
+    LISTENING   heard    RESPONDING  that is here, or the client's end
+    RESPONDING  next     IDLE        the exchange is over, and the next request may come
+    RESPONDING  detach   DETACHED    the transport is given away, to a tunnel
+    LISTENING   detach   DETACHED
+    RECEIVING   detach   DETACHED
+    IDLE        close    CLOSING     our last word is said, and the client has said all or need not read it
+    RECEIVING   close    CLOSING
+    RESPONDING  close    CLOSING
+    LISTENING   close    CLOSING
+    DETACHED    close    CLOSING
+    IDLE        linger   LINGERING   our last word is said, but what the client still says would reset it
+    RECEIVING   linger   LINGERING
+    RESPONDING  linger   LINGERING
+    LISTENING   linger   LINGERING
+    DETACHED    linger   LINGERING
+    IDLE        loss     LOST        the transport is gone
+    RECEIVING   loss     LOST
+    RESPONDING  loss     LOST
+    LISTENING   loss     LOST
+    DETACHED    loss     LOST
+    CLOSING     loss     LOST
+    LINGERING   loss     LOST
+
+What stands beside the state may be so in each of them: the client has ended its side (`has_ended`), which it may do
+before, amid or behind a request; reading is paused and writing is blocked (net/flow_control); `_pump` is at work.
 """
 
 from __future__ import annotations
 
 import asyncio
+from enum import Enum, auto
 from typing import Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
@@ -18,15 +52,35 @@ from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl, rese
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.codec import HeadLimits, RequestReader
 
-__all__ = ["DownstreamConnection", "RequestHandler"]
+__all__ = ["DownstreamConnection", "DownstreamState", "RequestHandler"]
 
-#: How long, and how much, is still read from a client after our last word, so that it reads that word and no reset.
+#: How many seconds, and how many bytes, are still read from a client after our last word, so that it reads that word
+#: and no reset.
 LINGER_S = 2.0
-LINGER_OCTETS = 1024 * 1024
+LINGER_SIZE = 1024 * 1024
 
 #: Heads and pieces of body in one turn. A request that was answered at once ends the turn: to refuse one may take some
 #: milliseconds (expressions of routes), and a thousand that are pipelined keep nobody else waiting.
 MAX_AT_ONCE = 16
+
+
+class DownstreamState(Enum):
+    """See the table above."""
+
+    IDLE = auto()
+    RECEIVING = auto()
+    RESPONDING = auto()
+    LISTENING = auto()
+    DETACHED = auto()
+    LINGERING = auto()
+    CLOSING = auto()
+    LOST = auto()
+
+
+# Names of this module: an attribute of an Enum costs a look-up each time.
+_IDLE, _RECEIVING, _RESPONDING, _LISTENING, _DETACHED, _LINGERING, _CLOSING, _LOST = DownstreamState
+_SAYS_NO_MORE = (_LINGERING, _CLOSING)
+_OVER = (_LINGERING, _CLOSING, _LOST)
 
 
 class RequestHandler(Protocol):
@@ -46,11 +100,11 @@ class RequestHandler(Protocol):
 
 
 class DownstreamConnection(FlowControl):
-    """States: waiting for a request; in an exchange (head read; body read or not); lingering; gone."""
+    """The connection. Its states are those of the table above."""
 
     __slots__ = (
         "_is_pumping",
-        "awaits_octets",
+        "_state",
         "body_limit",
         "body_octets",
         "client",
@@ -59,13 +113,8 @@ class DownstreamConnection(FlowControl):
         "handler",
         "has_ended",
         "idle_s",
-        "in_exchange",
-        "is_lingering",
-        "is_lost",
-        "is_request_read",
         "reader",
         "request_headers_s",
-        "served",
         "sink",
         "unsent",
         "wheel",
@@ -89,16 +138,11 @@ class DownstreamConnection(FlowControl):
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.sink: BodySink | None = None
         self.client = "-"
-        self.in_exchange = False
-        self.is_request_read = False  # the current request's body is whole
-        self.awaits_octets = False  # the exchange waits for what the client says behind its request
+        self._state = _IDLE
         self.has_ended = False  # the client has sent its FIN
-        self.is_lingering = False
-        self.is_lost = False
         self.unsent = 0  # while lingering: what the client had left to take when we last looked
         self.body_octets = 0
         self.body_limit = -1
-        self.served = 0
         self._is_pumping = False
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
@@ -108,12 +152,11 @@ class DownstreamConnection(FlowControl):
         self.deadline.after(self.request_headers_s)  # a client that says nothing at all
 
     def data_received(self, data: bytes) -> None:
-        if self.is_lingering:
-            self.octets_in += len(data)
-            if self.octets_in > LINGER_OCTETS:
+        self.octets_in += len(data)
+        if self._state is _LINGERING:
+            if self.octets_in > LINGER_SIZE:
                 self.transport.abort()
             return
-        self.octets_in += len(data)
         self.reader.feed(data)
         if not self._is_pumping:
             self._pump()
@@ -121,16 +164,16 @@ class DownstreamConnection(FlowControl):
     def eof_received(self) -> bool:
         """A client may end its side and still wait for answers; `_pump` acts when what it has sent is used up."""
         self.has_ended = True
-        if self.is_lingering or self.is_lost:
+        if self._state in _OVER:
             return False
         if not self._is_pumping:
             self._pump()
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.is_lost:
+        if self._state is _LOST:
             return
-        self.is_lost = True
+        self._state = _LOST
         self.deadline.close()
         if self.driver.is_busy:
             self.driver.throw(ClientGone())
@@ -141,10 +184,40 @@ class DownstreamConnection(FlowControl):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.in_exchange and not self._is_pumping:
+        if self._state is _IDLE and not self._is_pumping:
             self._pump()
 
     # --- for the exchange --------------------------------------------------------------------------------------
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits for anything of ours: no request is here, nor what a tunnel is to begin with."""
+        return self._state is _IDLE or self._state is _LISTENING
+
+    @property
+    def is_request_read(self) -> bool:
+        """The body of the current request is whole."""
+        return self._state is not _RECEIVING
+
+    @property
+    def awaits_bytes(self) -> bool:
+        """The exchange waits for what the client says behind its request."""
+        return self._state is _LISTENING
+
+    @property
+    def is_lost(self) -> bool:
+        """The transport is gone."""
+        return self._state is _LOST
+
+    def listen(self) -> None:
+        """Resume the driver as soon as the client has said something behind its request, or its end."""
+        if self._state is _RESPONDING:
+            self._state = _LISTENING
+
+    def stop_listening(self) -> None:
+        """What the client says stays unread again."""
+        if self._state is _LISTENING:
+            self._state = _RESPONDING
+
     @property
     def is_last(self) -> bool:
         """Nothing follows the current request: the client has ended its side, and nothing of it is left."""
@@ -159,18 +232,15 @@ class DownstreamConnection(FlowControl):
                 self._pump()
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over and its last octet written. The next request follows when its coroutine has ended, or
-        we close.
+        """The exchange is over and its last byte written. The next request follows when its coroutine has ended, or we
+        close.
         """
-        self.in_exchange = False
         self.sink = None
         self.feeder = None
-        self.served += 1
-        if self.is_lost:
-            return
-        if close or not self.is_request_read or (self.has_ended and self.is_last):
+        if close or self._state is not _RESPONDING or (self.has_ended and self.is_last):
             self.close()
             return
+        self._state = _IDLE
         self.octets_in = self.reader.buffered
         self.octets_out = 0
         self.deadline.after(self.idle_s)
@@ -182,17 +252,17 @@ class DownstreamConnection(FlowControl):
 
         `lingers` false: nothing was said that it still has to read.
         """
-        if self.is_lost or self.is_lingering:
+        if self._state in _OVER:
             return
         self.flush()
         self.unsent = self.transport.get_write_buffer_size()
-        is_silent = self.has_ended or (self.is_request_read and not self.reader.buffered)
+        is_silent = self.has_ended or (self._state is not _RECEIVING and not self.reader.buffered)
         if is_silent or not lingers or not self.transport.can_write_eof():
             self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
-            self.is_lingering = True
+            self._state = _CLOSING
             self.transport.close()
             return
-        self.is_lingering = True
+        self._state = _LINGERING
         self.octets_in = 0
         self.transport.write_eof()
         self.deadline.after(LINGER_S)
@@ -200,13 +270,14 @@ class DownstreamConnection(FlowControl):
 
     def abort(self) -> None:
         """Break the connection: what was sent is not a whole message, and must not look like one."""
-        if not self.is_lost:
+        if self._state is not _LOST:
             self.flush()
             reset(self.transport)
 
     def detach(self) -> bytes:
-        """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
+        """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
         self.flush()
+        self._state = _DETACHED
         self.deadline.close()
         self.driver.on_idle = None
         rest = self.reader.take_rest()
@@ -214,8 +285,12 @@ class DownstreamConnection(FlowControl):
         self.resume_reading()
         return rest
 
+    def tunnel_ended(self) -> None:
+        """The tunnel that was given the transport has ended, and the transport with it."""
+        self._state = _LOST
+
     def enter_tunnel(self, limits: HeadLimits) -> None:
-        """Read requests anew, inside a tunnel that we speak HTTP in; keeps octets that came early."""
+        """Read requests anew, inside a tunnel that we speak HTTP in; keeps bytes that came early."""
         rest = self.reader.take_rest()
         self.reader = RequestReader(limits)
         self.reader.feed(rest)
@@ -226,7 +301,7 @@ class DownstreamConnection(FlowControl):
         return True
 
     def _exchange_over(self) -> None:
-        if not self._is_pumping and not self.is_lost and (self.octets_in or self.has_ended):
+        if not self._is_pumping and self._state is _IDLE and (self.octets_in or self.has_ended):
             self._pump()
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -236,39 +311,42 @@ class DownstreamConnection(FlowControl):
         is_unfinished = False
         try:
             for _ in range(MAX_AT_ONCE):
-                if self.is_lost or self.is_lingering:
+                state = self._state
+                if state is _IDLE:
+                    if self.is_write_blocked or self.driver.is_busy:
+                        break
+                elif state is _RESPONDING:
                     break
-                if self.in_exchange:
-                    if self.is_request_read or self.sink is None:
-                        if not self.awaits_octets or not (self.reader.buffered or self.has_ended):
-                            break
-                        self.awaits_octets = False
-                        self.driver.resume()
-                        continue
-                elif self.is_write_blocked or self.driver.is_busy:
+                elif state is _RECEIVING:
+                    if self.sink is None:
+                        break
+                elif state is _LISTENING and (self.reader.buffered or self.has_ended):
+                    self._state = _RESPONDING
+                    self.driver.resume()
+                    continue
+                else:
                     break
                 event = self.reader.next()
                 if event is None:
                     if self.has_ended:
                         self._input_is_over()
-                    elif not self.in_exchange and self.octets_in and self.reader.has_partial_head:
+                    elif state is _IDLE and self.octets_in and self.reader.has_partial_head:
                         self._head_has_begun()
                     return
                 if type(event) is RequestHead:
-                    self.in_exchange = True
-                    self.is_request_read = event.body == 0
+                    self._state = _RESPONDING if event.body == 0 else _RECEIVING
                     self.body_octets = 0
                     self.body_limit = -1
                     self.sends_chunked = False
                     self.deadline.at = NEVER  # the exchange has a clock of its own
                     self.handler.on_request(self, event)
-                    if not self.in_exchange and self.reader.buffered:
+                    if self._state is _IDLE and self.reader.buffered:
                         is_unfinished = True
                         break
                 elif type(event) is bytes:
                     self._body(event)
                 else:
-                    self.is_request_read = True
+                    self._state = _RESPONDING
                     sink, self.sink = self.sink, None
                     if sink is not None:
                         trailers = event.trailers  # type: ignore[union-attr]
@@ -295,7 +373,7 @@ class DownstreamConnection(FlowControl):
 
     def _input_is_over(self) -> None:
         """Everything that the client will ever say is used up, and the message is not whole, or there is none."""
-        if self.in_exchange:
+        if self._state is not _IDLE:
             self.driver.throw(ClientGone("the client ended in the middle of its request"))
         elif self.reader.has_partial_head:
             self._refuse(BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
@@ -303,29 +381,26 @@ class DownstreamConnection(FlowControl):
             self.close()
 
     def _head_has_begun(self) -> None:
-        """The head's deadline runs from its first octet; a trickle does not move it."""
+        """The head's deadline runs from its first byte; a trickle does not move it."""
         limit = self.wheel.now + self.request_headers_s
         if self.request_headers_s > 0 and self.deadline.at > limit:
             self.deadline.set(limit)
 
     def _refuse(self, error: GatewayError) -> None:
-        if self.in_exchange:
-            self.is_request_read = False
+        if self._state is not _IDLE:
             self.driver.throw(error)
         else:
-            self.in_exchange = True
-            self.is_request_read = False
+            self._state = _RECEIVING
             self.handler.on_bad_request(self, error)
 
     def _deadline_passed(self) -> None:
-        if self.is_lingering:
+        if self._state in _SAYS_NO_MORE:
             self._linger_on()
-        elif self.in_exchange:
+        elif self._state is not _IDLE:
             self.handler.on_deadline(self)
         elif self.reader.has_partial_head:
             self._refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the request head took too long", status=408))
         else:
-            self.is_request_read = True
             self.close()
 
     def _linger_on(self) -> None:
@@ -338,16 +413,7 @@ class DownstreamConnection(FlowControl):
             self.transport.abort()
 
     def __repr__(self) -> str:
-        state = (
-            "lost"
-            if self.is_lost
-            else "lingering"
-            if self.is_lingering
-            else "exchange"
-            if self.in_exchange
-            else "waiting"
-        )
-        return f"DownstreamConnection({self.client}, {state}, served={self.served})"
+        return f"DownstreamConnection({self.client}, {self._state.name.lower()})"
 
 
 def body_too_large(limit: int) -> GatewayError:
