@@ -1,7 +1,7 @@
 """What fields mean, in their own words: the docstrings that stand below them in the models.
 
-They are read from the source, since Python keeps no docstrings of attributes, and only where a schema is made: whoever
-reads manifests pays nothing for them.
+They are read from the source, since Python keeps no docstrings of attributes, and only when a schema is made, so that
+reading manifests does not pay for them (pydantic's `use_attribute_docstrings` would parse the source at import).
 """
 
 from __future__ import annotations

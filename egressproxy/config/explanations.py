@@ -100,7 +100,7 @@ def explain(
             return f"{shown} is not a truth value", "write true or false, without quotes"
         case "model_type" | "dataclass_type" | "dict_type" | "model_attributes_type" | "mapping_type":
             if field in _OF_SECRETS:
-                shown = _type_name(value)  # somebody may have put a credential where its reference belongs
+                shown = _type_name(value)  # a credential may be written where its reference belongs
             return f"{shown} stands where a mapping is expected", "write its fields as key: value"
         case "tuple_type" | "list_type":
             return f"{shown} stands where a list is expected", "write it as [value], or as lines that start with -"

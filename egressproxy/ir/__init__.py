@@ -2,5 +2,5 @@
 `config.compile` only.
 
 Every spec compares by content: whatever has an equal spec before and after a reload (a pool, a token bucket, a TLS
-context) is kept. Durations are seconds, sizes octets, names `namespace/name`.
+context) is kept. Durations are seconds, sizes bytes, names `namespace/name`.
 """

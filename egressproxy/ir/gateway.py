@@ -48,7 +48,7 @@ class ClientCertificatesIR:
     """Clients are asked for a certificate; it has to be signed by one of these authorities (PEM), and must not be
     revoked by one of these lists (PEM), of which each authority in its chain needs one then.
 
-    `takes_any`: everybody is let in, also without a certificate or with one of somebody else.
+    `takes_any`: every client is accepted, also without a certificate or with an invalid one (GEP-91).
     """
 
     ca_pem: str

@@ -154,7 +154,7 @@ def _filter(each: ExtensionIR) -> str:
 
 
 def _fields(spec: Any, prefix: str = "") -> Iterator[tuple[str, str | list[str]]]:
-    """The fields of a spec that do not have their defaults, those of specs in it as dotted paths."""
+    """The fields of an IR value that differ from their defaults; those of values inside it as dotted paths."""
     for field in fields(spec):
         value = getattr(spec, field.name)
         if field.name in _APART or not field.compare or value == _default(field) or isinstance(value, PolicyIR):

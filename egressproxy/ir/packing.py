@@ -1,4 +1,4 @@
-"""ConfigIR as octets, for another process of ours: pickles in a row, with one memo, so that what is shared stays so.
+"""ConfigIR as bytes, for another process of ours: pickles in a row, with one memo, so that what is shared stays so.
 
 They hold secrets, so they go through an inherited pipe alone, never into a file, a log or a message. Reading them makes
 specs and nothing else: a name that is no spec's, nor that of a filter's settings, is refused.
@@ -38,7 +38,7 @@ _KINDS_OF_ROUTE: Final = ("http_routes", "tls_routes", "tcp_routes")
 
 
 class PackingError(ValueError):
-    """These octets are no packed configuration."""
+    """These bytes are not a packed configuration."""
 
 
 def pack(config: ConfigIR) -> bytes:

@@ -60,8 +60,8 @@ class DestinationRule:
 
     `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
     `cidrs` match a client that named an address. `policy` is the EgressPolicy that wrote the entry. `intercepts`: it
-    denies names that are to be intercepted, which nobody does yet. `is_firm`: it denies in mode Report, too, which was
-    said by something more specific than the place that the entry is for.
+    denies names of an `intercept` section, which is not supported yet. `is_firm`: it denies in mode Report, too, since
+    that mode was set by a more specific policy than this one.
     """
 
     hostnames: tuple[str, ...] = ()
@@ -81,10 +81,8 @@ class DestinationsIR:
     unite, levels intersect. No group at all allows nothing. An empty group allows nothing.
     In the policy of a rule or of its backends the groups of Gateway and listener are left out: the route is the
     permission there. Their `deny` is kept, and a rule's `deny` holds that of its backends' policies too.
-    The first `firm_allow` groups bound what may be reached in modes Report and Open, too: something more specific than
-    these has said the mode.
-    `withheld` are entries of `allow` that hold for nobody, since they are for clients who are not told apart: for
-    messages alone.
+    The first `firm_allow` groups hold in modes Report and Open, too: a more specific policy has set the mode.
+    `withheld` are entries of `allow` without effect, since they are for some clients only (`subjects`); for messages.
     """
 
     allow: tuple[tuple[DestinationRule, ...], ...] = ()
@@ -107,9 +105,9 @@ class AddressAllowance:
 
 @dataclass(frozen=True, slots=True)
 class AddressDenial:
-    """Ranges that are closed, on these ports (empty: on every one), whoever gives the address: a name, a client, an
-    operator. `field` is where `policy` has written it: destinations.deny or addresses.deny. `reports`: mode Report
-    lets it pass, and notes it.
+    """Ranges that are denied on these ports (empty: on every port), whether DNS, a client or the operator gives the
+    address. `field` is where `policy` has written it: destinations.deny or addresses.deny. `reports`: mode Report lets
+    it pass, and notes it.
     """
 
     cidrs: tuple[Network, ...]
@@ -193,12 +191,10 @@ class FilterSettings:
 class ExtensionIR:
     """One filter in one phase, wherever it was written (extension, HTTPRoute filter, limits section).
 
-    `config` is canonical JSON text, already valid for the type. `secrets` are those its type declared as references,
-    keyed
-    `name/key`; a missing one has no entry. `scope` is part of the identity: equal specs share ONE filter instance, so
-    a rate limit
-    `per: Gateway` has the gateway as its scope. Order in a phase: priority, level (0 Gateway, 1 Route, 2 Backend),
-    age, name.
+    `config` is canonical JSON text, already valid for the type. `secrets` are those that its type declared as
+    references, keyed `name/key`; a missing one has no entry. `scope` is part of the identity: equal values share ONE
+    filter instance, so a rate limit `per: Gateway` has the gateway as its scope. Order in a phase: priority, level
+    (0 Gateway, 1 Route, 2 Backend), age, name.
     """
 
     name: str
@@ -216,7 +212,7 @@ class ExtensionIR:
     folder: str = ""  # folder of the file that declared it: relative paths start there
     #: `config`, validated: says nothing that `type` and `config` do not. None: it is validated where it is used.
     settings: FilterSettings | None = field(default=None, compare=False, repr=False)
-    #: False: nobody knows the type. Where requests go on without it (`fail_open`) it is there to be explained; where
+    #: False: the type is unknown. Where requests go on without it (`fail_open`) it is there to be explained; where
     #: they do not, the place is closed (see `WeightedBackend.unknown_extension`).
     is_known: bool = True
     #: Its turn beside the others of `phase`: -1 before them, 1 behind them. A Backend's request-headers run where

@@ -63,11 +63,10 @@ class MatchIR:
 class WeightedBackend:
     """One backendRef. `backend` None: the reference is invalid, its share answers 500 with `error` as the message.
 
-    `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, backend and its
-    policies that run
-    in the connect, backend-request and backend-response phases for this backend. `mirrors` are those of the ref.
-    `unknown_extension` names what closes it, in words for clients; "" where something else does.
-    `parent_by` is the EgressPolicy that has it reached through its parent; "": nobody but the backend itself.
+    `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, the backend and its
+    policies that run in the connect, backend-request and backend-response phases. `mirrors` are those of the ref.
+    `unknown_extension` names the extensions of unknown types that close it, in words for clients; "" for none.
+    `parent_by` is the EgressPolicy that names its parent; "" if the backend itself does, or has none.
     """
 
     backend: BackendIR | None
@@ -104,7 +103,7 @@ class ExternalAuthIR:
 
     `place` says where it runs among the rule's filters, and what it is called. `backend` is asked; one without a
     backend refuses everything. Names of fields are in lower case; an empty list means what Gateway API says for the
-    protocol. `path` is put before the request's own. Up to `max_body` octets of body are shown; 0: none.
+    protocol. `path` is put before the request's own. Up to `max_body` bytes of body are shown; 0: none.
     """
 
     place: ExtensionIR

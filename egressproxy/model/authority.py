@@ -16,7 +16,7 @@ __all__ = ["Authority", "AuthorityError", "IPAddress", "parse_authority", "parse
 
 IPAddress = IPv4Address | IPv6Address
 
-#: One label: letters, digits, hyphen and underscore inside (SRV-like names occur in practice), 63 octets.
+#: One label: letters, digits, hyphen and underscore inside (SRV-like names occur in practice), 63 bytes.
 _LABEL = rb"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rb"(?:%s\.)*%s\.?" % (_LABEL, _LABEL))
 _IPV4 = re.compile(
@@ -78,7 +78,7 @@ def parse_host(raw: bytes) -> tuple[str, IPAddress | None]:
         raise AuthorityError("a numeric host has to be a dotted quad")
     name = raw.decode().lower().removesuffix(".")
     if len(name) > MAX_NAME:
-        raise AuthorityError("host name is longer than 253 octets")
+        raise AuthorityError("host name is longer than 253 bytes")
     return name, None
 
 

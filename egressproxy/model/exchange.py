@@ -120,7 +120,7 @@ class Exchange:
         self.answered_by = ""  # filter that answered
         self.upstream = ""  # "address:port" dialled
         self.attempts = 0
-        self.bytes_in = 0  # from the client, head and body octets
+        self.bytes_in = 0  # from the client, head and body, in bytes
         self.bytes_out = 0  # to the client
         self.series: Any = None  # telemetry.metrics.Series, bound at build time
 

@@ -17,7 +17,7 @@ __all__ = ["TOKEN", "VALUE", "Fields", "every_spelling", "finder"]
 
 #: RFC 9110 section 5.6.2.
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-#: RFC 9110 section 5.5: visible octets, with spaces and tabs inside.
+#: RFC 9110 section 5.5: visible bytes, with spaces and tabs inside.
 VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 
 
@@ -47,7 +47,7 @@ class Fields:
     """A header or trailer section that filters may read and change.
 
     Names are given in lower case (`b"content-type"`); matching ignores case. Values written are checked: a name that is
-    no token or a value with CR, LF, NUL or other control octets raises ValueError. What is read is a field of this very
+    no token or a value with CR, LF, NUL or other control bytes raises ValueError. What is read is a field of the same
     name; what is removed or replaced is every spelling of it (see `every_spelling`).
     """
 
@@ -81,7 +81,7 @@ class Fields:
         if not TOKEN.fullmatch(name):
             raise ValueError(f"not a field name: {name!r}")
         if not VALUE.fullmatch(value):
-            raise ValueError(f"the value of {name.decode()} holds an octet that a field cannot carry")
+            raise ValueError(f"the value of {name.decode()} holds a byte that a field cannot carry")
         self.block += b"\r\n%s: %s" % (name, value)
 
     def set(self, name: bytes, value: bytes) -> None:

@@ -119,7 +119,7 @@ class RequestHead:
         self.proxy_authorization = hop.proxy_authorization
 
     def forget(self) -> None:
-        """Let go of what may be long, for whoever keeps the head while a tunnel runs: the fields, and the query."""
+        """Drop what may be long, the fields and the query, when the head is kept while a tunnel runs."""
         self.fields.block = self.proxy_authorization = self.upgrade = self.via = b""
         self.path = self.target = self.path.partition(b"?")[0]
 

@@ -1,6 +1,6 @@
 """Secret: bytes that never show themselves.
 
-`repr`, `str`, formatting and pickling give no hint of the value; equality is by content, so that specs that hold a
+`repr`, `str`, formatting and pickling give no hint of the value; equality is by content, so that values that hold a
 secret can be compared when a configuration is reloaded.
 """
 

@@ -41,7 +41,7 @@ def _network_of(address: str) -> str:
 
 
 def most_of(limit: int) -> int:
-    """Three quarters, rounded up: what one client gets of a limit where nobody says it. 0 stays 0, no limit."""
+    """The share of a limit that one client gets by default: three quarters, rounded up. 0 stays 0, no limit."""
     return limit - limit // 4
 
 
@@ -108,7 +108,7 @@ class FairQueue(Generic[T]):
         return chain.from_iterable(self._of.values())
 
     def clear(self) -> None:
-        """Remove every waiter. Nobody is told."""
+        """Remove every waiter. The waiters are not notified."""
         self._of.clear()
         self._size = 0
 
@@ -124,7 +124,7 @@ class FairQueue(Generic[T]):
         return True
 
     def remove(self, client: str, waiter: T) -> bool:
-        """Whoever waited has gone; false if it did not wait."""
+        """Remove a waiter that has gone; false if it did not wait."""
         own = self._of.get(client)
         if own is None or waiter not in own:
             return False
@@ -135,7 +135,7 @@ class FairQueue(Generic[T]):
         return True
 
     def next(self, may: Callable[[str], bool] | None = None) -> T | None:
-        """Whose turn it is among the clients that may have one; its client comes last from now on. None: nobody."""
+        """The next waiter among the clients that `may` accepts; its client comes last from now on. None: no waiter."""
         for client, own in self._of.items():
             if may is None or may(client):
                 del self._of[client]

@@ -1,7 +1,7 @@
-"""Long work in small steps: a generator that yields wherever something else may have a turn.
+"""Cooperative: long work as a generator that yields wherever other work may run.
 
-It yields None, or what may block (reads files, runs code of others): that is to be called before it goes on, best where
-nobody waits. Its return value is the result.
+It yields None, or a function that may block (reads files, runs a user's code): call that before going on, best in
+another thread. Its return value is the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Cooperative = Generator[Callable[[], object] | None, None, T]
 
 
 def finished(steps: Cooperative[T]) -> T:
-    """All steps at once; gives the result. Raises what a step raises."""
+    """Run all steps without pause; returns the result. Raises what a step raises."""
     while True:
         try:
             blocking = next(steps)

@@ -17,7 +17,7 @@ def plain_servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
 
 
 def dns_notes(dns: Dns, section: str) -> list[str]:
-    """What a `dns` or `resolver` section says and nobody does; for status."""
+    """Fields of a `dns` or `resolver` section that have no effect, as sentences for status."""
     notes = []
     if dns.reverse_check == "Report":
         notes.append(f"{section}.reverseCheck is not supported yet and does nothing.")

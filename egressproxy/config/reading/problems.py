@@ -16,9 +16,9 @@ class Severity(StrEnum):
     ERROR = "error"
     #: It is put into service, and this part of it is not served as it is written.
     UNSERVED = "unserved"
-    #: It is served as it is written; somebody should look whether that is meant.
+    #: It is served as it is written; check whether that is intended.
     WARNING = "warning"
-    #: For information: nothing has to be mended.
+    #: For information: nothing has to be changed.
     NOTE = "note"
 
 
@@ -50,7 +50,7 @@ class Problem:
         return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
     def as_dict(self) -> dict[str, str | int]:
-        """For machine-readable output. Octets that are no text, of the name of a file, are escapes."""
+        """For machine-readable output. Bytes of a file name that are not UTF-8 are escaped."""
         values: dict[str, str | int] = {
             "severity": self.severity.value,
             "code": self.code,

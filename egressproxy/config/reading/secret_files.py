@@ -17,11 +17,11 @@ from typing import Final
 from egressproxy.config.reading.problems import Problem
 from egressproxy.model.secret_source import SecretSource
 
-__all__ = ["MAX_OCTETS", "SecretData", "read_secrets", "secret_folders"]
+__all__ = ["MAX_BYTES", "SecretData", "read_secrets", "secret_folders"]
 
 #: Of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).
-MAX_OCTETS: Final = 1024 * 1024
-#: In one folder: nobody means more.
+MAX_BYTES: Final = 1024 * 1024
+#: In one folder.
 MAX_FILES: Final = 1024
 #: That are named as the origin of one.
 MAX_PLACES: Final = 5
@@ -70,9 +70,9 @@ def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> li
                 secret.data[key] = value
                 secret.origins[key] = origin
     for secret in made.values():
-        octets = sum(map(len, secret.data.values()))
-        if octets > MAX_OCTETS:
-            message = f"Secret {secret.namespace}/{secret.name} has more than {MAX_OCTETS} octets"
+        size = sum(map(len, secret.data.values()))
+        if size > MAX_BYTES:
+            message = f"Secret {secret.namespace}/{secret.name} has more than {MAX_BYTES} bytes"
             problems.append(_problem(secret.origin, message, "a Secret holds credentials and certificates alone"))
     return list(made.values())
 
@@ -147,7 +147,7 @@ def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, 
         real = Path(os.path.realpath(mounted)) if mounted.is_dir() else folder
         del problems[before:]
         found = []
-        left = MAX_OCTETS
+        left = MAX_BYTES
         for file in _listed(real, problems):
             value = _read(file, problems) if _is_key(file.name, file, problems) else None
             if value is not None:
@@ -189,7 +189,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _read(file: Path, problems: list[Problem]) -> bytes | None:
-    """The octets of a regular file, without one newline at the end, which is the editor's."""
+    """The content of a regular file, without one newline at the end, which editors add."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold up a reload
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -197,7 +197,7 @@ def _read(file: Path, problems: list[Problem]) -> bytes | None:
             problems.append(_problem(str(file), "this is no regular file", "move it elsewhere"))
             return None
         with open(descriptor, "rb") as opened:
-            data = opened.read(MAX_OCTETS + 2)
+            data = opened.read(MAX_BYTES + 2)
     except OSError as error:
         problems.append(_problem(str(file), f"cannot be read: {(error.strerror or '').lower()}", _REMEDY))
         return None

@@ -168,7 +168,7 @@ def _decode(data: bytes) -> str | Fault:
         return Fault(SourceLocation(1, 1), "the file is not UTF-8 but UTF-16 or UTF-32", "save it as UTF-8")
     if b"\x00" in data:
         line = data.count(b"\n", 0, data.index(b"\x00")) + 1
-        return Fault(SourceLocation(line, 1), "the file is binary: it holds a NUL octet", "save it as UTF-8 text")
+        return Fault(SourceLocation(line, 1), "the file is binary: it holds a NUL byte", "save it as UTF-8 text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ import pytest
 from egressproxy.config.reading import secret_files
 from egressproxy.config.reading.load import load
 from egressproxy.config.reading.problems import ConfigError
-from egressproxy.config.reading.secret_files import MAX_OCTETS
+from egressproxy.config.reading.secret_files import MAX_BYTES
 from egressproxy.config.resources.core import Secret as SecretObject
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
@@ -121,8 +121,8 @@ def test_what_cannot_be_a_secret_refuses_the_configuration_and_names_the_file(tm
         (folder / "inner").mkdir()
         expected = "inner: this is no regular file"
     elif what == "large":
-        (folder / "token").write_bytes(b"hush" * (MAX_OCTETS // 4) + b"x")
-        expected = f"Secret default/a has more than {MAX_OCTETS} octets"
+        (folder / "token").write_bytes(b"hush" * (MAX_BYTES // 4) + b"x")
+        expected = f"Secret default/a has more than {MAX_BYTES} bytes"
     elif what == "key":
         (folder / "my token").write_text("hush")
         expected = "'my token' cannot be a key of a Secret"
@@ -140,7 +140,7 @@ def test_of_a_folder_no_more_is_read_than_a_secret_may_have(tmp_path: Path, monk
     read: list[Path] = []
     real = secret_files._read
     monkeypatch.setattr(secret_files, "_read", lambda file, problems: read.append(file) or real(file, problems))
-    assert f"default/a has more than {MAX_OCTETS} octets" in refusal(tmp_path, SecretSource(name="a", path=folder))
+    assert f"default/a has more than {MAX_BYTES} bytes" in refusal(tmp_path, SecretSource(name="a", path=folder))
     assert len(read) == 3
 
 

@@ -1,4 +1,4 @@
-"""Every shape of Backend, read into one: BackendSpec.
+"""Every shape of Backend, compiled to one: BackendIR.
 
 Ours, the working group's Backend and XBackendDestination, XBackend, and core Services. A backend that asks for
 something which is not served (a protocol, fail-over) is not used at all: what refers to it answers 500.

@@ -26,7 +26,7 @@ def parent_credentials(
     """What `source` has its parent shown; None where it names no credentials.
 
     Raises Unresolved where the Secret is missing, not permitted, or no user and password, and where the parent is
-    reached without TLS and nobody has allowed that.
+    reached without TLS and that is not allowed.
     """
     secret = ref.credentials_ref
     if secret is None:

@@ -61,7 +61,7 @@ class TlsForm:
 
     @property
     def is_unverified(self) -> bool:
-        """Whether nobody looks at the server's certificate."""
+        """Whether the server's certificate is not verified."""
         return self.mode != "None" and self.source is not None and self.source.insecure_skip_verify
 
 

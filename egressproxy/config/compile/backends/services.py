@@ -16,7 +16,7 @@ from egressproxy.ir.backend import BackendIR, Destination, EndpointAddress, Prot
 
 __all__ = ["Services"]
 
-#: In lower case: the names of IANA are, and nobody agrees on how to write `HTTPS`.
+#: In lower case: IANA's names are, and `HTTPS` is written in several ways.
 _APP_PROTOCOLS = {
     "": Protocol.HTTP,
     "http": Protocol.HTTP11,
@@ -43,7 +43,7 @@ class Services:
                 self._by_service[piece.namespace, piece.service].append(piece)
 
     def backend(self, namespace: str, name: str, port: int, *, is_opaque: bool = False) -> BackendIR:
-        """The Service as a backend. `is_opaque`: of streams, whose octets are nobody's to judge. Raises Unresolved."""
+        """The Service as a backend. `is_opaque`: for streams, whose protocol does not matter. Raises Unresolved."""
         service = self._resources.get("", "Service", namespace, name)
         if not isinstance(service, Service):
             raise Unresolved("BackendNotFound", f"Service {namespace}/{name} does not exist")

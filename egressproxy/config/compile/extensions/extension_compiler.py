@@ -3,7 +3,7 @@
 Three ways to ask for a filter, one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
 HTTPRoute (`route_filters`), an entry of a policy's `limits`. The config of each is checked against the schema of its
 type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionIR without it:
-the filter then refuses every request (it fails closed). A type that nobody knows closes the place (`extension_faults`).
+the filter then refuses every request (it fails closed). An unknown type closes the place (`extension_faults`).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class ExtensionCompiler:
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=True):
                 loc, on_key = field_path(detail["loc"])
-                # Text is not shown: somebody may have put a credential where its reference belongs.
+                # Text is not shown: a credential may be written where its reference belongs.
                 value = detail["input"]
                 written = json.dumps(value) if isinstance(value, bool | int | float) else None
                 message, remedy = explain(detail, found.config_model, loc, written, show=written is not None)
@@ -207,7 +207,7 @@ class ExtensionCompiler:
         )
 
     def _unknown(self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint) -> ExtensionIR:
-        """An extension that nobody can run: told in status, and closes its place unless it may fail open."""
+        """An extension of an unknown type: status says so, and its place is closed unless failOpen is set."""
         phase = extension.phase or ("backend-request" if place.level == BACKEND_LEVEL else "request-headers")
         made = ExtensionIR(
             name=extension.label,
@@ -224,7 +224,7 @@ class ExtensionCompiler:
         return made
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
-        """The config for whoever serves, one object for equal ones; None for a type whose configs cannot be sent.
+        """The validated config, one object for equal configs; None for a type whose configs cannot be pickled.
 
         Raises ValidationError.
         """

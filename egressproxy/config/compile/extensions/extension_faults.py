@@ -1,4 +1,4 @@
-"""What is wrong with the extensions of an object and is no load error: types that nobody knows, Secrets not to be had.
+"""Faults in the extensions of an object that are not load errors: unknown types, and Secrets that cannot be used.
 
 Source: the egress proposal of Kubernetes' AI Gateway working group (`Degraded`, `UnsupportedExtensionType`), Gateway
 API v1 (`ResolvedRefs`, `RefNotPermitted`).
@@ -60,7 +60,7 @@ def nearest_types(written: str, names: Sequence[str]) -> str:
 
 
 def must_run(spec: ExtensionIR) -> bool:
-    """False for an extension that requests go on without, because nobody knows its type and it may fail open."""
+    """False for an extension of an unknown type with failOpen: requests go on without it."""
     return spec.is_known or not spec.fail_open
 
 

@@ -68,7 +68,7 @@ class AddressBook:
         return tuple(found) or self._single
 
     def _own(self, name: str, ports: Collection[int], networks: list[IPv4Network | IPv6Network]) -> str:
-        """One that nobody has; else one where the ports are free; else ""."""
+        """An address that no Gateway has; else one whose ports are free; else ""."""
         shared = ""
         for address in _addresses(name, networks):
             if address in self._asked or not self._is_free((address,), ports):

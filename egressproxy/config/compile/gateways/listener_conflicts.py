@@ -84,7 +84,7 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
 
 def _may_share(one: ListenerPlan, other: ListenerPlan) -> bool:
     """Whether what two listeners speak can share a port: the same, told apart by hostname; or HTTP and streams inside
-    TLS, told apart by the name in the ClientHello (a forward proxy has the names that are nobody else's).
+    TLS, told apart by the name in the ClientHello (a forward proxy takes the names that no other listener has).
     """
     if _family(one) == _family(other):
         return True

@@ -1,7 +1,7 @@
-"""Credentials that go where nobody looks at a certificate: who decides then where that is, and by what way.
+"""Credentials that are sent without verified TLS: which namespace may decide where they go.
 
-With TLS that is verified, nobody but the server reads a credential. Without, names and parents decide who does, and
-those that another namespace chooses must not (as a ReferenceGrant keeps it from the Secret itself).
+With verified TLS only the server reads a credential. Without it, DNS and parents decide who reads it, and those that
+another namespace has chosen must not be used: a ReferenceGrant keeps that namespace from the Secret itself, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN: Final = "allow_plaintext"
 
 
 class CredentialDns:
-    """How names are looked up that alone decide who reads a credential: not as another namespace says."""
+    """The DNS settings for a name that receives a credential without verified TLS: never those of another namespace."""
 
     __slots__ = ("_policies", "_with_own_dns")
 
@@ -34,10 +34,10 @@ class CredentialDns:
         self._with_own_dns: dict[tuple[int, DnsIR], PolicyIR] = {}
 
     def of_parent(self, spec: BackendIR, layers: tuple[Layer, ...], namespace: str) -> DnsIR | None:
-        """For the name of a parent that is shown credentials: as the namespace says that names them. Whoever writes a
-        route or a Backend in another one may use the parent, and must not have its password sent elsewhere.
+        """The DNS settings for a parent that is sent credentials: those of `namespace`, which names the credentials. A
+        route or Backend of another namespace may use the parent, and must not redirect its password.
 
-        `layers` are those of the place; None: as the name of the backend is.
+        `layers` are those of the place. None: the settings of the backend hold for its parent, too.
         """
         parent = spec.parent
         if parent is None or spec.parent_credentials is None:

@@ -139,7 +139,7 @@ class Policies:
         return ancestors.to_status()
 
     def _parent_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
-        """Where the parent of a policy is nobody's."""
+        """A note where nothing uses the policy's parent."""
         found = self._resources.get(*target)
         if policy.spec.parent is None:
             return []
@@ -254,7 +254,7 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
 
 
 def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> list[str]:
-    """Times that nobody takes where the policy holds."""
+    """Timeouts without effect on this kind of target."""
     if target_kind in ("Gateway", "ListenerSet"):
         return []
     idle = [("requestHeaders", timeouts.request_headers)]

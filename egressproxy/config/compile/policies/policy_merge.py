@@ -1,19 +1,19 @@
-"""Merging policies: what the layers of a place say together. Two ways of merging, and no third.
+"""Merging policies: what all layers of a place say together, in one of two ways.
 
 * Settings (mode, dns, parent, timeouts): field by field, the more specific layer wins, Route > Backend > Gateway, and
-  of one object a section (a listener, a port) before the whole; within a layer the older policy. The loser is told who
-  won.
+  of one object a section (a listener, a port) before the whole; within a layer the older policy. The status of the
+  overridden policy names the other.
 * Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them
   (`restrictions`).
 
 What is written and cannot be enforced closes the place (`Merged.blockers`) wherever leaving it out would let more pass:
 
-* `subjects`: clients are not told apart yet. What such a policy forbids is forbidden to everybody; what it allows or
-  sets is given to nobody; its filters cannot run for some clients only, so they close the place.
-* `identity.token`, `identity.basic`: would let in whom it was told to check: closed. `dns.reverseCheck: Enforce`, and
-  DNS over HTTPS where there is no other server: closed. So is `destinations.allow` on a route or Backend.
-  So does its parent: those who are to go through it would go round it.
-* `intercept`: the tunnels that it names would pass unseen: those names are denied.
+* `subjects`: clients are not told apart yet. What such a policy denies is denied to every client; what it allows or
+  sets has no effect; its extensions and its parent close the place, since they cannot be applied to some clients only.
+* `identity.token`, `identity.basic`: the place is closed, since clients would not be checked. So it is with
+  `dns.reverseCheck: Enforce`, with DNS over HTTPS without another server, and with `destinations.allow` on a route or
+  Backend.
+* `intercept`: the names that it lists are denied, since their tunnels would not be inspected.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class Merger:
         return self._blockers[policy]
 
     def _find_blockers(self, policy: EgressPolicy) -> Iterable[str]:
-        """What this policy restricts and nobody would enforce."""
+        """What this policy restricts and the data plane does not enforce."""
         spec = policy.spec
         if spec.dns is not None:
             yield from dns_blockers(spec.dns, str(policy))
@@ -308,7 +308,7 @@ def _in_full(policy: EgressPolicy, ref: BackendParent) -> BackendParent:
 
 
 def _traffic(ordered: Sequence[Layer]) -> list[tuple[Layer, EgressPolicy, Traffic]]:
-    """The `traffic` sections, most specific first. What is for some clients only is given to nobody."""
+    """The `traffic` sections, most specific first. A section for some clients only (`subjects`) is left out."""
     each = ((layer, policy, policy.spec.traffic) for layer in ordered for policy in layer.policies)
     return [(layer, policy, said) for layer, policy, said in each if said is not None and not policy.spec.subjects]
 

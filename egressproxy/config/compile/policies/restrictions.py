@@ -120,7 +120,7 @@ def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
                 if value:
                     chosen[name] = min(value, chosen.get(name, value))
             is_lifted = is_lifted or getattr(policy.spec.limits, "connections_per_client", None) == 0
-    # One client leaves something for the others, unless somebody has said how much it may have (0: everything).
+    # One client gets a share of the limit, unless a policy sets connectionsPerClient (0: no limit per client).
     written, connections, tunnels = (
         chosen.get(name, 0) for name in ("connections_per_client", "connections", "tunnels")
     )

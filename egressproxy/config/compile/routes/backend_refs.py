@@ -171,7 +171,7 @@ class BackendRefCompiler:
         return self._weighted_backend(resolved, merged, layers, _at(resolved, scopes), 1, limits, error)
 
     def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
-        """What serves nobody, where these layers hold."""
+        """A backend that answers every request with this error, where these layers hold."""
         return WeightedBackend(None, error=error, unknown_extension=self._policy_filters.unknown_extension(layers))
 
     def _of_ref(

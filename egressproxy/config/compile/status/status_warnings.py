@@ -1,7 +1,7 @@
-"""What of a configuration is not served as written, or should be looked at, for `check` and the log.
+"""Warnings for `check` and the log: what is not served as written, and what should be looked at.
 
-All of it is taken from status conditions and from what the compiler says of objects without a status; how grave each is
-is decided here, and nowhere else.
+They are made from status conditions, and from what the compiler says of objects without a status. Their severity is
+decided here and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["all_warnings", "status_warnings", "warnings_of"]
 
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
 _GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
-#: Says nothing that anybody has to mend: requests on the wrong connection are answered with 421.
+#: Nothing has to be changed: requests on the wrong connection are answered with 421.
 _INFORMATION: Final = "OverlappingTLSConfig"
 #: Conditions about what is served as written; all others are about what is not.
 _SERVED: Final = {

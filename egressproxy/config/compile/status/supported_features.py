@@ -25,7 +25,7 @@ __all__ = [
 ROUTED_ALLOW: Final[bool] = False
 
 #: EgressPolicy `subjects`: where clients are not told apart, such a policy is not accepted. What it denies and limits
-#: holds for everybody, what it allows and sets for nobody.
+#: holds for every client, and what it allows or sets has no effect.
 SUBJECTS: Final[bool] = False
 
 #: Backend `protocol`: a backend that speaks another one is not used.
@@ -132,7 +132,7 @@ _LESS: Final[tuple[str, ...]] = (
 )
 
 
-#: What notes say of a field that is for something which there is not here: nobody misses it, and nothing is less.
+#: What notes say of a field that has no meaning here. Nothing is missing, so `check` shows it as a note.
 _IDLE: Final = "has nothing to be applied to"
 
 
