@@ -117,9 +117,11 @@ class Presence(ValueTest):
         super().__init__(ValueMatch(name, ""))
 
     def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
+        """Whether the value is not empty."""
         return value != b""
 
     def text(self) -> bytes:
+        """The match in words, for explanations."""
         return self.name
 
 

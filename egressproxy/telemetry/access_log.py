@@ -110,6 +110,7 @@ class AccessLog:
 
     @property
     def written(self) -> int:
+        """The number of lines that were written."""
         return self._writer.written if self._writer else 0
 
     def record(self, x: Exchange) -> None:

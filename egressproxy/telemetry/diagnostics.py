@@ -54,9 +54,11 @@ class Diagnostics:
 
     @property
     def dropped(self) -> int:
+        """The number of records for which there was no room."""
         return self._handler.dropped
 
     def start(self) -> None:
+        """Take over the root logger, and start the writing thread."""
         root = logging.getLogger()
         self._before = (root.handlers[:], root.level)
         root.handlers[:] = [self._handler]

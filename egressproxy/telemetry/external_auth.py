@@ -22,6 +22,7 @@ class ExternalAuthCounts:
         self._sum_s = 0.0
 
     def count(self, route: str, backend: str, result: str, duration_s: float) -> None:
+        """Count one call; `duration_s` is its time in seconds."""
         key = (route, backend, result)
         self.asked[key] = self.asked.get(key, 0) + 1
         self._buckets[bisect_left(AUTH_BUCKETS_S, duration_s)] += 1

@@ -59,6 +59,7 @@ class JsonStream(io.TextIOBase):
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
+        """Write the complete lines of `text` as objects; keeps the rest. Returns the number of characters."""
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             if len(self._rest) > MAX_UNENDED:
@@ -72,12 +73,15 @@ class JsonStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
+        """Flush the stream below."""
         self.stream.flush()
 
     def fileno(self) -> int:
+        """The descriptor of the stream below."""
         return self.stream.fileno()
 
     def writable(self) -> bool:
+        """Always true, as io.TextIOBase wants it."""
         return True
 
 

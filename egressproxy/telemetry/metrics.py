@@ -183,6 +183,7 @@ class Series:
         self.tunnels_active = 0
 
     def observe(self, x: Exchange) -> None:
+        """Count a finished exchange: its status, duration, bytes and denial."""
         status = x.status or logged_status(x)
         try:
             self.requests[status] += 1
@@ -233,6 +234,7 @@ class Series:
 
     @property
     def is_used(self) -> bool:
+        """Whether anything was counted."""
         return bool(self.requests or self.attempts or self.tunnels_active or self.mirrored)
 
     def __repr__(self) -> str:
@@ -291,6 +293,7 @@ class Counts:
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def add(self, other: Counts) -> None:
+        """Add what another process counted."""
         for labels, series in other.series.items():
             mine = self.series.get(labels)
             if mine is None:
@@ -428,6 +431,7 @@ class Metrics:
         self.events[severity, reason] = self.events.get((severity, reason), 0) + count
 
     def reload_succeeded(self, generation: int) -> None:
+        """A configuration was put into service; `generation` counts these from 1."""
         self.config_generation = generation
         self._reloaded("success", True)
 
@@ -446,12 +450,15 @@ class Metrics:
     # registering
 
     def add_upstream_source(self, source: UpstreamSource) -> None:
+        """Register a source of the connections to backends."""
         self._upstream_sources.append(source)
 
     def add_downstream_source(self, source: DownstreamSource) -> None:
+        """Register a source of the connections to listeners."""
         self._downstream_sources.append(source)
 
     def add_filter_source(self, source: FilterSource) -> None:
+        """Register a source of the counters of filters."""
         self._filter_sources.append(source)
 
     def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
@@ -459,6 +466,7 @@ class Metrics:
         self._readings.append((name, MetricKind.COUNTER, description, read))
 
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Expose a gauge; every scrape calls `read` for its value."""
         self._readings.append((name, MetricKind.GAUGE, description, read))
 
     def add_peak(self, name: str, description: str, read: Callable[[], float]) -> None:

@@ -178,6 +178,7 @@ class Notices:
 
     @property
     def is_empty(self) -> bool:
+        """Whether there are no notices."""
         return not self._groups and not self._others
 
     def _is_counted(self, key: tuple[object, str, str], message: str) -> bool:

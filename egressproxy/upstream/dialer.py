@@ -239,6 +239,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self.set_result((transport, protocol, target))
 
     def failed(self, error: Exception) -> None:
+        """End the dial with this error, unless it has ended."""
         if not self._is_done:
             self.cancel()
 

@@ -103,6 +103,7 @@ class Pool(Generic[C]):
 
     @property
     def is_empty(self) -> bool:
+        """Whether no connection is open and no exchange waits."""
         return self.open == 0 and not self.waiting
 
     @property
