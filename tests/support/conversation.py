@@ -51,6 +51,7 @@ from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.any_certificate import can_take_any_certificate
 from egressproxy.net.listening import bind
 from egressproxy.net.loop import new_loop
 from egressproxy.net.timers import TimerWheel
@@ -91,7 +92,8 @@ def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog
     if isinstance(written, ConfigIR):
         return written
     text = written if isinstance(written, str) else yaml.safe_dump_all(list(written))
-    return compile_config(load_text(text, "test.yaml"), catalog or Catalog(), Defaults(("127.0.0.1",))).spec
+    defaults = Defaults(("127.0.0.1",), can_take_any_certificate=can_take_any_certificate)
+    return compile_config(load_text(text, "test.yaml"), catalog or Catalog(), defaults).spec
 
 
 # --- what stands around the data plane -----------------------------------------------------------------------------
