@@ -14,6 +14,7 @@ class ConfigByOption(click.Command):
     """A verb whose arguments are not paths. Further arguments raise click.UsageError with the remedy."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; raises click.UsageError for further arguments."""
         ctx.allow_extra_args = True
         before = ["egressproxy", ctx.info_name or "", *args]
         left = super().parse_args(ctx, args)

@@ -17,7 +17,7 @@ __all__ = ["ANONYMOUS", "CallerIdentity", "Exchange", "LocalResponse"]
 
 @dataclass(frozen=True, slots=True)
 class CallerIdentity:
-    """Who the client is, as far as it is known; "-" where it is not."""
+    """The Kubernetes namespace and service account of the client; "-" where they are not known."""
 
     namespace: str = "-"
     service_account: str = "-"
@@ -29,7 +29,11 @@ _OK = Reason.OK  # a member looked up on its class costs 60 ns more
 
 @dataclass(frozen=True, slots=True)
 class LocalResponse:
-    """A response made by a filter or by the gateway itself, instead of the backend's."""
+    """A response that a filter or the gateway itself makes, instead of the backend's.
+
+    `status` from 200 to 599. `fields` are pairs of name and value, without framing (the gateway writes Content-Length);
+    a filter's are checked as `Fields.add` checks them. `phrase` b"": the usual one of this status.
+    """
 
     status: int
     fields: tuple[tuple[bytes, bytes], ...] = ()
@@ -130,7 +134,7 @@ class Exchange:
             self.would_deny = [*(self.would_deny or ()), reason]
 
     def note(self, key: str, value: object) -> None:
-        """Keep a value until the end of the exchange."""
+        """Keep a value until the end of the exchange; `notes` has it under this key, which names the filter."""
         if self.notes is None:
             self.notes = {}
         self.notes[key] = value

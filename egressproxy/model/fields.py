@@ -58,7 +58,7 @@ class Fields:
 
     @classmethod
     def of(cls, lines: Iterable[tuple[bytes, bytes]]) -> Fields:
-        """Build from name and value pairs, checking each."""
+        """Build from pairs of name and value. Raises ValueError as `add` does."""
         made = cls()
         for name, value in lines:
             made.add(name, value)
@@ -77,7 +77,7 @@ class Fields:
         return finder(name).search(self.block) is not None
 
     def add(self, name: bytes, value: bytes) -> None:
-        """Append a line."""
+        """Append a line. Raises ValueError for a name or value that a field cannot have."""
         if not TOKEN.fullmatch(name):
             raise ValueError(f"not a field name: {name!r}")
         if not VALUE.fullmatch(value):
@@ -85,7 +85,7 @@ class Fields:
         self.block += b"\r\n%s: %s" % (name, value)
 
     def set(self, name: bytes, value: bytes) -> None:
-        """Replace every line of this name, in every spelling, by one."""
+        """Replace every line of this name, in every spelling, by one. Raises ValueError as `add` does."""
         self.remove(name)
         self.add(name, value)
 

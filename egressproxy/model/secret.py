@@ -21,6 +21,7 @@ class SecretBytes:
         self._value = value
 
     def reveal(self) -> bytes:
+        """The value."""
         return self._value
 
     def __eq__(self, other: object) -> bool:
