@@ -1,4 +1,4 @@
-"""Steps on the event loop, in slices so short that traffic does not feel them."""
+"""in_slices: long work on the event loop, in slices so short that traffic does not feel them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SLICE_S", "in_slices"]
 
 T = TypeVar("T")
 
-#: How long steps go on before the loop has a turn.
+#: For how many seconds steps go on before the loop has a turn.
 SLICE_S: Final = 0.002
 
 

@@ -1,11 +1,10 @@
 """Driver: runs the coroutine of an exchange without a task.
 
 `start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `pause()`; the
-callback
-that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a filter's
-task),
-the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only waits for its
-sockets.
+callback that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a
+filter's task), the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only
+waits for its sockets.
+
 Code under a driver must not ask for `asyncio.current_task()`, nor use what does (`asyncio.timeout`, `wait_for`): such
 things run in a task of their own, and the future of that task is awaited.
 """
@@ -27,11 +26,10 @@ log = logging.getLogger("egressproxy.net")
 
 @coroutine
 def pause() -> Generator[None, None, None]:
-    """Wait until the driver is poked. Always in a loop: `while not done: await pause()`.
+    """Wait until `Driver.resume` is called. Always in a loop: `while not done: await pause()`.
 
-    A poke carries nothing and may be spurious; what happened stands in the state that the loop looks at. That is why
-    a poke that
-    comes while the coroutine runs can be dropped: it looks at the state before it pauses.
+    A call of `resume` carries nothing and may be spurious; what happened stands in the state that the loop looks at.
+    That is why a call that comes while the coroutine runs can be dropped: it looks at the state before it pauses.
     """
     yield None
 
@@ -50,6 +48,7 @@ class Driver:
         self.is_busy = False
 
     def start(self, life: Coroutine[Any, Any, None]) -> None:
+        """Run this coroutine until it waits. Raises RuntimeError while another one runs."""
         if self._coroutine is not None:
             life.close()
             raise RuntimeError("the driver is busy")

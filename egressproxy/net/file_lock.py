@@ -20,6 +20,7 @@ def memory_file(name: str) -> int:
 
 
 def opened_anew(descriptor: int) -> int:
+    """A descriptor of another opening of the same file. Raises OSError."""
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
 

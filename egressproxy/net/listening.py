@@ -25,7 +25,7 @@ class BindError(Exception):
 
 
 def bind(address: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError."""
+    """A listening socket that does not block, of an IP address and a port. Raises OSError."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -54,6 +54,7 @@ def why_unusable(address: str) -> str:
 
 
 def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
+    """What to raise where `bind` has raised this for these listeners, with a remedy where one is known."""
     why = error.strerror or type(error).__name__
     remedy = REMEDIES.get(error.errno or 0, "")
     return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}", listeners)

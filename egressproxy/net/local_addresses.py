@@ -44,8 +44,8 @@ def _is_local_route(address: IPAddress) -> bool:
     if not hasattr(socket, "AF_NETLINK"):
         raise OSError(errno.EAFNOSUPPORT, "no netlink")
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    octets = address.packed
-    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(octets), _RTA_DST) + octets
+    address_bytes = address.packed
+    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address_bytes), _RTA_DST) + address_bytes
     route = _ROUTE.pack(family, address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0)
     size = _HEADER.size + len(route) + len(attribute)
     asked = _HEADER.pack(size, _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + route + attribute

@@ -1,6 +1,6 @@
 """PendingProtocol: the protocol of a transport between its opening and the protocol that will use it.
 
-Keeps what arrives meanwhile (little: reading is paused at the first octets) and an early end, and hands both over.
+Keeps what arrives meanwhile (one read at most: reading is paused then) and an early end, and hands both over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pieces: octets that are kept for a while, in the pieces in which they came, but for small ones, which are joined.
+"""Pieces: bytes that are kept for a while, in the pieces in which they came, but for small ones, which are joined.
 
-A piece takes some fifty octets more than it holds. Who sends two at a time would have us keep thirty times as much as
-any bound on octets says.
+A piece takes some fifty bytes more than it holds. A peer that sends two at a time would have us keep thirty times as
+much as any bound on bytes says.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 __all__ = ["Pieces"]
 
-#: A piece below this is joined with its neighbours, up to so many octets.
-SMALL_OCTETS = 512
-JOINED_OCTETS = 16 * 1024
+#: A piece below this is joined with its neighbours, up to so many bytes.
+SMALL_SIZE = 512
+JOINED_SIZE = 16 * 1024
 
 
 class Pieces:
@@ -29,16 +29,16 @@ class Pieces:
         """Keep this piece, which is not empty."""
         small = self._small
         if small is None:
-            if len(data) >= SMALL_OCTETS:
+            if len(data) >= SMALL_SIZE:
                 self._whole.append(data)
             else:
                 self._small = bytearray(data)
             return
-        if len(data) < SMALL_OCTETS:
+        if len(data) < SMALL_SIZE:
             small += data
-        if len(data) >= SMALL_OCTETS or len(small) >= JOINED_OCTETS:
+        if len(data) >= SMALL_SIZE or len(small) >= JOINED_SIZE:
             self._join()
-        if len(data) >= SMALL_OCTETS:
+        if len(data) >= SMALL_SIZE:
             self._whole.append(data)
 
     def popleft(self) -> bytes:
@@ -48,11 +48,12 @@ class Pieces:
         return self._whole.popleft()
 
     def clear(self) -> None:
+        """Keep nothing."""
         self._whole.clear()
         self._small = None
 
     def joined(self) -> bytes:
-        """All octets."""
+        """All bytes."""
         if self._small is None and len(self._whole) == 1:
             return self._whole[0]
         return b"".join([*self._whole, self._small or b""])
@@ -66,7 +67,7 @@ class Pieces:
         return self._small is not None or bool(self._whole)
 
     def __len__(self) -> int:
-        """How many pieces; not how many octets."""
+        """How many pieces; not how many bytes."""
         return len(self._whole) + (self._small is not None)
 
     def __iter__(self) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 __all__ = ["ENDED", "READABLE", "WRITABLE", "Flushes", "Handler", "Poller"]
 
-#: With EPOLLRDHUP an end is seen together with the last octets, and costs no turn of its own.
+#: With EPOLLRDHUP an end is seen together with the last bytes, and costs no turn of its own.
 READABLE = select.EPOLLIN | select.EPOLLRDHUP
 WRITABLE = select.EPOLLOUT
 #: Reported whether asked for or not: both directions have ended, or the connection is broken.
@@ -30,7 +30,7 @@ ROUNDS = 4
 
 
 class Handler(Protocol):
-    """Whoever watches a descriptor."""
+    """What watches a descriptor."""
 
     def ready(self, fd: int, events: int) -> None:
         """Something has happened; it may turn out to be nothing."""
@@ -40,7 +40,7 @@ class Handler(Protocol):
 
 
 class Flushes(Protocol):
-    """Whoever has something to send at the end of the turn."""
+    """What has something to send at the end of the turn."""
 
     def flush(self) -> None: ...
 
@@ -62,7 +62,10 @@ class Poller:
 
     # --- descriptors ---------------------------------------------------------------------------------------------
     def watch(self, fd: int, events: int, handler: Handler) -> None:
-        """From now on. Raises OSError (ENOMEM, ENOSPC: fs.epoll.max_user_watches)."""
+        """Call the handler's `ready` for these events of a descriptor, a mask of epoll(7), from now on.
+
+        Raises OSError (ENOMEM, ENOSPC: fs.epoll.max_user_watches).
+        """
         self._epoll.register(fd, events)
         handlers = self._handlers
         while len(handlers) <= fd:
@@ -70,14 +73,15 @@ class Poller:
         handlers[fd] = handler
 
     def change(self, fd: int, events: int) -> None:
-        """What is watched for; 0 for what is reported anyway (ENDED)."""
+        """Watch for these events from now on; 0 for what is reported anyway (ENDED). Raises OSError."""
         self._epoll.modify(fd, events)
 
     def hand_over(self, fd: int, handler: Handler) -> None:
-        """Another handler gets what is watched for."""
+        """This handler is called from now on; what is watched for stays."""
         self._handlers[fd] = handler
 
     def serves(self, fd: int, handler: Handler) -> bool:
+        """Whether this handler is the one that is called."""
         return fd < len(self._handlers) and self._handlers[fd] is handler
 
     def leave(self, fd: int) -> None:
@@ -99,7 +103,7 @@ class Poller:
         self._flushing.append(one)
 
     def end_later(self, call: Callable[[], object]) -> None:
-        """Call this at the end of this turn, once all is flushed: whatever closes a descriptor."""
+        """Call this at the end of this turn, once all is flushed. What closes a descriptor has to be called so."""
         if not self._is_due:
             self._fall_due()
         self._ending.append(call)

@@ -1,8 +1,8 @@
-"""Pipe: octets from one socket to another that never leave the kernel.
+"""Pipe: bytes from one socket to another that never leave the kernel.
 
 For long transfers, of which a copy through our memory costs more than half. One pipe serves all, since it is empty
 again after each step: what the taker does not take is read out of it. A pipe in which something could be left behind
-by an error is closed, so that no octet can reach another's connection. Source: splice(2), pipe(7).
+by an error is closed, so that no byte can reach another's connection. Source: splice(2), pipe(7).
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ _SET_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
 
 class PipeError(Exception):
-    """The pipe did not give back what went into it: those octets are lost."""
+    """The pipe did not give back what went into it: those bytes are lost."""
 
 
 class Pipe:
     """Empty between two calls of `take`, each of which is followed by one of `give` or by `close`; `is_empty` says so.
 
-    `octets`: what it is to hold at most; the kernel may allow less (fs.pipe-user-pages-soft).
+    `capacity`: how many bytes it is to hold at most; the kernel may allow less (fs.pipe-user-pages-soft).
     """
 
-    __slots__ = ("_inside", "_reading", "_writing", "octets")
+    __slots__ = ("_inside", "_reading", "_writing", "capacity")
 
-    def __init__(self, octets: int) -> None:
+    def __init__(self, capacity: int) -> None:
         """Raises OSError: no descriptor is left."""
-        self.octets = octets
+        self.capacity = capacity
         self._inside = 0  # what was taken and not given yet
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.fcntl(self._writing, _SET_SIZE, octets)
+            fcntl.fcntl(self._writing, _SET_SIZE, capacity)
         except OSError:
-            self.octets = 65_536  # pipe(7): what most pipes hold
+            self.capacity = 65_536  # pipe(7): what most pipes hold
 
     def take(self, fd: int) -> int:
-        """How many octets came out of this socket; 0 at its end. Raises OSError, as recv(2) does, with EINVAL where
+        """How many bytes came out of this socket; 0 at its end. Raises OSError, as recv(2) does, with EINVAL where
         this kernel cannot splice.
         """
-        size = self._inside = os.splice(fd, self._writing, self.octets, flags=_FLAGS)
+        size = self._inside = os.splice(fd, self._writing, self.capacity, flags=_FLAGS)
         return size
 
     def give(self, fd: int, size: int) -> bytes:
@@ -72,10 +72,11 @@ class Pipe:
         except BlockingIOError:
             rest = b""
         if len(rest) != size:
-            raise PipeError(f"a pipe had {len(rest)} octets left of {size}")
+            raise PipeError(f"a pipe had {len(rest)} bytes left of {size}")
         return rest
 
     def close(self) -> None:
+        """Close both ends; what is inside is lost."""
         if not self.is_closed:
             reading, self._reading = self._reading, -1
             os.close(reading)
@@ -92,4 +93,4 @@ class Pipe:
         return not self._inside and self._reading >= 0
 
     def __repr__(self) -> str:
-        return f"Pipe({'closed' if self.is_closed else self.octets})"
+        return f"Pipe({'closed' if self.is_closed else self.capacity})"

@@ -57,6 +57,7 @@ class Timer(ABC):
             self.wheel.insert(self)
 
     def clear(self) -> None:
+        """Fire no more, until it is set again."""
         self.at = NEVER
 
     def close(self) -> None:
@@ -104,17 +105,20 @@ class TimerWheel:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tick on this loop from now on."""
         self._loop = loop
         self._due = time.monotonic()
         self._tick()
 
     def stop(self) -> None:
+        """Tick no more. Timers keep their times."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self._loop = None
 
     def insert(self, timer: Timer) -> None:
+        """Look at this timer when its time (`timer.at`, monotonic seconds) has come."""
         slot = max(int(timer.at / TICK_S) + 1, self._looked + 1)
         if timer.slot >= 0:
             self.remove(timer)

@@ -220,7 +220,7 @@ def _no_passphrase() -> str:
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path at which OpenSSL can read these octets for a moment; nothing stays behind, even if we are killed."""
+    """A path at which OpenSSL can read these bytes for a moment; nothing stays behind, even if we are killed."""
     memory = os.memfd_create("egressproxy-tls", os.MFD_CLOEXEC)
     try:
         with open(memory, "wb", closefd=False) as file:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.net.pieces import JOINED_OCTETS, SMALL_OCTETS, Pieces
+from egressproxy.net.pieces import JOINED_SIZE, SMALL_SIZE, Pieces
 
-SIZES = st.lists(st.one_of(st.integers(1, 5), st.integers(SMALL_OCTETS - 2, SMALL_OCTETS + 2)), max_size=60)
+SIZES = st.lists(st.one_of(st.integers(1, 5), st.integers(SMALL_SIZE - 2, SMALL_SIZE + 2)), max_size=60)
 
 
 def filled(sizes: list[int]) -> tuple[Pieces, bytes]:
@@ -33,12 +33,12 @@ def test_all_octets_are_kept_in_their_order(sizes: list[int]):
 
 def test_small_pieces_are_few():
     pieces, octets = filled([2] * 32 * 1024)
-    assert len(pieces) <= len(octets) // JOINED_OCTETS + 1
+    assert len(pieces) <= len(octets) // JOINED_SIZE + 1
     assert len(pieces) <= 5
 
 
 def test_a_large_piece_is_not_copied():
-    pieces, data = Pieces(), bytes(SMALL_OCTETS)
+    pieces, data = Pieces(), bytes(SMALL_SIZE)
     pieces.append(data)
     assert pieces.joined() is data
     assert pieces.popleft() is data

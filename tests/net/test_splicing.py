@@ -1,4 +1,4 @@
-"""The pipe between two sockets: all octets in order, and never one of somebody else's."""
+"""The pipe between two sockets: all bytes in order, and never one of somebody else's."""
 
 from __future__ import annotations
 
@@ -143,5 +143,5 @@ def test_a_kernel_that_gives_no_larger_pipe_gives_an_ordinary_one(monkeypatch: p
 
     monkeypatch.setattr("fcntl.fcntl", refuse)
     made = Pipe(1 << 20)
-    assert made.octets == 65_536
+    assert made.capacity == 65_536
     made.close()

@@ -128,7 +128,7 @@ class Pair:
         return self
 
     def carry(self, step: int = 0) -> Pair:
-        """Carry octets both ways, in pieces of `step`, until nothing moves; then closed wires report their end."""
+        """Carry bytes both ways, in pieces of `step`, until nothing moves; then closed wires report their end."""
         moved = True
         while moved:
             moved = False
@@ -295,7 +295,7 @@ def test_a_fin_after_close_notify_leaves_the_other_direction_open():
 async def test_half_close_loses_nothing_that_a_paused_reader_has_not_read(pair: Pair):
     pair.client.pause_reading()
     pair.server.write(b"answer")
-    pair.client_wire.paused = False  # the octets are here already when reading is paused
+    pair.client_wire.paused = False  # the bytes are here already when reading is paused
     pair.carry()
     pair.client.write_eof()
     assert pair.client_inner.data == b""

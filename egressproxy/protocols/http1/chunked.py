@@ -23,17 +23,17 @@ from egressproxy.protocols.http1.framing import (
 
 __all__ = ["MAX_CHUNK_LINE", "MAX_EXTENSIONS", "NO_TRAILERS", "ChunkedDecoder", "EndOfMessage"]
 
-#: Octets of a chunk's size, extensions and line end.
+#: Bytes of a chunk's size, extensions and line end.
 MAX_CHUNK_LINE = 4096
 
-#: Octets of extensions in a whole body, beyond one per octet of data: nobody sends more (CVE-2023-39326 was this).
+#: Bytes of extensions in a whole body, beyond one per byte of data: nobody sends more (CVE-2023-39326 was this).
 MAX_EXTENSIONS = 16384
-#: Chunks in one segment, beyond which they have to hold so many octets each on the average.
+#: Chunks in one segment, beyond which they have to hold so many bytes each on the average.
 MAX_TINY_CHUNKS = 4096
-MIN_TINY_OCTETS = 4
+MIN_TINY_SIZE = 4
 
 #: Size, extensions. Blanks may stand around ";" and "=" only. What it remembers to come back to grows with the line:
-#: it is given MAX_CHUNK_LINE octets to look at.
+#: it is given MAX_CHUNK_LINE bytes to look at.
 _CHUNK_LINE = re.compile(
     rb"([0-9A-Fa-f]{1,16}+)"
     rb'((?:[\t ]*+;[\t ]*+%b++(?:[\t ]*+=[\t ]*+(?:%b++|"(?:[\t !#-\[\]-~\x80-\xff]++|\\[\t -~\x80-\xff])*"))?)*)\r\n'
@@ -95,10 +95,10 @@ class ChunkedDecoder:
         self._limits = limits
         self._named = named
         self._part = _SIZE
-        self._left = 0  # octets of the current chunk that are still to come
-        self._total = 0  # octets of data announced so far
-        self._extensions = 0  # octets of extensions so far
-        self._scanned = 0  # octets of an unfinished line, or trailer section, known to hold no end
+        self._left = 0  # bytes of the current chunk that are still to come
+        self._total = 0  # bytes of data announced so far
+        self._extensions = 0  # bytes of extensions so far
+        self._scanned = 0  # bytes of an unfinished line, or trailer section, known to hold no end
 
     def decode(self, buffer: bytes | bytearray, at: int) -> tuple[bytes | EndOfMessage | None, int]:
         """What `buffer` holds from offset `at` on: all its data in one piece, or the end, or None; and the new offset.
@@ -170,8 +170,8 @@ class ChunkedDecoder:
         return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), at
 
     def _check_sizes(self, pieces: list[bytes]) -> None:
-        """Thousands of chunks of an octet or three in one segment are there to keep us busy: 2 us each."""
-        if sum(map(len, pieces)) < MIN_TINY_OCTETS * len(pieces):
+        """Thousands of chunks of a byte or three in one segment are there to keep us busy: 2 us each."""
+        if sum(map(len, pieces)) < MIN_TINY_SIZE * len(pieces):
             raise Malformed(Reason.BAD_FRAMING, f"more than {MAX_TINY_CHUNKS} tiny chunks at once")
 
     def _is_acceptable(self, line: re.Match[bytes]) -> bool:
@@ -207,7 +207,7 @@ class ChunkedDecoder:
         if end >= 0 or not _LINE_START.match(buffer, at):
             raise Malformed(Reason.BAD_FRAMING, "malformed chunk size or extension")
         if len(buffer) - at >= MAX_CHUNK_LINE:
-            raise Malformed(Reason.BAD_FRAMING, f"a chunk's extensions are longer than {MAX_CHUNK_LINE} octets")
+            raise Malformed(Reason.BAD_FRAMING, f"a chunk's extensions are longer than {MAX_CHUNK_LINE} bytes")
         self._scanned = len(buffer) - at
 
     def _trailers(self, buffer: bytes | bytearray, at: int) -> re.Match[bytes] | None:
@@ -216,7 +216,7 @@ class ChunkedDecoder:
         start = at + max(self._scanned - 3, 0)
         end = buffer.find(b"\r\n\r\n", start)
         if (len(buffer) if end < 0 else end) - at > limits.max_head_bytes:
-            raise Malformed(Reason.HEAD_TOO_LARGE, f"the trailers are longer than {limits.max_head_bytes} octets", 431)
+            raise Malformed(Reason.HEAD_TOO_LARGE, f"the trailers are longer than {limits.max_head_bytes} bytes", 431)
         if end < 0:
             if BARE_CR_OR_LF.search(buffer, start):
                 raise Malformed(Reason.BAD_FIELD, "a trailer's line ends in a bare CR or LF, or holds one")

@@ -7,11 +7,11 @@ pieces of a body joined; the work is linear in the bytes fed. When a reader has 
 
 What is checked here and in the modules beside this one, on raw bytes, before anything is acted on:
 
-* request line: method a token of at most 32 octets (its case kept), single spaces, target of visible ASCII without
+* request line: method a token of at most 32 bytes (its case kept), single spaces, target of visible ASCII without
   "#" and backslash, version HTTP/1.1 or HTTP/1.0; up to four empty lines before it are skipped;
-* status line: HTTP/1.1 or HTTP/1.0, three digits, phrase without control octets; the space behind the code may miss;
+* status line: HTTP/1.1 or HTTP/1.0, three digits, phrase without control bytes; the space behind the code may miss;
 * field lines: CRLF alone ends a line, names are tokens with the colon at once behind them, no folding, no control
-  octets but HTAB in values, bounds on octets and on the number of lines;
+  bytes but HTAB in values, bounds on bytes and on the number of lines;
 * Host: exactly one (HTTP/1.0: at most one), in the grammar of `model.authority`; beside CONNECT the target's host;
 * framing: at most one Content-Length, 1*DIGIT up to 2^53; at most one Transfer-Encoding, `chunked` and nothing else;
   never both, no coding in HTTP/1.0, no content in CONNECT;
@@ -44,7 +44,7 @@ MAX_EMPTY_LINES = 4
 #: Interim responses to one request; nobody needs more, and without a bound an upstream could send them for ever.
 MAX_INTERIM = 16
 
-#: Octets of fields of this hop that a connection remembers while it is idle; longer ones are read anew each time.
+#: Bytes of fields of this hop that a connection remembers while it is idle; longer ones are read anew each time.
 MAX_REMEMBERED = 1024
 
 #: Method, version and spaces of a request line, on top of its target.
@@ -79,12 +79,12 @@ class _HeadReader:
         "_at",
         "_buffer",
         "_chunks",
-        "_fewest_octets",
+        "_fewest_bytes",
         "_left",
         "_limits",
         "_match",
         "_match_any",
-        "_most_octets",
+        "_most_bytes",
         "_scanned",
         "_split",
         "_state",
@@ -101,20 +101,20 @@ class _HeadReader:
     ) -> None:
         """`plain` reads nearly all heads; `whole`, and `split` for its field block, the others."""
         self._limits = limits
-        self._fewest_octets = 4 * limits.max_fields
-        self._most_octets = limits.max_head_bytes + 4
+        self._fewest_bytes = 4 * limits.max_fields
+        self._most_bytes = limits.max_head_bytes + 4
         self._match = plain.match
         self._match_any = whole.match
         self._split = split
         self._buffer: bytes | bytearray = b""
         self._at = 0  # everything before this offset is used up
         self._scanned = 0  # no head ends before this offset
-        self._left = 0  # octets of body still to come
+        self._left = 0  # bytes of body still to come
         self._chunks: ChunkedDecoder | None = None
 
     @property
     def buffered(self) -> int:
-        """Octets fed and not yet turned into events."""
+        """Bytes fed and not yet turned into events."""
         return len(self._buffer) - self._at
 
     @property
@@ -143,7 +143,7 @@ class _HeadReader:
         buffer += data
 
     def take_rest(self) -> bytes:
-        """The octets behind a head that started a tunnel or an upgraded connection. The reader is empty afterwards."""
+        """The bytes behind a head that started a tunnel or an upgraded connection. The reader is empty afterwards."""
         rest = bytes(self._buffer[self._at :])
         self._release()
         return rest
@@ -185,7 +185,7 @@ class _HeadReader:
         return event
 
     def _take(self, limit: int) -> bytes | None:
-        """At most so many octets of what is buffered; the segment itself if it is all that."""
+        """At most so many bytes of what is buffered; the segment itself if it is all that."""
         buffer, at = self._buffer, self._at
         size = len(buffer) - at
         if not size:
@@ -213,11 +213,11 @@ class _HeadReader:
         if match is None:
             return self._head_parts_by_two(buffer, at)
         end = match.end()
-        # Each run of fields has the bound for itself. A line takes four octets, so that short heads need no count.
-        if end - at > self._fewest_octets and buffer.count(b"\n", at, end) > self._limits.max_fields + 2:
+        # Each run of fields has the bound for itself. A line takes four bytes, so that short heads need no count.
+        if end - at > self._fewest_bytes and buffer.count(b"\n", at, end) > self._limits.max_fields + 2:
             return self._head_parts_by_two(buffer, at)
         first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(b"")
-        if end == len(buffer) and end - at <= self._most_octets:
+        if end == len(buffer) and end - at <= self._most_bytes:
             self._buffer = b""
             self._at = self._scanned = 0
         else:
@@ -235,7 +235,7 @@ class _HeadReader:
 
     def _used_up(self, buffer: bytes, at: int, end: int) -> None:
         """A head stands between these offsets. Raises Malformed if it is over its limit."""
-        if end - at > self._most_octets:
+        if end - at > self._most_bytes:
             self._look_for_end()
         if end == len(buffer):
             self._buffer = b""
@@ -248,7 +248,7 @@ class _HeadReader:
         end = self._buffer.find(b"\r\n\r\n", max(self._scanned, self._at))
         limit = self._limits.max_head_bytes
         if (end if end >= 0 else len(self._buffer)) - self._at > limit:
-            raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limit} octets", 431)
+            raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limit} bytes", 431)
         return end
 
 
@@ -261,7 +261,7 @@ class RequestReader(_HeadReader):
     RequestHead(GET, ORIGIN, body=0)
 
     Behind a CONNECT or an upgrade the caller decides before it asks for the next event: `take_rest` if the tunnel is
-    made; if it is refused while something is `buffered`, the connection has to be closed: those octets are no request.
+    made; if it is refused while something is `buffered`, the connection has to be closed: those bytes are no request.
     """
 
     __slots__ = ("_empty_lines", "_fault", "_hop", "_hop_fields", "_is_line_checked", "_minor")
@@ -285,7 +285,7 @@ class RequestReader(_HeadReader):
 
     @property
     def has_partial_head(self) -> bool:
-        """Octets of a head are here that `next` has not returned."""
+        """Bytes of a head are here that `next` has not returned."""
         return self._state is _HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
@@ -350,7 +350,7 @@ class RequestReader(_HeadReader):
                 self._is_line_checked = True
             elif len(buffer) - at > self._limits.max_target_bytes + _LINE_OVERHEAD:
                 limit = self._limits.max_target_bytes
-                raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limit} octets", 414)
+                raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limit} bytes", 414)
             elif buffer[at] not in _TCHARS and buffer[at] != 0x0D:
                 raise Malformed(Reason.BAD_REQUEST_LINE, "the connection does not speak HTTP/1")
         if BARE_CR_OR_LF.search(buffer, max(self._scanned, at)):
@@ -374,7 +374,7 @@ class ResponseReader(_HeadReader):
 
     Interim heads (1xx but 101) are events of their own; the final head follows. Behind a 101, and a 2xx to CONNECT,
     nothing is read any more: `take_rest`. A connection may be used again only if the message ended, its head has no
-    `connection_close`, and nothing is `buffered`: surplus octets belong to no response (RFC 9112 section 6.3).
+    `connection_close`, and nothing is `buffered`: surplus bytes belong to no response (RFC 9112 section 6.3).
     """
 
     __slots__ = ("_eof", "_fault", "_hop", "_hop_fields", "_interim", "_is_started", "_method", "_minor")

@@ -106,7 +106,7 @@ class DownstreamConnection(FlowControl):
         "_is_pumping",
         "_state",
         "body_limit",
-        "body_octets",
+        "body_size",
         "client",
         "deadline",
         "driver",
@@ -141,7 +141,7 @@ class DownstreamConnection(FlowControl):
         self._state = _IDLE
         self.has_ended = False  # the client has sent its FIN
         self.unsent = 0  # while lingering: what the client had left to take when we last looked
-        self.body_octets = 0
+        self.body_size = 0
         self.body_limit = -1
         self._is_pumping = False
 
@@ -335,7 +335,7 @@ class DownstreamConnection(FlowControl):
                     return
                 if type(event) is RequestHead:
                     self._state = _RESPONDING if event.body == 0 else _RECEIVING
-                    self.body_octets = 0
+                    self.body_size = 0
                     self.body_limit = -1
                     self.sends_chunked = False
                     self.deadline.at = NEVER  # the exchange has a clock of its own
@@ -364,8 +364,8 @@ class DownstreamConnection(FlowControl):
             self._is_pumping = is_unfinished
 
     def _body(self, data: bytes) -> None:
-        self.body_octets += len(data)
-        if 0 <= self.body_limit < self.body_octets:
+        self.body_size += len(data)
+        if 0 <= self.body_limit < self.body_size:
             self.sink = None
             self.driver.throw(body_too_large(self.body_limit))
         elif self.sink is not None:
@@ -418,5 +418,5 @@ class DownstreamConnection(FlowControl):
 
 def body_too_large(limit: int) -> GatewayError:
     """413 for a body that turned out longer than the limit (RFC 9110 section 15.5.14)."""
-    message = f"the request body is longer than {limit} octets"
+    message = f"the request body is longer than {limit} bytes"
     return LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)

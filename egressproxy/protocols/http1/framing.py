@@ -35,13 +35,13 @@ __all__ = [
 #: Lengths above this cannot be told apart by peers that count in doubles; nobody sends 8 PiB.
 MAX_LENGTH = 2**53
 
-#: One octet of a token, RFC 9110 section 5.6.2 (source text of a pattern).
+#: One byte of a token, RFC 9110 section 5.6.2 (source text of a pattern).
 TCHAR = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 
-#: What is behind a field's name: the colon at once, then no control octet but HTAB (source text).
+#: What is behind a field's name: the colon at once, then no control byte but HTAB (source text).
 FIELD_VALUE = rb":[\t\x20-\x7e\x80-\xff]*+"
 
-#: One field line *preceded* by its CRLF (source text). Its parts are possessive and share no octets: a line can be
+#: One field line *preceded* by its CRLF (source text). Its parts are possessive and share no bytes: a line can be
 #: read in one way, so a run of lines that turns out to be wrong is given back line by line, at once. The run itself is
 #: never possessive: CPython before 3.11.5 matches possessive and atomic groups wrongly (gh-106052).
 FIELD_LINE = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
@@ -58,12 +58,12 @@ _COMMON_OPTIONS = {
 #: b"" are none, and stand at the end.
 HopFields = tuple[bytes, ...]
 
-_VALUE_OCTETS = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_VALUE_BYTES = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """Bounds of one head, and of one trailer section: octets in all, field lines, octets of the request target."""
+    """Bounds of one head, and of one trailer section: bytes in all, field lines, bytes of the request target."""
 
     max_head_bytes: int = 65536
     max_fields: int = 128
@@ -86,8 +86,8 @@ class Malformed(Exception):
 def any_case(names: str, also: bytes = b"") -> bytes:
     """Source text of a pattern: one of these lower-case names, in any case, or what matches the source text `also`.
 
-    Explicit sets, because under IGNORECASE no alternative can be ruled out by its first octet; and what names have in
-    common stands there once, so that no octet is looked at twice.
+    Explicit sets, because under IGNORECASE no alternative can be ruled out by its first byte; and what names have in
+    common stands there once, so that no byte is looked at twice.
     """
     ways = [way.encode() for way in _ways(names.split())]
     return b"(?:%b)" % b"|".join([*ways, also] if also else ways)
@@ -195,6 +195,6 @@ def field_section_fault(section: bytes, max_fields: int) -> Malformed:
             return Malformed(Reason.BAD_FIELD, "a blank stands between a field's name and its colon")
         if not TOKEN.fullmatch(name):
             return Malformed(Reason.BAD_FIELD, "a field's name is not a token")
-        if not _VALUE_OCTETS.fullmatch(value):
+        if not _VALUE_BYTES.fullmatch(value):
             return Malformed(Reason.BAD_FIELD, "a field's value holds a control character")
     return Malformed(Reason.BAD_FIELD, "malformed field section")

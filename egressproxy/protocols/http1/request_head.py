@@ -174,7 +174,7 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
 def read_request_head(method: bytes, target: bytes, block: bytes, hop: Hop, limits: HeadLimits) -> RequestHead:
     """The head from its parts, as a pattern matched them and `read_hop_fields` read them. Raises Malformed."""
     if len(target) > limits.max_target_bytes:
-        raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limits.max_target_bytes} octets", 414)
+        raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limits.max_target_bytes} bytes", 414)
     head = RequestHead(method, target, Fields(block), hop)
     if method == b"CONNECT":
         _read_connect(head)
@@ -212,7 +212,7 @@ def request_line_fault(line: bytes, limits: HeadLimits) -> Malformed:
         return Malformed(Reason.BAD_REQUEST_LINE, "the request line ends in a bare CR or LF, or holds one")
     words = line[:-2].split(b" ")
     if not TOKEN.fullmatch(words[0]) or len(words[0]) > 32:
-        return Malformed(Reason.BAD_REQUEST_LINE, "the method is not a token of at most 32 octets")
+        return Malformed(Reason.BAD_REQUEST_LINE, "the method is not a token of at most 32 bytes")
     if len(words) == 2 and words[1] and not words[1].startswith(b"HTTP/"):
         return Malformed(Reason.BAD_VERSION, "HTTP/0.9 is not supported", 505)
     if len(words) != 3 or not words[1]:
@@ -223,10 +223,10 @@ def request_line_fault(line: bytes, limits: HeadLimits) -> Malformed:
     if version not in (b"HTTP/1.0", b"HTTP/1.1"):
         return Malformed(Reason.BAD_VERSION, "only HTTP/1.1 and HTTP/1.0 are spoken here", 505)
     if len(target) > limits.max_target_bytes:
-        return Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limits.max_target_bytes} octets", 414)
+        return Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limits.max_target_bytes} bytes", 414)
     if b"#" in target:
         return Malformed(Reason.BAD_TARGET, "a target has no fragment")
-    return Malformed(Reason.BAD_TARGET, "the target holds an octet that has to be percent-encoded")
+    return Malformed(Reason.BAD_TARGET, "the target holds a byte that has to be percent-encoded")
 
 
 def _body_length(length: bytes | None, coding: bytes | None, is_1_0: bool) -> int:
@@ -271,7 +271,7 @@ def _wanted_protocols(value: bytes) -> list[bytes]:
 
 def _read_connect(head: RequestHead) -> None:
     """RFC 9112 section 3.2.3. The target alone is the authority; Host may lack the port, but not name another host."""
-    if head.body:  # RFC 9110 section 9.3.6: content could not be told from the tunnel's octets
+    if head.body:  # RFC 9110 section 9.3.6: content could not be told from the tunnel's bytes
         raise Malformed(Reason.BAD_FRAMING, "a CONNECT request has no content")
     said = head.authority
     try:

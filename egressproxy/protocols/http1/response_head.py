@@ -83,13 +83,13 @@ class ResponseHop:
     """What a response's fields of this hop and of the framing said, read together. Shared by heads."""
 
     __slots__ = (
+        "body_size",
         "coding",
         "connection_close",
         "http_1_0",
         "is_framing_repeated",
         "length",
         "named",
-        "octets",
         "upgrade",
         "via",
     )
@@ -100,7 +100,7 @@ class ResponseHop:
         self.http_1_0 = False
         self.is_framing_repeated = False
         self.length: bytes | None = None  # Content-Length
-        self.octets = -1  # what it says, once somebody has asked
+        self.body_size = -1  # what it says, once somebody has asked
         self.named: frozenset[bytes] = frozenset()  # names (lower-case) that Connection listed beyond the usual ones
         self.upgrade = b""
         self.via = b""  # received Via values, joined by ", "
@@ -169,9 +169,9 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
             raise Malformed(Reason.BAD_FRAMING, "Transfer-Encoding beside Content-Length, or in HTTP/1.0")
         head.body = read_transfer_encoding(coding)
     elif length is not None:
-        if hop.octets < 0:
-            hop.octets = read_content_length(length)
-        head.body = hop.octets
+        if hop.body_size < 0:
+            hop.body_size = read_content_length(length)
+        head.body = hop.body_size
     else:
         head.body = UNTIL_CLOSE
         head.connection_close = True

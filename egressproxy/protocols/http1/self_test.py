@@ -21,7 +21,7 @@ class Misread(Exception):
     """The codec does not read a message as it is meant. The message names it, and what to do."""
 
 
-#: What it is, its octets (where they begin with none of _METHODS, what stands behind _LINE), and what comes of it: the
+#: What it is, its bytes (where they begin with none of _METHODS, what stands behind _LINE), and what comes of it: the
 #: events as `_events` tells them, or the Reason of the refusal.
 _REQUESTS: Final[tuple[tuple[str, bytes, Any], ...]] = (
     (
@@ -61,7 +61,7 @@ _REQUESTS: Final[tuple[tuple[str, bytes, Any], ...]] = (
     ("a blank before a colon", b"Host: a.example\r\nAccept : b\r\n\r\n", Reason.BAD_FIELD),
     ("a folded field", b"Host: a.example\r\nAccept: b\r\n c: d\r\n\r\n", Reason.BAD_FIELD),
     ("a field without a colon", b"Accept: b\r\nHost\r\n\r\n", Reason.BAD_FIELD),
-    ("a control octet", b"Host: a.example\r\nAccept: b\0\r\nTE: c\r\n\r\n", Reason.BAD_FIELD),
+    ("a control byte", b"Host: a.example\r\nAccept: b\0\r\nTE: c\r\n\r\n", Reason.BAD_FIELD),
     ("a bare LF", b"Host: a.example\r\nAccept: b\nContent-Length: 1\r\n\r\n", Reason.BAD_FIELD),
     ("a second Host", b"Host: a.example\r\nAccept: b\r\nhOST: c.example\r\n\r\n", Reason.BAD_HOST),
     ("a length beside a coding", b"Host: a.example\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -110,14 +110,14 @@ def check_codec(requests: HeadLimits, responses: HeadLimits) -> None:
 
     Raises Misread at the first message that is read otherwise.
     """
-    for what, octets, meant in _REQUESTS:
+    for what, data, meant in _REQUESTS:
         reader = RequestReader(requests)
-        reader.feed(octets if octets.startswith(_METHODS) else _LINE + octets)
+        reader.feed(data if data.startswith(_METHODS) else _LINE + data)
         _compare(what, reader, meant)
-    for what, octets, meant in _RESPONSES:
+    for what, data, meant in _RESPONSES:
         answers = ResponseReader(responses)
         answers.expect(b"GET")
-        answers.feed(octets)
+        answers.feed(data)
         _compare(what, answers, meant)
 
 
@@ -137,7 +137,7 @@ def _compare(what: str, reader: RequestReader | ResponseReader, meant: object) -
 
 
 def _events(reader: RequestReader | ResponseReader) -> Iterator[object]:
-    """A head as what matters of it, and some of its fields; octets; an end as the fields behind it."""
+    """A head as what matters of it, and some of its fields; bytes; an end as the fields behind it."""
     while (event := reader.next()) is not None:
         if isinstance(event, bytes):
             yield event

@@ -236,7 +236,7 @@ class UpstreamConnection(FlowControl):
             self.transport.abort()
 
     def detach(self) -> bytes:
-        """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
+        """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
         self.flush()
         self.deadline.clear()
         self.driver = None

@@ -14,7 +14,7 @@ _HEADER = 9
 
 
 class FrameSplitter:
-    """Octets in, whole frames out."""
+    """Bytes in, whole frames out."""
 
     __slots__ = ("_buffer",)
 
@@ -22,7 +22,7 @@ class FrameSplitter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames that are whole now: type, and the octets with the header.
+        """The frames that are whole now: type, and the bytes with the header.
 
         Raises ValueError for a frame that is longer than allowed.
         """
@@ -33,7 +33,7 @@ class FrameSplitter:
         while len(buffer) - at >= _HEADER:
             length = int.from_bytes(buffer[at : at + 3], "big")
             if length > MAX_FRAME:
-                raise ValueError(f"a frame of {length} octets")
+                raise ValueError(f"a frame of {length} bytes")
             end = at + _HEADER + length
             if end > len(buffer):
                 break

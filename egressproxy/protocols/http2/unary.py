@@ -38,8 +38,8 @@ __all__ = ["Call", "UnaryAnswer", "UnaryConnection"]
 Headers = list[tuple[bytes, bytes]]
 
 #: What a server may send: a head, and a message with its prefix.
-MAX_HEAD_OCTETS = 64 * 1024
-MAX_MESSAGE_OCTETS = 1024 * 1024 + 5
+MAX_HEAD_SIZE = 64 * 1024
+MAX_MESSAGE_SIZE = 1024 * 1024 + 5
 #: Calls of one connection at a time, whatever the server would take, and those that wait for their turn. One client has
 #: three quarters of each.
 MAX_CALLS = 100
@@ -61,7 +61,7 @@ class UnaryAnswer(NamedTuple):
 class Call:
     """One call. `result` gives its answer, or raises UpstreamFault; cancelling it cancels the call."""
 
-    __slots__ = ("begun_at", "client", "data", "head", "headers", "octets", "result", "stream", "trailers", "unsent")
+    __slots__ = ("begun_at", "client", "data", "head", "headers", "result", "size", "stream", "trailers", "unsent")
 
     def __init__(self, headers: Headers, body: bytes, client: str, result: asyncio.Future[UnaryAnswer]) -> None:
         self.headers = headers
@@ -73,10 +73,10 @@ class Call:
         self.head: Headers = []
         self.trailers: Headers = []
         self.data: list[bytes] = []
-        self.octets = 0
+        self.size = 0
 
     def __repr__(self) -> str:
-        return f"Call(stream {self.stream}, {len(self.unsent)} octets unsent)"  # never the headers
+        return f"Call(stream {self.stream}, {len(self.unsent)} bytes unsent)"  # never the headers
 
 
 class _Streams(H2Connection):
@@ -100,7 +100,7 @@ class UnaryConnection(FlowControl):
         self._h2 = _Streams(config)
         self._h2.local_settings = Settings(
             client=True,
-            initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_OCTETS},
+            initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_SIZE},
         )
         self._frames = FrameSplitter()
         self._idle_s = idle_s
@@ -201,11 +201,11 @@ class UnaryConnection(FlowControl):
         if isinstance(event, DataReceived):
             self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
             if call is not None:
-                call.octets += len(event.data or b"")
+                call.size += len(event.data or b"")
                 call.data.append(event.data or b"")
-                if call.octets > MAX_MESSAGE_OCTETS:
+                if call.size > MAX_MESSAGE_SIZE:
                     self._reset(call)
-                    self._fail(call, f"the answer is longer than {MAX_MESSAGE_OCTETS} octets")
+                    self._fail(call, f"the answer is longer than {MAX_MESSAGE_SIZE} bytes")
         elif call is None:
             return  # given up already
         elif isinstance(event, ResponseReceived):

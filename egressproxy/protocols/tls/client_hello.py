@@ -1,6 +1,6 @@
 """ClientHello: reads the first handshake message of a TLS connection without taking part in it. Pure.
 
-It never decrypts, answers or changes anything: the caller forwards the octets as they came. Where a hello can be read
+It never decrypts, answers or changes anything: the caller forwards the bytes as they came. Where a hello can be read
 in two ways it is refused, since the server behind might read the other one.
 Sources: RFC 8446 sections 4.1.2, 4.2 and 5.1, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH), RFC 5246 appendix E.2
 (the ClientHello in the form of SSLv2).
@@ -24,21 +24,21 @@ __all__ = [
 
 #: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
 MAX_BYTES = 40_960
-#: Records that a hello may stand in: to go through tens of thousands of an octet each would take a tenth of a second.
+#: Records that a hello may stand in: to go through tens of thousands of a byte each would take a tenth of a second.
 MAX_RECORDS = 1024
 
 _HANDSHAKE = 22  # content type
 CONTENT_TYPES = range(20, 25)  # change_cipher_spec, alert, handshake, application_data, heartbeat
-_MAX_MAJOR = 0x10  # Go's server reads a first record whose version's first octet is below this
+_MAX_MAJOR = 0x10  # Go's server reads a first record whose version's first byte is below this
 _CLIENT_HELLO = 1  # handshake type
-_MAX_RECORD = 16384  # plaintext octets of a record
+_MAX_RECORD = 16384  # plaintext bytes of a record
 RECORD_HEAD = 5
 _SERVER_NAME, _ALPN, _SUPPORTED_VERSIONS, _ECH = 0, 16, 43, 0xFE0D
 _HOST_NAME = 0  # the only type of server name that was ever defined
 
 
 class NotTls(ValueError):
-    """The first octets cannot be those of a TLS handshake."""
+    """The first bytes cannot be those of a TLS handshake."""
 
 
 class BadClientHello(ValueError):
@@ -61,27 +61,27 @@ class ClientHello:
 class ClientHelloReader:
     """Feed it what the client sends until it gives a ClientHello or raises.
 
-    `data` holds every octet that was fed, for forwarding; what follows the hello's last record is in it too.
+    `data` holds every byte that was fed, for forwarding; what follows the hello's last record is in it too.
     """
 
     __slots__ = ("_at", "_max_bytes", "_message", "_records", "data")
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.data = bytearray()
-        self._message = bytearray()  # handshake octets, without record headers
+        self._message = bytearray()  # handshake bytes, without record headers
         self._at = 0  # start of the first record that is not read yet
         self._records = 0  # read so far
         self._max_bytes = max_bytes
 
     @property
     def size(self) -> int:
-        """Octets of the whole records that were read: once the hello is there, those that it stands in."""
+        """Bytes of the whole records that were read: once the hello is there, those that it stands in."""
         return self._at
 
     def feed(self, data: bytes) -> ClientHello | None:
         """The hello, or None while it is incomplete.
 
-        Raises NotTls as soon as the octets cannot be TLS, BadClientHello for a malformed, ambiguous or too large hello.
+        Raises NotTls as soon as the bytes cannot be TLS, BadClientHello for a malformed, ambiguous or too large hello.
         What some server would read as the start of TLS is never NotTls: an empty record or an alert before the hello,
         or an odd version, must not make an observer look away.
         """
@@ -91,15 +91,15 @@ class ClientHelloReader:
             if found is not None:
                 return _parse(found)
         if len(self.data) > self._max_bytes:
-            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} octets")
+            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} bytes")
         return None
 
     def forget(self) -> None:
-        """The hello is there: let go of its octets."""
+        """The hello is there: let go of its bytes."""
         self.data = self._message = bytearray()
 
     def _take_record(self) -> bool:
-        """Move the next whole record's octets to the message; False if it is not here yet."""
+        """Move the next whole record's bytes to the message; False if it is not here yet."""
         head = self.data[self._at : self._at + RECORD_HEAD]
         if self._at == 0:
             if not may_start_tls(head):
@@ -135,7 +135,7 @@ class ClientHelloReader:
             return None
         end = 4 + int.from_bytes(message[1:4], "big")
         if end > self._max_bytes:
-            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} octets")
+            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} bytes")
         if len(message) < end:
             return None
         if len(message) > end:
@@ -143,11 +143,11 @@ class ClientHelloReader:
         return bytes(message[4:])
 
     def __repr__(self) -> str:
-        return f"ClientHelloReader({len(self.data)} octets)"
+        return f"ClientHelloReader({len(self.data)} bytes)"
 
 
 def may_start_tls(head: bytes | bytearray) -> bool:
-    """Whether some TLS server would go on reading after a connection's first octets (one or more are enough)."""
+    """Whether some TLS server would go on reading after a connection's first bytes (one or more are enough)."""
     if not head:
         return True
     if head[0] & 0x80:  # SSLv2: a length, its highest bit set; the type of the message; the version that is wanted
@@ -197,7 +197,7 @@ def _parse(body: bytes) -> ClientHello:
         raise BadClientHello("no compression method")
     extensions = _extensions(hello.vector(2)) if hello.has_more else {}
     if hello.has_more:
-        raise BadClientHello("octets after the extensions")
+        raise BadClientHello("bytes after the extensions")
     versions = extensions.get(_SUPPORTED_VERSIONS)
     return ClientHello(
         sni=_server_name(extensions[_SERVER_NAME]) if _SERVER_NAME in extensions else None,

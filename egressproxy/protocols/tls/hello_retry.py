@@ -48,13 +48,13 @@ class HelloRetry:
     )  # fmt: skip
 
     def __init__(self, first_size: int = 0) -> None:
-        """`first_size`: so many octets of the client are still those of its first hello."""
+        """`first_size`: so many bytes of the client are still those of its first hello."""
         self.is_over = False
         self.held = b""
         self.second: ClientHello | None = None
         self._answer = b""  # of the server, while it is not known what it says: a record that is not whole
         self._message = b""  # of whole records
-        self._heard = 0  # octets in whole records
+        self._heard = 0  # bytes in whole records
         self._hears_server = True
         self._reader: ClientHelloReader | None = None
         self._read = first_size  # so much of what is held, or comes, was read
@@ -133,4 +133,4 @@ class HelloRetry:
         return held
 
     def __repr__(self) -> str:
-        return f"HelloRetry({'over' if self.is_over else 'open'}, {len(self.held)} octets held)"
+        return f"HelloRetry({'over' if self.is_over else 'open'}, {len(self.held)} bytes held)"

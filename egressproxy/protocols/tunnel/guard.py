@@ -1,7 +1,7 @@
 """SniGuard: what the client says first inside a tunnel has to agree with the authority that policy was asked about.
 
 Otherwise a tunnel to an allowed name would carry a TLS session for another one (domain fronting). Nothing of the
-client's octets goes on until the guard is content, nor of a second ClientHello, which has to name the same server.
+client's bytes goes on until the guard is content, nor of a second ClientHello, which has to name the same server.
 Sources: RFC 6066 section 3; RFC 8446 section 4.1.2.
 """
 
@@ -39,13 +39,13 @@ class SniGuard:
         self.checks_name = checks_name
         self.is_over = False
         self.alert = b""
-        self._reader: ClientHelloReader | None = None  # many tunnels wait for their first octets
+        self._reader: ClientHelloReader | None = None  # many tunnels wait for their first bytes
         self._held = b""
         self._first: ClientHello | None = None
         self._retry: HelloRetry | None = None  # from the first hello on
 
     def knows(self, first: ClientHello, size: int) -> None:
-        """This hello was judged already; what is fed begins with its octets, which are so many."""
+        """This hello was judged already; what is fed begins with its bytes, which are so many."""
         self._first = first
         self._retry = HelloRetry(size)
         self._reader = None
@@ -58,11 +58,11 @@ class SniGuard:
 
     @property
     def has_held(self) -> bool:
-        """Octets wait here for those that belong to them."""
+        """Bytes wait here for those that belong to them."""
         return not self.is_over and bool(self._held if self._retry is None else self._retry.held)
 
     def feed(self, data: bytes) -> bytes:
-        """The octets of the client that may go on now: b"" while that is undecided. Raises Denied."""
+        """The bytes of the client that may go on now: b"" while that is undecided. Raises Denied."""
         retry = self._retry
         if retry is not None:
             return self._behind_first(retry, data)
@@ -76,14 +76,14 @@ class SniGuard:
             return self._denied(denied, self._held)
 
     def hear(self, data: bytes) -> None:
-        """Octets of the server, which go on in any case: once it has taken the first hello there is no second one."""
+        """Bytes of the server, which go on in any case: once it has taken the first hello there is no second one."""
         retry = self._retry
         if retry is not None:
             retry.from_server(data)
             self.is_over = retry.is_over
 
     def give_up(self) -> bytes:
-        """No more is looked at: the octets that were held, which may go on now."""
+        """No more is looked at: the bytes that were held, which may go on now."""
         self.is_over = True
         if self._retry is not None:
             return self._retry.held
@@ -129,8 +129,8 @@ class SniGuard:
             return self._denied(Denied(Reason.SNI_MISMATCH, message, detail=detail), passed)
         return passed
 
-    def _denied(self, denied: Denied, octets: bytes) -> bytes:
-        """Mode Report: these octets go on all the same."""
+    def _denied(self, denied: Denied, data: bytes) -> bytes:
+        """Mode Report: these bytes go on all the same."""
         if not self.only_reports:
             try:
                 raise denied
@@ -140,7 +140,7 @@ class SniGuard:
         self.is_over = True
         self._reader = None
         self._held = b""
-        return octets
+        return data
 
     def _malformed(self, error: BadClientHello) -> Denied:
         message = f"malformed ClientHello in the tunnel to {self.authority}"

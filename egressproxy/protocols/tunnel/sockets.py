@@ -88,7 +88,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
     @property
     def octets_out(self) -> int:
         """What went to the client."""
-        return self.upstream.octets_in - len(self.early) - len(self.client.unsent or b"") + self.own_octets
+        return self.upstream.octets_in - len(self.early) - len(self.client.unsent or b"") + self.own_bytes
 
     def start(
         self,

@@ -105,7 +105,7 @@ class Tunnel(Timer, Generic[E]):
 
     __slots__ = (
         "_state", "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive",
-        "last_activity", "own_octets", "reason", "unsent", "upstream",
+        "last_activity", "own_bytes", "reason", "unsent", "upstream",
     )  # fmt: skip
 
     client: E
@@ -129,7 +129,7 @@ class Tunnel(Timer, Generic[E]):
         self.reason = Reason.OK
         self.error: GatewayError | None = None
         self.is_kept_alive = False
-        self.own_octets = 0  # for the client, of nobody but us
+        self.own_bytes = 0  # for the client, of nobody but us
         self.unsent = 0  # when an end is left over: what it had left to take when we last looked
         self.early = b""  # what the upstream said before a ClientHello that has to come first
         self._state = _HELLO if guard is not None and guard.must_be_tls and guard_s > 0 else _OPEN
@@ -185,7 +185,7 @@ class Tunnel(Timer, Generic[E]):
         """Say to the client why its tunnel ends; it is counted with what the client gets."""
         self.client.send(alert)
         if not self.is_over:
-            self.own_octets += len(alert)
+            self.own_bytes += len(alert)
 
     def _admit_upstream(self, guard: SniGuard, end: E, data: bytes) -> bytes:
         if self.holds_upstream:

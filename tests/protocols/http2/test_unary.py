@@ -186,7 +186,7 @@ async def test_a_long_reply_is_taken_as_the_window_opens():
 
 
 async def test_a_reply_beyond_the_bound_ends_the_call(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unary, "MAX_MESSAGE_OCTETS", 1000)
+    monkeypatch.setattr(unary, "MAX_MESSAGE_SIZE", 1000)
     talk = Talk()
     result = talk.call()
     await talk.settle()

@@ -118,7 +118,7 @@ def test_a_server_that_never_comes_to_the_point_ends_nothing_and_fills_no_memory
 
 
 class Counted(bytes):
-    """Octets that count how often somebody looks at some of them."""
+    """Bytes that count how often somebody looks at some of them."""
 
     looks = 0
 

@@ -1,4 +1,4 @@
-"""The guard of a tunnel's first octets, as a value."""
+"""The guard of a tunnel's first bytes, as a value."""
 
 from __future__ import annotations
 

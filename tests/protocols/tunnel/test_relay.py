@@ -1,4 +1,4 @@
-"""Tunnels under any cutting of octets and any order of ends: everything that was sent before an end arrives."""
+"""Tunnels under any cutting of bytes and any order of ends: everything that was sent before an end arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two real sockets joined: every octet in order, whoever is slow, and every way to end."""
+"""Two real sockets joined: every byte in order, whoever is slow, and every way to end."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_reset_behind_an_end_is_noticed():
 
 @pytest.fixture
 def spliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many octets went through the pipe, a number for each time."""
+    """How many bytes went through the pipe, a number for each time."""
     sizes: list[int] = []
     take = Pipe.take
 
