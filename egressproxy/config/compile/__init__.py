@@ -14,13 +14,4 @@ from egressproxy.config.compile.interface import (
     Status,
 )
 
-__all__ = [
-    "CONTROLLER",
-    "Compiled",
-    "Defaults",
-    "FilterCatalog",
-    "FilterTypeInfo",
-    "Key",
-    "Status",
-    "compile_config",
-]
+__all__ = ["CONTROLLER", "Compiled", "Defaults", "FilterCatalog", "FilterTypeInfo", "Key", "Status", "compile_config"]

@@ -42,13 +42,7 @@ class NameSuggestions:
         return name in self._namespaces
 
     def remedy(
-        self,
-        group: str,
-        kind: str,
-        namespace: str,
-        name: str,
-        elsewhere: str,
-        kinds: Collection[tuple[str, str]] = (),
+        self, group: str, kind: str, namespace: str, name: str, elsewhere: str, kinds: Collection[tuple[str, str]] = ()
     ) -> str:
         """The same name in another group, or of one of these other `kinds` (group, kind); in another namespace
         (`elsewhere` says what to do then); or the nearest name. "" where nothing is near.

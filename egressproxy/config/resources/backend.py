@@ -29,11 +29,7 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Model, R
 from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns
-from egressproxy.config.resources.values import (
-    Name,
-    RefusedValue,
-    check_unique,
-)
+from egressproxy.config.resources.values import Name, RefusedValue, check_unique
 from egressproxy.config.resources.x_backend import (
     BackendTlsValidation,
     ExternalHostnameBackend,

@@ -8,14 +8,7 @@ from pydantic import Field, model_validator
 
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.values import (
-    Bool,
-    Duration,
-    ExtensionType,
-    Int,
-    Name,
-    RefusedValue,
-)
+from egressproxy.config.resources.values import Bool, Duration, ExtensionType, Int, Name, RefusedValue
 
 __all__ = ["Extension", "PayloadProcessingPipeline", "PayloadProcessingPipelineSpec", "PhaseName", "Processor"]
 

@@ -8,12 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
-from egressproxy.config.resources.values import (
-    Count,
-    Duration,
-    Positive,
-    RefusedValue,
-)
+from egressproxy.config.resources.values import Count, Duration, Positive, RefusedValue
 
 __all__ = ["Concurrency", "LimitStore", "Limits", "Rate"]
 

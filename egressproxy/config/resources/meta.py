@@ -13,13 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.alias_generators import to_camel
 
-from egressproxy.config.resources.values import (
-    NULL_IS_EMPTY_MAP,
-    Int,
-    Label,
-    Subdomain,
-    Timestamp,
-)
+from egressproxy.config.resources.values import NULL_IS_EMPTY_MAP, Int, Label, Subdomain, Timestamp
 
 __all__ = [
     "GATEWAY_GROUP",

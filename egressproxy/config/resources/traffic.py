@@ -6,17 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from egressproxy.config.resources.meta import (
-    Model,
-)
-from egressproxy.config.resources.values import (
-    Count,
-    Duration,
-    HeaderName,
-    Percent,
-    Positive,
-    RefusedValue,
-)
+from egressproxy.config.resources.meta import Model
+from egressproxy.config.resources.values import Count, Duration, HeaderName, Percent, Positive, RefusedValue
 
 __all__ = [
     "CircuitBreaker",

@@ -114,8 +114,7 @@ class Duration:
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls.parse,
-            serialization=core_schema.plain_serializer_function_ser_schema(str),
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str)
         )
 
     @classmethod
@@ -291,10 +290,7 @@ Cidr = Annotated[
     JsonSchema({"type": "string", "examples": ["10.0.0.0/8", "2001:db8::/32"]}),
 ]
 Address = Annotated[
-    IPAddress,
-    PlainValidator(_address),
-    PlainSerializer(str),
-    JsonSchema({"type": "string", "examples": ["192.0.2.1"]}),
+    IPAddress, PlainValidator(_address), PlainSerializer(str), JsonSchema({"type": "string", "examples": ["192.0.2.1"]})
 ]
 SecretValue = Annotated[
     SecretBytes,
@@ -303,8 +299,5 @@ SecretValue = Annotated[
     JsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]
 SecretText = Annotated[
-    SecretBytes,
-    PlainValidator(_secret_text),
-    PlainSerializer(_redacted),
-    JsonSchema({"type": "string"}),
+    SecretBytes, PlainValidator(_secret_text), PlainSerializer(_redacted), JsonSchema({"type": "string"})
 ]

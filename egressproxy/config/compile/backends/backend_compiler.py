@@ -15,13 +15,7 @@ from itertools import chain
 from egressproxy.config.compile.backends.backend_references import backend_refs
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
 from egressproxy.config.compile.backends.parent_credentials import parent_credentials
-from egressproxy.config.compile.backends.published_forms import (
-    PortForm,
-    check_tls,
-    port_forms,
-    protocol_of,
-    tls_field,
-)
+from egressproxy.config.compile.backends.published_forms import PortForm, check_tls, port_forms, protocol_of, tls_field
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.backends.tls_settings import port_tls, x_backend_tls
 from egressproxy.config.compile.extensions.extension_compiler import (
@@ -36,12 +30,7 @@ from egressproxy.config.compile.interface import Key, kind_of, scope_of
 from egressproxy.config.compile.references import Reference, References, Unresolved
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.backend import (
-    Backend,
-    WorkingGroupBackend,
-    XBackend,
-    XBackendDestination,
-)
+from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackend, XBackendDestination
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.parent import BackendParent

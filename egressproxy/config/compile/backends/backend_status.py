@@ -31,10 +31,7 @@ _NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
 
 
 def backend_statuses(
-    resources: ResourceSet,
-    backends: Backends,
-    faults: Mapping[Key, ExtensionFaults],
-    generation: Callable[[Key], int],
+    resources: ResourceSet, backends: Backends, faults: Mapping[Key, ExtensionFaults], generation: Callable[[Key], int]
 ) -> dict[Key, Status]:
     """The status of every Backend object. Reads all of them, so that every load error is found.
 

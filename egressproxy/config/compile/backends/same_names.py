@@ -26,10 +26,7 @@ class SameNames:
     __slots__ = ("_key_of", "_shared")
 
     def __init__(
-        self,
-        resources: ResourceSet,
-        kinds: Iterable[type[Resource]],
-        key_of: Callable[[Resource, Reference], Key],
+        self, resources: ResourceSet, kinds: Iterable[type[Resource]], key_of: Callable[[Resource, Reference], Key]
     ) -> None:
         self._key_of = key_of
         by_name: dict[tuple[str, str], list[Key]] = defaultdict(list)

@@ -129,12 +129,7 @@ def _rewrite(written: UrlRewrite) -> dict[str, Any]:
 def _redirect(written: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:
     """Only what is given. The listener's port and scheme decide the Location's port (HTTPRequestRedirectFilter)."""
     config: dict[str, Any] = {"statusCode": written.status_code}
-    given = {
-        "scheme": written.scheme,
-        "hostname": written.hostname,
-        "path": _path(written.path),
-        "port": written.port,
-    }
+    given = {"scheme": written.scheme, "hostname": written.hostname, "path": _path(written.path), "port": written.port}
     config.update({key: value for key, value in given.items() if value is not None})
     if protocol is not ListenerProtocol.FORWARD_PROXY:  # there the request itself names scheme and port
         config["listenerPort"] = port

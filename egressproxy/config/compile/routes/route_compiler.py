@@ -28,11 +28,7 @@ from egressproxy.config.compile.policies.policy_attachment import Policies
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.retries import rule_retry
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes
-from egressproxy.config.compile.routes.matches import (
-    NO_GRPC,
-    grpc_match,
-    http_match,
-)
+from egressproxy.config.compile.routes.matches import NO_GRPC, grpc_match, http_match
 from egressproxy.config.compile.routes.mirrors import mirrors
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
