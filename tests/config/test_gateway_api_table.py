@@ -11,9 +11,10 @@ import pytest
 
 from egressproxy.config.descriptions import models_by_name
 from egressproxy.config.resources import gateway, meta, object_references, reference_grant, routes
-from egressproxy.config.resources.backend import BackendTlsPolicy, XBackend
+from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.destination import CaBundleReference, DraftValidation
 from egressproxy.config.resources.meta import Model, Resource
+from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.config.supported_fields import SHARED as SECTIONS
 from egressproxy.config.supported_fields import gateway_api_fields
 from tests.config.field_tables import FIELDS_PAGE, GATEWAY_API_PAGE, OURS, fields_page, gateway_api_page

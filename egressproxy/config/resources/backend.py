@@ -1,8 +1,8 @@
 """Every shape of Backend, and BackendTLSPolicy.
 
 Ours (`egressproxy.io`), and the working group's `Backend` and `XBackendDestination` in both of their groups have one
-shape, of which ours is the superset; XBackend has its own (`x_backend`). `config.compile` reads all of them into one
-BackendSpec. Sources: GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
+shape, of which ours is the superset; XBackend has its own (`x_backend`). `config.compile` makes all of them one
+BackendIR. Sources: GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
 """
 
 from __future__ import annotations
@@ -11,66 +11,26 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from egressproxy.config.resources.destination import (
-    BackendDestination,
-    BackendPort,
-    BackendTls,
-    Failover,
-    FailoverEndpoint,
-    FqdnBackend,
-    IpBackend,
-    McpOptions,
-    ProtocolOptions,
-    ServiceBackend,
-    require_one_tls,
-)
+from egressproxy.config.resources.destination import BackendDestination, BackendTls, require_one_tls
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns
 from egressproxy.config.resources.values import Name, RefusedValue, check_unique
-from egressproxy.config.resources.x_backend import (
-    BackendTlsValidation,
-    ExternalHostnameBackend,
-    SubjectAltName,
-    XBackend,
-    XBackendPort,
-    XBackendSpec,
-    XBackendTls,
-)
+from egressproxy.config.resources.x_backend import BackendTlsValidation, XBackend, XBackendSpec
 
 __all__ = [
     "Backend",
-    "BackendDestination",
-    "BackendParent",
-    "BackendPort",
-    "BackendSpec",
-    "BackendTls",
     "BackendTlsPolicy",
-    "BackendTlsPolicySpec",
-    "BackendTlsValidation",
     "DestinationSpec",
-    "ExternalHostnameBackend",
-    "Failover",
-    "FailoverEndpoint",
-    "FqdnBackend",
     "GatewayBackend",
     "GatewayXBackendDestination",
-    "IpBackend",
-    "McpOptions",
-    "ProtocolOptions",
     "PrototypeBackend",
-    "ServiceBackend",
-    "SubjectAltName",
     "WorkingGroupBackend",
     "WorkingGroupBackendSpec",
     "WorkingGroupExtension",
-    "XBackend",
     "XBackendDestination",
-    "XBackendPort",
-    "XBackendSpec",
-    "XBackendTls",
 ]
 
 

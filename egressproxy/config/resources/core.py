@@ -23,23 +23,7 @@ from egressproxy.config.resources.values import (
 )
 from egressproxy.model.secret import SecretBytes
 
-__all__ = [
-    "ConfigMap",
-    "Endpoint",
-    "EndpointConditions",
-    "EndpointPort",
-    "EndpointSlice",
-    "Namespace",
-    "Pod",
-    "PodIp",
-    "PodSpec",
-    "PodStatus",
-    "SecretBytes",
-    "Service",
-    "ServiceAccount",
-    "ServicePort",
-    "ServiceSpec",
-]
+__all__ = ["ConfigMap", "EndpointSlice", "Namespace", "Pod", "Service", "ServiceAccount", "ServicePort"]
 
 REDACTED = "cmVkYWN0ZWQ="  # base64 of "redacted": clients of an API decode it
 

@@ -10,7 +10,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.values import Bool, Duration, ExtensionType, Int, Name, RefusedValue
 
-__all__ = ["Extension", "PayloadProcessingPipeline", "PayloadProcessingPipelineSpec", "PhaseName", "Processor"]
+__all__ = ["Extension", "PayloadProcessingPipeline"]
 
 PhaseName = Literal[
     "request-headers",

@@ -19,31 +19,7 @@ from egressproxy.config.resources.object_references import (
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.gateway import TlsMode
 
-__all__ = [
-    "AllowedListeners",
-    "AllowedRoutes",
-    "FrontendTls",
-    "FrontendTlsPort",
-    "FrontendTlsSettings",
-    "FrontendValidation",
-    "Gateway",
-    "GatewayAddress",
-    "GatewayBackendTls",
-    "GatewayClass",
-    "GatewayClassSpec",
-    "GatewayInfrastructure",
-    "GatewaySpec",
-    "GatewayTls",
-    "Listener",
-    "ListenerNamespaces",
-    "ListenerSet",
-    "ListenerSetSpec",
-    "ListenerTls",
-    "ParametersReference",
-    "ParentGatewayReference",
-    "RouteGroupKind",
-    "RouteNamespaces",
-]
+__all__ = ["FrontendValidation", "Gateway", "GatewayClass", "Listener", "ListenerSet", "ParametersReference"]
 
 
 class ParametersReference(Model):

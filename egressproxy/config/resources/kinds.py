@@ -12,7 +12,6 @@ from egressproxy.config.resources.backend import (
     GatewayXBackendDestination,
     PrototypeBackend,
     WorkingGroupBackend,
-    XBackend,
     XBackendDestination,
 )
 from egressproxy.config.resources.core import ConfigMap, EndpointSlice, Namespace, Pod, Secret, Service, ServiceAccount
@@ -22,6 +21,7 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.x_backend import XBackend
 
 __all__ = ["BY_API_VERSION", "KINDS", "class_for", "kind_class"]
 

@@ -10,7 +10,7 @@ from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
 from egressproxy.config.resources.values import Count, Duration, Positive, RefusedValue
 
-__all__ = ["Concurrency", "LimitStore", "Limits", "Rate"]
+__all__ = ["Limits"]
 
 
 class Rate(Model):

@@ -20,7 +20,6 @@ __all__ = [
     "OUR_GROUP",
     "Key",
     "LabelSelector",
-    "LabelSelectorRequirement",
     "Model",
     "ObjectMeta",
     "OpenModel",

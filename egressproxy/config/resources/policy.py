@@ -29,25 +29,7 @@ from egressproxy.config.resources.values import (
 )
 from egressproxy.ir.policy import Family, Mode, SniCheck
 
-__all__ = [
-    "AddressEntry",
-    "AddressIdentity",
-    "AddressRanges",
-    "Addresses",
-    "BasicIdentity",
-    "CertificateIdentity",
-    "DestinationEntry",
-    "Destinations",
-    "Dns",
-    "EgressPolicy",
-    "EgressPolicySpec",
-    "Identity",
-    "Intercept",
-    "PolicyTls",
-    "Regions",
-    "Subject",
-    "TokenIdentity",
-]
+__all__ = ["AddressEntry", "Addresses", "DestinationEntry", "Dns", "EgressPolicy", "EgressPolicySpec"]
 
 # --- destinations and addresses --------------------------------------------------------------------------------------
 

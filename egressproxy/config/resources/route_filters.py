@@ -16,16 +16,12 @@ from egressproxy.config.resources.object_references import BackendObjectReferenc
 from egressproxy.config.resources.values import NULL_IS_EMPTY_LIST, Bool, HeaderName, Port, RefusedValue, check_unique
 
 __all__ = [
-    "CorsFilter",
     "ExternalAuthFilter",
-    "Fraction",
-    "GrpcFilter",
     "GrpcFilters",
     "HeaderModifier",
     "HeaderText",
     "HttpFilter",
     "HttpFilters",
-    "HttpHeader",
     "PathModifier",
     "RequestMirror",
     "RequestRedirect",

@@ -12,7 +12,7 @@ from egressproxy.config.resources.route_filters import HeaderText
 from egressproxy.config.resources.values import HeaderName, RefusedValue, check_unique
 from egressproxy.ir.route import MatchType, PathMatchType
 
-__all__ = ["GrpcMatch", "GrpcMethodMatch", "HeaderMatch", "HttpMatch", "PathMatch", "QueryParamMatch"]
+__all__ = ["GrpcMatch", "HeaderMatch", "HttpMatch", "QueryParamMatch"]
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
 

@@ -20,23 +20,16 @@ from egressproxy.ir.route import PathMatchType
 __all__ = [
     "AnyRoute",
     "BackendRef",
-    "CommonRouteSpec",
-    "GrpcBackendRef",
     "GrpcRoute",
-    "GrpcRouteSpec",
     "GrpcRule",
     "HttpBackendRef",
     "HttpRoute",
-    "HttpRouteSpec",
     "HttpRule",
     "Retry",
     "SessionPersistence",
     "StreamRule",
     "TcpRoute",
-    "TcpRouteSpec",
-    "Timeouts",
     "TlsRoute",
-    "TlsRouteSpec",
 ]
 
 

@@ -9,17 +9,7 @@ from pydantic import Field, model_validator
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.values import Count, Duration, HeaderName, Percent, Positive, RefusedValue
 
-__all__ = [
-    "CircuitBreaker",
-    "Connections",
-    "HealthCheck",
-    "LoadBalancing",
-    "OutlierDetection",
-    "Retries",
-    "RetryBudget",
-    "Traffic",
-    "TrafficTimeouts",
-]
+__all__ = ["Retries", "Traffic", "TrafficTimeouts"]
 
 
 class TrafficTimeouts(Model):

@@ -30,12 +30,13 @@ from egressproxy.config.compile.interface import Key, kind_of, scope_of
 from egressproxy.config.compile.references import Reference, References, Unresolved
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackend, XBackendDestination
+from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackendDestination
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
+from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
 
 __all__ = ["Backends", "ResolvedBackend"]

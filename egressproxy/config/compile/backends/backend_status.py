@@ -20,7 +20,8 @@ from egressproxy.config.compile.interface import Key, Status
 from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.backend import Backend, XBackend
+from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.x_backend import XBackend
 
 __all__ = ["backend_statuses", "summary"]
 

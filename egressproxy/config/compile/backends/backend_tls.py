@@ -13,11 +13,12 @@ from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status.conditions import Ancestors, Conditions
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.backend import BackendTlsPolicy, BackendTlsValidation
+from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.core import Service, ServicePort
 from egressproxy.config.resources.gateway import Gateway
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import PolicyTargetReference
+from egressproxy.config.resources.x_backend import BackendTlsValidation
 from egressproxy.ir.backend import BackendTlsIR
 
 __all__ = ["BackendTlsPolicies", "validated_tls"]

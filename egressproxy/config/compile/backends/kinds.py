@@ -11,9 +11,9 @@ from egressproxy.config.resources.backend import (
     GatewayXBackendDestination,
     PrototypeBackend,
     WorkingGroupBackend,
-    XBackend,
     XBackendDestination,
 )
+from egressproxy.config.resources.x_backend import XBackend
 
 __all__ = ["BACKEND_KINDS", "KNOWN_KINDS", "AnyBackend", "object_key"]
 
