@@ -144,6 +144,7 @@ class ResponseHead:
 
     @property
     def is_interim(self) -> bool:
+        """Whether another response follows: every 1xx but 101 (RFC 9110 section 15.2)."""
         return self.status < 200 and self.status != 101
 
     def forget(self) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "FilterCatalog",
     "FilterTypeInfo",
     "Key",
+    "Reference",
     "RefusesBackends",
     "SecretReference",
     "Status",
@@ -46,15 +47,25 @@ Key = tuple[str, str, str, str]
 Status = dict[str, Any]
 
 
-class SecretReference(Protocol):
-    """One entry of a Secret, as the config of a filter names it (a `secretRef`)."""
+class Reference(Protocol):
+    """What references to objects have in common; some have `namespace` and `port`, too."""
 
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """API group of the object; "" is the core group."""
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Kind of the object."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the object."""
+
+
+class SecretReference(Reference, Protocol):
+    """One entry of a Secret, as the config of a filter names it (a `secretRef`)."""
+
     @property
     def namespace(self) -> str:
         """ "": that of the declaring object."""

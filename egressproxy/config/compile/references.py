@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from egressproxy.config.compile.certificates import (
     CertificateProblem,
@@ -20,7 +20,7 @@ from egressproxy.config.compile.certificates import (
     read_key_pair,
     spans,
 )
-from egressproxy.config.compile.interface import SecretReference
+from egressproxy.config.compile.interface import Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
@@ -30,7 +30,7 @@ from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import SecretBytes as SecretValue
 
-__all__ = ["Namespaces", "Reference", "References", "Unresolved", "UnresolvedCollector"]
+__all__ = ["Namespaces", "References", "Unresolved", "UnresolvedCollector"]
 
 T = TypeVar("T")
 
@@ -87,17 +87,6 @@ class UnresolvedCollector:
         """Raise the first, which has the others."""
         if self._found:
             raise self._found[0].copy(others=tuple(self._found[1:]))
-
-
-class Reference(Protocol):
-    """The part that all references share."""
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def name(self) -> str: ...
 
 
 class Namespaces:

@@ -74,6 +74,7 @@ class ResourceSet:
 
     @property
     def by_key(self) -> Mapping[Key, Resource]:
+        """Every object by group, kind, namespace and name; read-only."""
         return MappingProxyType(self._by_key)
 
     def __len__(self) -> int:

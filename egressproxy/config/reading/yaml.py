@@ -75,6 +75,7 @@ class Document:
 
     @property
     def place(self) -> SourceLocation:
+        """Line and column where the document begins, from 1."""
         return _place(self.node)
 
     def item(self, key: str, index: int) -> Document:

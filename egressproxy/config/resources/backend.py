@@ -53,6 +53,7 @@ class WorkingGroupExtension(Extension):
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The config of the filter, under whichever of its two names it is written."""
         return self.config if self.raw_config is None else self.raw_config
 
     @property

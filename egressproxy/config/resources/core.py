@@ -58,6 +58,7 @@ class Secret(_Core):
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """The names of its entries, sorted."""
         return tuple(sorted({*self.data, *self.string_data}))
 
     def _redact(self, raw: dict[str, Any]) -> dict[str, Any]:

@@ -144,10 +144,12 @@ class Resource(Model):
 
     @property
     def group(self) -> str:
+        """Its API group; "" is the core group."""
         return self.GROUP
 
     @property
     def name(self) -> str:
+        """`metadata.name`."""
         return self.metadata.name
 
     @property
@@ -157,6 +159,7 @@ class Resource(Model):
 
     @property
     def key(self) -> Key:
+        """Group, kind, namespace ("" for a cluster-scoped kind) and name."""
         return (self.GROUP, self.KIND, self.namespace, self.metadata.name)
 
     @property
@@ -166,6 +169,7 @@ class Resource(Model):
 
     @property
     def origin(self) -> Origin:
+        """Where it was written."""
         return self._origin
 
     def written(self, raw: Mapping[str, Any], origin: Origin) -> None:

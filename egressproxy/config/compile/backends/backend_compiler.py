@@ -26,8 +26,8 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     ordered,
 )
 from egressproxy.config.compile.extensions.extension_faults import must_run
-from egressproxy.config.compile.interface import Key, kind_of, scope_of
-from egressproxy.config.compile.references import Reference, References, Unresolved
+from egressproxy.config.compile.interface import Key, Reference, kind_of, scope_of
+from egressproxy.config.compile.references import References, Unresolved
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackendDestination

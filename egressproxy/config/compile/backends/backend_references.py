@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from egressproxy.config.compile.interface import Key
-from egressproxy.config.compile.references import Reference
+from egressproxy.config.compile.interface import Key, Reference
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import Resource

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.config.compile.interface import Key
-from egressproxy.config.compile.references import Reference
+from egressproxy.config.compile.interface import Key, Reference
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,

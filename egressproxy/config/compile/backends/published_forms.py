@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from egressproxy.config.compile.references import Reference, Unresolved
+from egressproxy.config.compile.interface import Reference
+from egressproxy.config.compile.references import Unresolved
 from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
 from egressproxy.config.resources.destination import BackendPort, BackendTls, FqdnTls, McpOptions
 from egressproxy.ir.backend import Protocol

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import backend_refs
-from egressproxy.config.compile.interface import Key, kind_of
-from egressproxy.config.compile.references import Reference
+from egressproxy.config.compile.interface import Key, Reference, kind_of
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import Resource

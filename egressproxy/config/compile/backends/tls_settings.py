@@ -10,7 +10,8 @@ from functools import partial
 
 from egressproxy.config.compile.backends.backend_tls import validated_tls
 from egressproxy.config.compile.backends.published_forms import TlsForm
-from egressproxy.config.compile.references import Reference, References, UnresolvedCollector
+from egressproxy.config.compile.interface import Reference
+from egressproxy.config.compile.references import References, UnresolvedCollector
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import BackendTlsIR

@@ -122,6 +122,7 @@ class GatewayPlan:
             attached.conditions.set("Programmed", False, "ParentNotProgrammed", self.unusable[1])
 
     def to_status(self) -> Status:
+        """The `status` of the Gateway (Gateway API v1 GatewayStatus). Call it after `close`."""
         return {
             "addresses": [{"type": "IPAddress", "value": address} for address in self.addresses],
             "conditions": self.conditions.to_list(),

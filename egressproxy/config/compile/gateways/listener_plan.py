@@ -70,6 +70,7 @@ class ListenerPlan:
 
     @property
     def hostname(self) -> str:
+        """Its hostname or `*.suffix`, in lower case; "" for every host."""
         return self.listener.hostname or ""
 
     def refuse(self, condition: str, reason: str, message: str) -> None:
@@ -85,6 +86,7 @@ class ListenerPlan:
             self.problem, self.reason = message, reason
 
     def to_status(self) -> Status:
+        """Its entry in `status.listeners` (Gateway API v1 ListenerStatus). Call it after `close`."""
         return {
             "name": self.listener.name,
             "attachedRoutes": self.attached,

@@ -71,6 +71,7 @@ class Merged:
 
     @property
     def has_tls_floor(self) -> bool:
+        """Whether a policy demands anything of TLS to backends."""
         return bool(self.min_version or self.ca_pem or self.crl_pem or self.pins is not None)
 
 

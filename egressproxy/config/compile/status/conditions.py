@@ -85,6 +85,7 @@ class RouteParents:
         return conditions
 
     def to_status(self) -> Status:
+        """The `status` of the route (Gateway API v1 RouteStatus)."""
         return {
             "parents": [
                 {"parentRef": ref, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
@@ -109,6 +110,7 @@ class Ancestors:
         return conditions
 
     def to_status(self) -> Status:
+        """The `status` of the policy (Gateway API v1 PolicyStatus)."""
         return {
             "ancestors": [
                 {"ancestorRef": ref, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
