@@ -1,0 +1,149 @@
+"""The states of a tunnel between two sockets, in every order of events: what happens is what the tables say.
+
+The kernel is a fake (tests/support/fake_kernel). Every step is looked up in the tables (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from hypothesis import given, settings
+from hypothesis.strategies import booleans, lists, sampled_from, tuples
+
+from egressproxy.errors import Reason
+from egressproxy.model.authority import Authority
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.sockets import SocketTransport
+from egressproxy.net.timers import TimerWheel
+from egressproxy.protocols.tunnel.guard import SniGuard
+from egressproxy.protocols.tunnel.sockets import SocketTunnel
+from egressproxy.protocols.tunnel.tunnel import EndState, TunnelState
+from tests.support.fake_kernel import FakePoller, FakeSocket
+from tests.support.properties import examples
+
+
+def client_hello(name: str) -> bytes:
+    out = ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), out, server_hostname=name)
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return out.read()
+
+
+HELLO = client_hello("a.example")
+
+
+class Tunnel(SocketTunnel):
+    """One that counts how often it has ended."""
+
+    __slots__ = ("ends",)
+
+    def over(self) -> None:
+        self.ends += 1
+
+
+class World:
+    """A tunnel between a client and an upstream."""
+
+    def __init__(self, guard: SniGuard | None, *, holds_upstream: bool) -> None:
+        self.poller, self.wheel = FakePoller(), TimerWheel()
+        self.client, self.upstream = FakeSocket(self.poller), FakeSocket(self.poller)
+        self.said = {self.client: b"", self.upstream: b""}
+        client = SocketTransport(self.poller, self.client, asyncio.Protocol())  # type: ignore[arg-type]
+        client.start()
+        pending = PendingProtocol()
+        SocketTransport(self.poller, self.upstream, pending).start()  # type: ignore[arg-type]
+        self.tunnel = Tunnel(self.wheel, 300.0, guard, 10.0, holds_upstream=holds_upstream)
+        self.tunnel.ends = 0
+        self.tunnel.start(client, b"", pending, client_has_ended=False)
+
+    def says(self, sock: FakeSocket, data: bytes) -> None:
+        if not sock.has_fin and not sock.is_reset:
+            sock.incoming += data
+            self.said[sock] += data
+
+    def ends(self, sock: FakeSocket) -> None:
+        sock.has_fin = True
+
+    def resets(self, sock: FakeSocket) -> None:
+        sock.is_reset = True
+        sock.incoming = b""
+
+    def takes(self, sock: FakeSocket) -> None:
+        sock.room += 150
+
+    def waits(self, _: FakeSocket) -> None:
+        for _turn in range(15):
+            self.wheel.advance(self.wheel.now + 1.0)
+
+    def aborts(self, _: FakeSocket) -> None:
+        self.tunnel.abort()
+
+    def cuts(self, _: FakeSocket) -> None:
+        self.tunnel.cut(Reason.INTERNAL)
+
+    def no_memory(self, _: FakeSocket) -> None:
+        self.poller.is_full = True
+
+    def turn(self, _: FakeSocket) -> None:
+        self.poller.turn()
+
+
+Act = Callable[[World, FakeSocket], None]
+SAYS: list[Act] = [lambda w, s: w.says(s, b"x" * 60), lambda w, s: w.says(s, HELLO), lambda w, s: w.says(s, HELLO[:99])]
+RARE: list[Act] = [World.resets, World.waits, World.aborts, World.cuts, World.no_memory]
+USUAL: list[Act] = [World.ends, World.takes, World.turn, World.turn]
+STEPS = lists(tuples(booleans(), sampled_from([*SAYS, *USUAL, *USUAL, *RARE])), max_size=25)
+GUARDS = [None, *(partial(SniGuard, Authority("a.example", 443), must_be_tls=tls) for tls in (False, True))]
+
+
+@settings(max_examples=examples(800))
+@given(STEPS, sampled_from(GUARDS), booleans())
+def test_whatever_happens_in_whatever_order_is_in_the_tables(
+    steps: list[tuple[bool, Act]], guard: Callable[[], SniGuard] | None, holds: bool
+):
+    made = guard() if guard is not None else None
+    world = World(made, holds_upstream=made is not None and made.must_be_tls and holds)
+    tunnel = world.tunnel
+    for is_client, act in steps:
+        act(world, world.client if is_client else world.upstream)
+        state = tunnel._state
+        assert tunnel.is_over == (state is TunnelState.OVER) == bool(world.poller.ending or tunnel.ends)
+        assert tunnel.ends == world.client.is_closed == world.upstream.is_closed
+        assert tunnel.guard is not None or state is not TunnelState.HELLO
+        if not tunnel.ends:
+            ended = tunnel.client._state, tunnel.upstream._state
+            assert state is not TunnelState.DRAINING or ended == (EndState.ENDED, EndState.ENDED)
+            assert tunnel.client._state is not EndState.HELD, "only an upstream is held back"
+        assert world.said[world.client].startswith(world.upstream.sent)
+        got = world.client.sent if tunnel.error is None else b""  # else an alert is behind it
+        assert world.said[world.upstream].startswith(got)
+        assert not (world.upstream.sent and made is not None and made.must_be_tls and world.upstream.sent[0] != 0x16)
+    for sock in (world.client, world.upstream):
+        world.ends(sock)
+        sock.room = 1 << 20
+    for _ in range(4):
+        world.poller.turn()
+    world.waits(world.client)
+    world.poller.turn()
+    assert tunnel.ends == 1
+
+
+@settings(max_examples=examples(300))
+@given(lists(tuples(booleans(), sampled_from([SAYS[0], World.takes, World.turn, World.ends])), max_size=25))
+def test_without_a_reset_everything_arrives(steps: list[tuple[bool, Act]]):
+    world = World(None, holds_upstream=False)
+    for is_client, act in steps:
+        act(world, world.client if is_client else world.upstream)
+    for sock in (world.client, world.upstream):
+        world.ends(sock)
+        sock.room = 1 << 20
+    for _ in range(4):
+        world.poller.turn()
+    assert world.upstream.sent == world.said[world.client]
+    assert world.client.sent == world.said[world.upstream]
+    assert (world.tunnel.ends, world.tunnel.reason) == (1, Reason.OK)
