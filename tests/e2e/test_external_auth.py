@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from egressproxy.protocols.grpc.wire import field, fields, number, text
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
 from tests.support import manifests as m
 from tests.support.dns import Rule
@@ -20,6 +19,7 @@ from tests.support.net import free_port
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
+from tests.support.protobuf_wire import field, fields, number, text
 
 AUTH = "auth.test"
 

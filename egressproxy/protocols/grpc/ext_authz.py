@@ -9,15 +9,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, Final
 
-from egressproxy.protocols.grpc.wire import Value, WireError, field, fields, number, text
+from egressproxy.model.protobuf import WireError, message_types, parsed
 
-__all__ = ["CHECK", "Action", "CheckAnswer", "HeaderOption", "HttpAttributes", "check_answer", "check_request"]
+__all__ = [
+    "CHECK",
+    "Action",
+    "CheckAnswer",
+    "HeaderOption",
+    "HttpAttributes",
+    "WireError",
+    "check_answer",
+    "check_request",
+]
 
 #: The path of the method.
 CHECK = b"/envoy.service.auth.v3.Authorization/Check"
 
 Address = tuple[str, int]
+
+#: Texts are octets: what comes is checked where it is used, and a server may say more than UTF-8. An entry of a map is
+#: a message with the fields 1 and 2.
+_TYPES: Final = message_types(
+    "envoy",
+    {
+        "CheckRequest": "attributes=1:AttributeContext",
+        "AttributeContext": "source=1:Peer destination=2:Peer request=4:Request",
+        "Peer": "address=1:Address",
+        "Address": "socket_address=1:SocketAddress",
+        "SocketAddress": "address=2 port_value=3:uint64",
+        "Request": "time=1:Timestamp http=2:HttpRequest",
+        "Timestamp": "seconds=1:uint64 nanos=2:uint64",
+        "HttpRequest": "id=1 method=2:bytes headers=3*:Header path=4:bytes host=5:bytes scheme=6:bytes size=9:uint64"
+        " protocol=10:bytes body=11:bytes raw_body=12:bytes",
+        "CheckResponse": "status=1:Status denied_response=2:DeniedResponse ok_response=3:OkResponse"
+        " error_response=5*:bytes",
+        "Status": "code=1:uint64",
+        "DeniedResponse": "status=1:Status headers=2*:HeaderValueOption body=3:bytes",
+        "OkResponse": "headers=2*:HeaderValueOption headers_to_remove=5*:bytes"
+        " response_headers_to_add=6*:HeaderValueOption query_parameters_to_set=7*:bytes"
+        " query_parameters_to_remove=8*:bytes",
+        "HeaderValueOption": "header=1:Header append=2:BoolValue append_action=3:uint64",
+        "Header": "key=1:bytes value=2:bytes raw_value=3:bytes",
+        "BoolValue": "value=1:uint64",
+    },
+)
+_CHECK_REQUEST, _CHECK_RESPONSE = _TYPES["CheckRequest"], _TYPES["CheckResponse"]
 
 
 class Action(IntEnum):
@@ -70,130 +108,81 @@ class CheckAnswer:
 
 def check_request(http: HttpAttributes, source: Address, destination: Address) -> bytes:
     """A CheckRequest. An address without a host is left out."""
-    request = field(1, _timestamp(http.started)) + field(2, _http(http))
-    attributes = _peer(1, source) + _peer(2, destination) + field(4, request)
-    return field(1, attributes)
+    seconds = int(http.started)
+    time = {"seconds": seconds, "nanos": int((http.started - seconds) * 1_000_000_000)}
+    attributes = {"source": _peer(source), "destination": _peer(destination)}
+    made: bytes = _CHECK_REQUEST(
+        attributes={**attributes, "request": {"time": _set(time), "http": _http(http)}}
+    ).SerializeToString()
+    return made
 
 
 def check_answer(data: bytes) -> CheckAnswer:
-    """Read a CheckResponse. Raises WireError, also for an answer that says neither yes nor no, or asks for what we do
-    not do.
+    """Read a CheckResponse. Raises WireError, also for an answer that says neither yes nor no, or both, or asks for
+    what we do not do.
     """
-    code = denied = ok = None
-    for tag, value in fields(data):
-        if tag == 1:
-            code = _code(_message(tag, value))
-        elif tag == 2:
-            denied, ok = _message(tag, value), None
-        elif tag == 3:
-            denied, ok = None, _message(tag, value)
-        elif tag == 5:
-            raise WireError("the service answers with an error of its own")
-    if denied is not None or code:
-        return _denied(denied or b"")
-    if ok is None and code is None:
+    answer = parsed(_CHECK_RESPONSE, data)
+    has_status, is_ok, is_denied = map(answer.HasField, ("status", "ok_response", "denied_response"))
+    if answer.error_response:
+        raise WireError("the service answers with an error of its own")
+    if is_ok and is_denied:
+        raise WireError("the answer is both yes and no")
+    if is_denied or answer.status.code:
+        denied = answer.denied_response
+        return CheckAnswer(False, denied.status.code or 403, _options(denied.headers), body=denied.body)
+    if not is_ok and not has_status:
         raise WireError("the answer is empty: neither a status nor a response")
-    return _allowed(ok or b"")
+    ok = answer.ok_response
+    if ok.query_parameters_to_set or ok.query_parameters_to_remove:
+        raise WireError("the service wants to change query parameters, which is not supported")
+    removed = tuple([name.lower() for name in ok.headers_to_remove])
+    return CheckAnswer(
+        True, headers=_options(ok.headers), remove=removed, response_headers=_options(ok.response_headers_to_add)
+    )
 
 
-def _http(http: HttpAttributes) -> bytes:
-    headers = b"".join(field(3, text(1, name) + text(2, value)) for name, value in http.headers.items())
-    parts = (
-        text(1, http.id.encode()), text(2, http.method), headers, text(4, http.path), text(5, http.host),
-        text(6, http.scheme), number(9, len(http.body)), text(10, http.protocol), _body(http.body),
-    )  # fmt: skip
-    return b"".join(parts)
+def _http(http: HttpAttributes) -> dict[str, Any]:
+    made = {
+        "id": http.id, "method": _text(http.method), "path": _text(http.path), "host": _text(http.host),
+        "scheme": _text(http.scheme), "size": len(http.body), "protocol": _text(http.protocol),
+        "body": http.body, "headers": [_header(name, value) for name, value in http.headers.items()],
+    }  # fmt: skip
+    if not http.body.isascii():
+        try:
+            http.body.decode()
+        except UnicodeDecodeError:  # `body` is a string
+            made["raw_body"] = made.pop("body")
+    return _set(made)
 
 
-def _body(body: bytes) -> bytes:
-    """`body` is a string; what is none goes as `raw_body`."""
-    if not body:
-        return b""
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return field(12, body)
-    return field(11, body)
+def _header(name: bytes, value: bytes) -> dict[str, bytes]:
+    return _set({"key": _text(name), "value": _text(value)})
 
 
-def _timestamp(seconds: float) -> bytes:
-    whole = int(seconds)
-    return number(1, whole) + number(2, int((seconds - whole) * 1_000_000_000))
+def _set(values: dict[str, Any]) -> dict[str, Any]:
+    """Without what is empty or 0: that is what a missing field means."""
+    return {name: value for name, value in values.items() if value}
 
 
-def _peer(tag: int, address: Address) -> bytes:
+def _text(value: bytes) -> bytes:
+    """What is no UTF-8 becomes "?", since parsers refuse it."""
+    return value if value.isascii() else value.decode("utf-8", "replace").replace("\ufffd", "?").encode()
+
+
+def _peer(address: Address) -> dict[str, Any] | None:
     host, port = address
-    if not host:
-        return b""
-    return field(tag, field(1, field(1, text(2, host.encode()) + number(3, port))))
+    return {"address": {"socket_address": _set({"address": host, "port_value": port})}} if host else None
 
 
-def _code(status: bytes) -> int:
-    """google.rpc.Status.code; 0 is OK."""
-    code: Value = 0
-    for tag, value in fields(status):
-        if tag == 1:
-            code = value
-    return _number(1, code)
+def _options(options: Any) -> tuple[HeaderOption, ...]:
+    return tuple([_option(option) for option in options])
 
 
-def _denied(data: bytes) -> CheckAnswer:
-    status, headers, body = 0, [], b""
-    for tag, value in fields(data):
-        if tag == 1:
-            status = _code(_message(tag, value))
-        elif tag == 2:
-            headers.append(_header_option(_message(tag, value)))
-        elif tag == 3:
-            body = _message(tag, value)
-    return CheckAnswer(False, status or 403, tuple(headers), body=body)
-
-
-def _allowed(data: bytes) -> CheckAnswer:
-    headers, remove, response = [], [], []
-    for tag, value in fields(data):
-        if tag == 2:
-            headers.append(_header_option(_message(tag, value)))
-        elif tag == 5:
-            remove.append(_message(tag, value).lower())
-        elif tag == 6:
-            response.append(_header_option(_message(tag, value)))
-        elif tag in (7, 8):
-            raise WireError("the service wants to change query parameters, which is not supported")
-    return CheckAnswer(True, headers=tuple(headers), remove=tuple(remove), response_headers=tuple(response))
-
-
-def _header_option(data: bytes) -> HeaderOption:
-    header, action, append = b"", 0, None
-    for tag, value in fields(data):
-        if tag == 1:
-            header = _message(tag, value)
-        elif tag == 2:
-            append = _code(_message(tag, value))  # a BoolValue has its value where a Status has its code
-        elif tag == 3:
-            action = _number(tag, value)
-    name = text_value = raw = b""
-    for tag, value in fields(header):
-        if tag == 1:
-            name = _message(tag, value).lower()
-        elif tag == 2:
-            text_value = _message(tag, value)
-        elif tag == 3:
-            raw = _message(tag, value)
-    if append is not None:
-        return HeaderOption(name, text_value or raw, Action.APPEND if append else Action.SET)
+def _option(option: Any) -> HeaderOption:
+    header, action = option.header, option.append_action
+    name, value = header.key.lower(), header.value or header.raw_value
+    if option.HasField("append"):
+        return HeaderOption(name, value, Action.APPEND if option.append.value else Action.SET)
     if action > Action.OVERWRITE_IF_EXISTS:
         raise WireError(f"nobody knows the append_action {action}")
-    return HeaderOption(name, text_value or raw, Action(action))
-
-
-def _message(tag: int, value: Value) -> bytes:
-    if not isinstance(value, bytes):
-        raise WireError(f"field {tag} is a number, and has to be a message or a string")
-    return value
-
-
-def _number(tag: int, value: Value) -> int:
-    if not isinstance(value, int):
-        raise WireError(f"field {tag} has to be a number")
-    return value
+    return HeaderOption(name, value, Action(action))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from egressproxy.protocols.grpc.ext_authz import CHECK
-from egressproxy.protocols.grpc.wire import field, fields, number, text
 from tests.gateway.conftest import Start
 from tests.gateway.ext_authz.test_filter import FORWARDED, GET, POST, POST_FORWARDED
 from tests.gateway.kit import OK, OK_PASSED, reverse
@@ -16,6 +15,7 @@ from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.http2 import GrpcCall, Http2Server
 from tests.support.manifests import Manifest
+from tests.support.protobuf_wire import field, fields, number, text
 
 ALLOWED = field(1, b"") + field(3, b"")
 DENIED = field(1, number(1, 7))

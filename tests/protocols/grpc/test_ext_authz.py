@@ -12,10 +12,11 @@ from egressproxy.protocols.grpc.ext_authz import (
     CheckAnswer,
     HeaderOption,
     HttpAttributes,
+    WireError,
     check_answer,
     check_request,
 )
-from egressproxy.protocols.grpc.wire import WireError, field, fields, number, text
+from tests.support.protobuf_wire import field, fields, number, text
 
 
 def header(name: bytes, value: bytes, more: bytes = b"") -> bytes:
@@ -107,6 +108,10 @@ def test_what_is_not_clearly_a_yes_is_a_403(data: bytes):
         status(0) + field(3, field(7, b"")),  # query parameters
         status(0) + field(3, field(2, header(b"a", b"b", number(3, 9)))),
         status(0) + b"\x1a\x05",
+        status(0) + field(2, b"") + field(3, b""),  # yes and no
+        status(0) + number(3, 1),  # a response that is a number
+        status(0) + field(3, field(2, number(1, 1))),  # a header that is one
+        field(1, b"\x0d\0\0\0\0"),  # a code of four octets
     ],
 )
 def test_what_cannot_be_understood_is_refused(data: bytes):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.protocols.grpc.wire import WireError, field, fields, number, text
+from tests.support.protobuf_wire import WireError, field, fields, number, text
 
 
 def test_the_examples_of_the_specification():
