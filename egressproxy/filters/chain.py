@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from egressproxy.filters.base import Phase
@@ -21,6 +21,7 @@ from egressproxy.filters.body import BodyPlan, BodyStep
 from egressproxy.filters.filter_step import FilterStats, PlacedFilter, Step, settle, start, wait
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
 
 __all__ = [
     "Chain",
@@ -35,6 +36,8 @@ __all__ = [
     "run",
 ]
 
+#: The gateway writes these itself: a second Content-Length is an error for clients (RFC 9112 section 6.3).
+_FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
 
@@ -165,6 +168,11 @@ async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) ->
 
 
 def _answered(step: HeaderStep, x: Exchange, response: LocalResponse) -> LocalResponse:
+    """The filter's response without fields of the framing. Raises ValueError or TypeError for fields that cannot be."""
+    names = [name for name, _ in Fields.of(response.fields)]
+    if not _FRAMING.isdisjoint(names):
+        kept = tuple(line for line, name in zip(response.fields, names, strict=True) if name not in _FRAMING)
+        response = replace(response, fields=kept)
     step.stats.answered += 1
     x.answered_by = step.name
     return response

@@ -326,3 +326,24 @@ def test_complete_runs_though_the_filter_failed_and_what_it_raises_is_counted():
         run(made.request_headers, x)
     finish(made.complete, x)
     assert placed.stats_in(Phase.REQUEST_HEADERS).failed == 2
+
+
+@pytest.mark.parametrize("wrong", [(b"x y", b"1"), (b"x", b"a\r\nb: c"), (b"x", "text")])
+def test_a_response_with_a_field_that_cannot_be_is_a_failure_of_the_filter(wrong):
+    steps, stats = only(lambda x: LocalResponse(200, (wrong,)))
+    with pytest.raises(GatewayFault) as caught:
+        run(steps, exchange())
+    assert (caught.value.reason, caught.value.status) == (Reason.FILTER_FAILED, 502)
+    assert (stats.failed, stats.answered) == (1, 0)
+
+
+async def test_the_framing_of_a_response_is_not_the_filters_to_say():
+    lines = ((b"Content-Length", b"9"), (b"X-A", b"1"), (b"transfer-encoding", b"chunked"), (b"connection", b"x-a"))
+
+    async def later(x):
+        return LocalResponse(200, lines, b"body")
+
+    for call in (lambda x: LocalResponse(200, list(lines), b"body"), later):
+        made = run(only(call)[0], exchange())
+        made = await made if isinstance(made, asyncio.Task) else made
+        assert (made.fields, made.body) == (((b"X-A", b"1"),), b"body")
