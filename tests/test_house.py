@@ -44,6 +44,20 @@ def test_a_class_name_stands_for_one_thing():
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+def test_what_repr_shows_begins_with_the_name_of_the_class():
+    wrong = []
+    for path in sources("egressproxy"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                for member in node.body:
+                    if isinstance(member, ast.FunctionDef) and member.name == "__repr__":
+                        shown = re.findall(r"""['"](_?[A-Z]\w+)\(""", ast.unparse(member))
+                        wrong += [
+                            f"{path.relative_to(ROOT)}: {node.name}: {name}" for name in shown if name != node.name
+                        ]
+    assert wrong == []
+
+
 # ---- imports
 
 

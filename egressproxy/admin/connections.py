@@ -167,7 +167,7 @@ class AdminConnections:
 
     def __repr__(self) -> str:
         reserve = sum(each.is_reserve for each in self._open)
-        return f"Connections({len(self._open) - reserve}, {reserve} of the reserve)"
+        return f"AdminConnections({len(self._open) - reserve}, {reserve} of the reserve)"
 
 
 def _longest(among: Iterable[AdminConnection]) -> AdminConnection | None:

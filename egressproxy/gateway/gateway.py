@@ -195,7 +195,7 @@ class GatewayServer:
         return self.snapshot.filters.stats() if self.snapshot is not None else ()
 
     def __repr__(self) -> str:
-        return f"Gateway({self.snapshot}, {len(self._bound)} bound)"
+        return f"GatewayServer({self.snapshot}, {len(self._bound)} bound)"
 
 
 def _socket(place: tuple[str, int]) -> tuple[IPAddress, int]:

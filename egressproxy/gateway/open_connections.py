@@ -143,4 +143,4 @@ class OpenConnections:
             del self.tunnels_of[listener]
 
     def __repr__(self) -> str:
-        return f"ListenerState({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"
+        return f"OpenConnections({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"

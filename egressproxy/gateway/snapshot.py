@@ -78,7 +78,7 @@ class ActiveListener:
         self.terminate = terminate  # a TLS listener that terminates does it with this
 
     def __repr__(self) -> str:
-        return f"Listener({self.gateway}/{self.name}:{self.port})"
+        return f"ActiveListener({self.gateway}/{self.name}:{self.port})"
 
 
 class Port:

@@ -1,6 +1,7 @@
-"""Specs: configuration as the data plane needs it. Frozen, validated, complete, hashable; written by
-`config.compile` only.
+"""The intermediate representation: the configuration as the data plane needs it.
 
-Every spec compares by content: whatever has an equal spec before and after a reload (a pool, a token bucket, a TLS
+Frozen, validated, complete and hashable; only `config.compile` makes it.
+
+Every value compares by content: what has an equal value before and after a reload (a pool, a token bucket, a TLS
 context) is kept. Durations are seconds, sizes bytes, names `namespace/name`.
 """

@@ -34,10 +34,10 @@ class SecretBytes:
         return len(self._value)
 
     def __repr__(self) -> str:
-        return "Secret(…)"
+        return "SecretBytes(…)"
 
     def __format__(self, spec: str) -> str:
-        return "Secret(…)"
+        return "SecretBytes(…)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret is not serialised")

@@ -114,4 +114,4 @@ class ReplayableBody:
             self._kept = Pieces()
 
     def __repr__(self) -> str:
-        return f"ReplayedBody({self._octets} octets, {'kept' if self.is_kept else 'not kept'})"
+        return f"ReplayableBody({self._octets} bytes, {'kept' if self.is_kept else 'not kept'})"

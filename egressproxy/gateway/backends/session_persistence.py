@@ -161,7 +161,7 @@ class PersistentSessions:
         return hmac.digest(self._key.reveal(), text, "sha256")[:16]
 
     def __repr__(self) -> str:
-        return f"Sessions({self._spec.name}, {len(self._places)} endpoints)"
+        return f"PersistentSessions({self._spec.name}, {len(self._places)} endpoints)"
 
 
 def _now_ms() -> int:

@@ -1,1 +1,1 @@
-"""Explaining: what would become of a request, and which decisions another configuration would make the other way."""
+"""Explain and diff: decisions about requests that nobody sends, now and under another configuration."""

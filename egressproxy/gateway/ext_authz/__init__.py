@@ -1,1 +1,1 @@
-"""Authorization: servers of the operator's that are asked whether a request may go on."""
+"""External authorization: a server of the operator decides whether a request may go on."""

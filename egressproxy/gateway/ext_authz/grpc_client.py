@@ -45,7 +45,7 @@ _CHANGES = {
 
 
 class GrpcAuthzClient:
-    """Implements Asker. `chain` are the filters of the server as a backend; what they add is metadata of the call."""
+    """Implements AuthzClient. `chain` has the filters of the server as a backend; they may add metadata to the call."""
 
     def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
         self._connector = connector

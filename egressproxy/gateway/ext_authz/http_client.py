@@ -33,7 +33,7 @@ OF_THE_ANSWER = frozenset(
 
 
 class HttpAuthzClient:
-    """Implements Asker. `chain` are the filters of the server as a backend: its credential, its limits."""
+    """Implements AuthzClient. `chain` are the filters of the server as a backend: its credential, its limits."""
 
     def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
         self._connector = connector

@@ -92,4 +92,4 @@ class SniDispatch(asyncio.Protocol):
         return True
 
     def __repr__(self) -> str:
-        return f"Fork({self._state})"
+        return f"SniDispatch({self._state})"

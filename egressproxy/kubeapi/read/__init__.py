@@ -1,1 +1,1 @@
-"""Reading: get, list, watch, discovery, tables."""
+"""Reading the API: get, list, watch, discovery, tables."""

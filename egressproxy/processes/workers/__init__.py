@@ -1,1 +1,1 @@
-"""Workers: who serves the traffic, in this process or in several. `fleet` says what the application asks of them."""
+"""The processes that serve: one data plane in this process, or a supervisor and its workers (`fleet`)."""

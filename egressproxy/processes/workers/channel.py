@@ -142,7 +142,7 @@ class FrameChannel:
 
     def __repr__(self) -> str:
         state = f"{len(self._waiting)} to send" if self._is_open else "ended"
-        return f"Channel({state}, {len(self._received)} octets received)"
+        return f"FrameChannel({state}, {len(self._received)} bytes received)"
 
 
 def _close(descriptors: Sequence[int] | deque[int]) -> None:

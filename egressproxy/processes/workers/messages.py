@@ -43,8 +43,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message, with the descriptors of the log's Turn, the Tally and the Turn of standard error: answered by
-    Begun or NotBegun.
+    """The first message; the worker replies with Begun or NotBegun. Its descriptors are the FileLock of the access log,
+    the SharedCounters and the FileLock of standard error.
 
     `pseudonym` is the gateway's name in Via, `session_key` signs the tokens of session persistence: both are the same
     for all workers of a run.

@@ -1,1 +1,1 @@
-"""Tunnels: bytes both ways, once the destination was decided; and the guard that looks at the first of them."""
+"""Tunnels: bytes both ways after the decision about the destination, and the guard that checks the first of them."""

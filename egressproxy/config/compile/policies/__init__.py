@@ -1,1 +1,1 @@
-"""EgressPolicies: which hold where, and what becomes of them together."""
+"""EgressPolicies: which ones hold at a place, and what they mean together."""
