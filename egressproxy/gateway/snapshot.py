@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 
+from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.default_routes import DefaultRoutes
@@ -121,6 +122,21 @@ class Port:
         """On a mixed port: whether a client whose ClientHello names this host gets a stream; else it gets HTTP."""
         found = self.by_host.match(name)
         return found is not None and found.is_stream
+
+    def listener_for(self, host: str, server_name: str) -> ActiveListener:
+        """The HTTP listener for this host (Gateway API, Listener.hostname). `server_name`: the SNI of the client's TLS.
+
+        Raises GatewayFault: 404 where no listener has the host, 421 where the client's TLS was with another listener
+        (RFC 9110 section 15.5.20): its certificate, and what it asks of clients, say nothing about this host.
+        """
+        if len(self.listeners) == 1 and not self.first.spec.hostname:
+            return self.first
+        found = self.by_host.match(host)
+        if found is None:
+            raise GatewayFault(Reason.NO_ROUTE, f"no listener for {host}", status=404)
+        if server_name and self.by_host.match(server_name) is not found:
+            raise GatewayFault(Reason.MISDIRECTED, f"{host} is not served on this connection", status=421)
+        return found
 
     @property
     def key(self) -> tuple[str, int]:

@@ -128,6 +128,11 @@ class Exchange:
         self.bytes_out = 0  # to the client
         self.series: Any = None  # telemetry.metrics.Series, bound at build time
 
+    def note_denials(self, reasons: tuple[Reason, ...]) -> None:
+        """As `note_denial`, for each of these reasons."""
+        for reason in reasons:
+            self.note_denial(reason)
+
     def note_denial(self, reason: Reason) -> None:
         """What mode Report lets pass; each reason counts once for one exchange."""
         if reason not in (self.would_deny or ()):

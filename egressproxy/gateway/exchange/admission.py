@@ -1,49 +1,59 @@
 """Admission: what a request asks for, and whether policy lets it. Decided on names alone: nothing is resolved here.
 
-Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.2 (Max-Forwards), 7.6.3 (loops) and 9.3.8
-(TRACE).
+`name_request` and `name_stream` write into the exchange what the client has named. Everything else takes values and
+returns a decision: a route and what is to be noted, or it raises. So `explain` calls what traffic calls.
+Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.3 (loops) and 9.3.8 (TRACE).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
-from egressproxy.gateway.enforcement import enforce
+from egressproxy.gateway.enforcement import lifted
 from egressproxy.gateway.route import Route
-from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead, TargetForm
-
-if TYPE_CHECKING:
-    from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.protocols.tls.client_hello import ClientHello
 
 __all__ = [
     "HTTP_PORT",
+    "admit_http",
     "connect_not_served",
-    "default_route",
     "judge",
-    "name_destination",
+    "name_request",
+    "name_stream",
     "read_authority",
     "refuse_loops",
     "route_request",
+    "route_tunnel",
+    "ways_to_http_port",
 ]
+
+#: Why a request would be denied, were it not for mode Report: to be noted.
+Noted = tuple[Reason, ...]
 
 HTTP_PORT = 80
 HTTPS_PORT = 443
 
 
-def name_destination(
-    x: Exchange, client: ClientConnection, head: RequestHead, listener: ActiveListener
+def name_request(
+    x: Exchange, port: Port, server_name: str, inside: Authority | None, head: RequestHead
 ) -> ActiveListener:
-    """Fill in scheme, authority and logged path; returns the listener, chosen by host where several share the port."""
+    """Write into `x` what a request names: logged path, scheme, authority and listener. Returns the listener.
+
+    `server_name`: the SNI of the client's TLS, or "". `inside`: the authority of the tunnel that the request came in,
+    or None. Raises BadRequest (400), and GatewayFault as `Port.listener_for`. Source: RFC 9112 section 3.2.
+    """
+    listener = port.first
     path = head.path
     query = path.find(b"?")
     x.path = path if query < 0 else path[:query]
-    if client.tunnel_authority is not None:
-        name_inside_tunnel(x, client.tunnel_authority, head)
+    if inside is not None:
+        x.authority = authority_inside(inside, head)
         return listener
     if head.scheme:  # absolute-form
         x.scheme = head.scheme
@@ -57,18 +67,39 @@ def name_destination(
     else:
         x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
     if not listener.is_forward:
-        listener = client.listener_for(x.authority.host)
+        listener = port.listener_for(x.authority.host, server_name)
         x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
     return listener
 
 
-def name_inside_tunnel(x: Exchange, inside: Authority, head: RequestHead) -> None:
-    """HTTP in a tunnel to port 80 goes to the tunnel's authority, and may name no other."""
+def authority_inside(inside: Authority, head: RequestHead) -> Authority:
+    """HTTP in a tunnel to port 80 goes to the tunnel's authority. Raises BadRequest (400) where it names another."""
     if head.form is TargetForm.ABSOLUTE and head.scheme != b"http":
         raise BadRequest(Reason.BAD_TARGET, "only http is spoken inside a tunnel to port 80")
     if head.host and read_authority(head.host, HTTP_PORT) != inside:
         raise BadRequest(Reason.BAD_HOST, "the Host inside the tunnel is not the one that the tunnel was opened to")
-    x.authority = inside
+    return inside
+
+
+def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
+    """Write into `x` what a ClientHello names: authority and listener. Returns the listener.
+
+    `hello` None: a TCP listener, where nothing is named. Raises GatewayFault (404), Denied.
+    """
+    if hello is None:
+        return port.first
+    if hello.sni is None:
+        raise GatewayFault(Reason.NO_ROUTE, "the ClientHello names no server", status=404)
+    try:
+        x.authority = parse_authority(hello.sni.encode(), port.number if port.number != 0 else 443)
+    except AuthorityError:
+        raise Denied(Reason.SNI_MISMATCH, "the ClientHello names no valid host") from None
+    found = port.by_host.match(x.authority.host)
+    if found is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {x.authority.host}", status=404)
+    x.gateway, x.listener, x.series = found.gateway, found.name, found.series
+    x.authority = Authority(x.authority.host, HTTPS_PORT)
+    return found
 
 
 def read_authority(raw: bytes, default_port: int | None) -> Authority:
@@ -94,55 +125,96 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
 
 
-def route_request(x: Exchange, listener: ActiveListener) -> Route:
-    """The rule that serves this request. Raises Denied (403), or GatewayFault (404) where no route matches."""
-    authority, head = x.authority, x.request
-    assert authority is not None
+def route_request(listener: ActiveListener, authority: Authority, head: RequestHead) -> tuple[Route, bytes, Noted]:
+    """The rule that serves this request, and the PathPrefix that it matched (b"": none).
+
+    Raises Denied (403), or GatewayFault (404) where no route matches.
+    """
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
-        route, x.path_prefix = found
-        if route.is_judged:
-            judge(x, route, authority)
-    elif listener.is_forward:
-        route = default_route(x, listener, authority)
-    else:
-        raise GatewayFault(
-            Reason.NO_ROUTE,
-            f"no route for this request to {authority.host} on this listener",
-            status=404,
-            remedy="attach an HTTPRoute whose hostnames and matches (path, method, headers, query) fit; status of those"
-            " that are there says whether they are attached",
-        )
-    x.route = route.name
-    x.series = route.series
-    return route
+        route, prefix = found
+        return route, prefix, judge(route, authority) if route.is_judged else ()
+    if listener.is_forward:
+        route, noted = default_route(listener, authority)
+        return route, b"", noted
+    raise GatewayFault(
+        Reason.NO_ROUTE,
+        f"no route for this request to {authority.host} on this listener",
+        status=404,
+        remedy="attach an HTTPRoute whose hostnames and matches (path, method, headers, query) fit; status of those"
+        " that are there says whether they are attached",
+    )
 
 
-def judge(x: Exchange, route: Route, authority: Authority) -> None:
+def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
+    """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
+    route = listener.streams.match(authority.host)
+    if route is not None and route.serves(authority.host, authority.port):
+        return route, judge(route, authority)
+    return default_route(listener, authority)
+
+
+def admit_http(listener: ActiveListener, authority: Authority) -> Noted:
+    """Whether HTTP in a tunnel to port 80 could be allowed at all: each request is decided by itself. Raises Denied."""
+    if not listener.hosts.match(authority.host):
+        return default_route(listener, authority)[1]
+    denied = listener.destinations.explicit_deny(authority)
+    try:
+        return () if denied is None else (lifted(listener.mode, denied),)
+    finally:
+        del denied  # its traceback holds this frame: no cycle
+
+
+def ways_to_http_port(listener: ActiveListener, authority: Authority) -> tuple[Route | None, bool]:
+    """The route of TLS in a tunnel to port 80 (None: it would be refused), and whether HTTP may go there.
+
+    Raises Denied where neither may; it is the denial of HTTP.
+    """
+    tls = None
+    with suppress(Denied):
+        tls, _ = route_tunnel(listener, authority)
+    try:
+        admit_http(listener, authority)
+    except Denied:
+        if tls is None:
+            raise
+        return tls, False
+    return tls, True
+
+
+def judge(route: Route, authority: Authority) -> Noted:
     """What policy says of a destination that a route matches. Raises Denied."""
-    if route.destinations.denies:
-        enforce(x, route.mode, route.destinations.explicit_deny(authority))
+    noted: Noted = ()
+    denied = route.destinations.explicit_deny(authority) if route.destinations.denies else None
     permission = route.permission
-    if permission is not None and authority.text not in permission.permitted:
-        enforce(x, permission.mode, permission.decide(authority))
+    try:
+        if denied is not None:
+            noted = (lifted(route.mode, denied),)
+        if permission is not None and authority.text not in permission.permitted:
+            denied = permission.decide(authority)
+            if denied is not None:
+                noted += (lifted(permission.mode, denied),)
+        return noted
+    finally:
+        del denied  # its traceback holds this frame: no cycle
 
 
-def default_route(x: Exchange, listener: ActiveListener, authority: Authority) -> Route:
-    """What the listener's policy says of a destination that no route matches; traffic is counted by what allows it."""
+def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
+    """What the listener's policy says of a destination that no route matches; traffic is counted by what allows it.
+
+    Raises Denied.
+    """
     defaults = listener.defaults
     if defaults is None:
         raise Denied(Reason.NO_POLICY, f"{authority.host} is not allowed: no policy and no route says so")
     known = defaults.known.get((authority.host, authority.port))
     if known is not None:
-        return known
+        return known, ()
     if listener.mode is Mode.OPEN:
         denied, mode = listener.destinations.decide_firm(authority), Mode.ENFORCE
     else:
         denied, mode = listener.destinations.decide(authority), listener.mode
-    if denied is None:
-        return defaults.allowed(authority)
     try:
-        enforce(x, mode, denied)
+        return (defaults.allowed(authority), ()) if denied is None else (defaults.reported(), (lifted(mode, denied),))
     finally:
         del denied  # its traceback holds this frame: no cycle
-    return defaults.reported()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -55,22 +55,6 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
     @property
     def listener(self) -> ActiveListener:
         return self.state.port.first
-
-    def listener_for(self, host: str) -> ActiveListener:
-        """The listener of this port for this host (Gateway API, Listener.hostname).
-
-        Raises GatewayFault: 404 where no listener has the host, 421 where the client's TLS was with another listener
-        (RFC 9110 section 15.5.20): its certificate, and what it asks of clients, say nothing about this host.
-        """
-        port = self.state.port
-        if len(port.listeners) == 1 and not port.first.spec.hostname:
-            return port.first
-        found = port.by_host.match(host)
-        if found is None:
-            raise GatewayFault(Reason.NO_ROUTE, f"no listener for {host}", status=404)
-        if self.server_name and port.by_host.match(self.server_name) is not found:
-            raise GatewayFault(Reason.MISDIRECTED, f"{host} is not served on this connection", status=421)
-        return found
 
     @property
     def passes_trailers(self) -> bool:

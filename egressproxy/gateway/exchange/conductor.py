@@ -19,7 +19,7 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import name_destination, refuse_loops, route_request
+from egressproxy.gateway.exchange.admission import name_request, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector
 from egressproxy.gateway.exchange.client_connection import ClientConnection
@@ -97,10 +97,15 @@ class Conductor:
                 if answer is not None:
                     self.answer(x, client, answer)
                 return
-            listener = name_destination(x, client, head, listener)
+            listener = name_request(x, client.state.port, client.server_name, client.tunnel_authority, head)
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
-            route = life.route = route_request(x, listener)
+            route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]  # it is named
+            life.route = route
+            x.route = route.name
+            x.series = route.series
+            if noted:
+                x.note_denials(noted)
             client.start_clock(route.clock_s, route.idle_s)
             if head.max_forwards >= 0:
                 if head.max_forwards == 0:

@@ -14,15 +14,15 @@ from functools import partial
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.chain import Outcome, run
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.enforcement import enforce
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
+    admit_http,
     connect_not_served,
-    default_route,
-    judge,
     read_authority,
     refuse_loops,
+    route_tunnel,
+    ways_to_http_port,
 )
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
@@ -44,8 +44,7 @@ from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
 
 __all__ = [
-    "admit_http", "dial", "refuse_answer", "route_tunnel", "serve_connect", "switch_protocols", "take_tunnel_slot",
-    "ways_to_http_port",
+    "dial", "refuse_answer", "serve_connect", "switch_protocols", "take_tunnel_slot",
 ]  # fmt: skip
 
 
@@ -67,7 +66,10 @@ async def serve_connect(
         refuse_loops(head, accounting.pseudonym)
     if authority.port == HTTP_PORT:
         return await serve_http_port(accounting, x, client, authority)
-    return await open_tunnel(accounting, x, client, authority, route_tunnel(x, listener, authority))
+    route, noted = route_tunnel(listener, authority)
+    if noted:
+        x.note_denials(noted)
+    return await open_tunnel(accounting, x, client, authority, route)
 
 
 async def serve_http_port(
@@ -77,24 +79,25 @@ async def serve_http_port(
 
     The first octet tells: no method of HTTP begins with one that a TLS server would take.
     """
-    ways_to_http_port(x, client.listener, authority)
+    ways_to_http_port(client.listener, authority)
     client.send(TUNNEL_ESTABLISHED)
     x.status = 200
     listener = await first_octets(client)
     first = client.reader.first_octet
     if not first or not may_start_tls(first):
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
-            admit_http(x, listener, authority)
+            x.note_denials(admit_http(listener, authority))
         client.tunnel_authority = authority
         client.enter_tunnel(client.state.port.head_limits)
         return None
     try:
-        route = route_tunnel(x, listener, authority)
+        route, noted = route_tunnel(listener, authority)
     except Denied as denied:
         accounting.blame(x, client.life, denied)
         client.send(ACCESS_DENIED)
         client.life.close = True
         return None
+    x.note_denials(noted)
     return await open_tunnel(accounting, x, client, authority, route)
 
 
@@ -112,25 +115,6 @@ async def first_octets(client: ClientConnection) -> ActiveListener:
     if client.state.is_closed:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
     return client.listener
-
-
-def ways_to_http_port(x: Exchange, listener: ActiveListener, authority: Authority) -> tuple[Route | None, bool]:
-    """The route of TLS in a tunnel to port 80 (None: it would be refused), and whether HTTP may go there.
-
-    Raises Denied where neither may; it is the denial of HTTP.
-    """
-    tls = None
-    try:
-        with suppress(Denied):
-            tls = route_tunnel(x, listener, authority)
-        admit_http(x, listener, authority)
-    except Denied:
-        if tls is None:
-            raise
-        return tls, False
-    finally:
-        x.would_deny = None  # it is noted of the way that is taken
-    return tls, True
 
 
 async def open_tunnel(
@@ -187,23 +171,6 @@ async def refuse_answer(outcome: Outcome) -> None:
         raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
 
 
-def route_tunnel(x: Exchange, listener: ActiveListener, authority: Authority) -> Route:
-    """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
-    route = listener.streams.match(authority.host)
-    if route is not None and route.serves(authority.host, authority.port):
-        judge(x, route, authority)
-        return route
-    return default_route(x, listener, authority)
-
-
-def admit_http(x: Exchange, listener: ActiveListener, authority: Authority) -> None:
-    """Whether HTTP in a tunnel to port 80 could be allowed at all: each request is decided by itself. Raises Denied."""
-    if listener.hosts.match(authority.host):
-        enforce(x, listener.mode, listener.destinations.explicit_deny(authority))
-    else:
-        default_route(x, listener, authority)
-
-
 async def dial(x: Exchange, choice: RouteBackend, *, terminated: bool = False) -> PendingProtocol:
     """A transport to this backend, with whatever it has said already. `terminated`: the client's TLS ends with us."""
     connector = choice.connector
@@ -231,7 +198,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: ClientCo
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
     listener = client.listener
     if not listener.is_forward and x.authority is not None:
-        listener = client.listener_for(x.authority.host)
+        listener = client.state.port.listener_for(x.authority.host, client.server_name)
     take_tunnel_slot(x, client.state, life, listener)
     client.send(switching_bytes(x.response, accounting.pseudonym))
     x.status = 101

@@ -5,36 +5,29 @@ that come. Opens no connection, asks no name server, runs no filter, counts noth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import cast
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
+    admit_http,
     connect_not_served,
     judge,
-    name_destination,
+    name_request,
+    name_stream,
     read_authority,
     refuse_loops,
     route_request,
+    route_tunnel,
+    ways_to_http_port,
 )
-from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.connect import admit_http, route_tunnel, ways_to_http_port
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
-from egressproxy.gateway.listeners.stream_connection import StreamConnection, name_stream
-from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import CallerIdentity, Exchange
-from egressproxy.net.timers import TimerWheel
-from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.tls.client_hello import ClientHello
 
 __all__ = ["Decision", "decide"]
-
-_STOPPED = TimerWheel()
-_NOBODY = cast(RequestHandler, None)  # is called by connections that receive something
 
 
 @dataclass(slots=True)
@@ -80,15 +73,18 @@ def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
 def _decide_request(made: Decision, question: HypotheticalRequest) -> None:
     """As `Conductor.serve` begins."""
     x, port = made.x, made.port
-    client = ClientConnection(_NOBODY, _STOPPED, OpenConnections(port))
     head = x.request = question.head(port)
     x.method = head.method
+    server_name = ""
     if port.first.spec.protocol is ListenerProtocol.HTTPS and question.authority:
-        client.server_name = read_authority(question.authority.encode(), port.number).host
-    made.listener = name_destination(x, client, head, made.listener)
+        server_name = read_authority(question.authority.encode(), port.number).host
+    made.listener = name_request(x, port, server_name, None, head)
     if head.via or head.method == b"TRACE":
         refuse_loops(head, b"")
-    made.route = route_request(x, made.listener)
+    assert x.authority is not None
+    made.route, x.path_prefix, noted = route_request(made.listener, x.authority, head)
+    x.route, x.series = made.route.name, made.route.series
+    x.note_denials(noted)
 
 
 def _decide_tunnel(made: Decision, question: HypotheticalRequest) -> None:
@@ -101,15 +97,13 @@ def _decide_tunnel(made: Decision, question: HypotheticalRequest) -> None:
         raise connect_not_served()
     x.authority = read_authority(head.target, None)
     if x.authority.port == HTTP_PORT:
-        made.tls_route, reads_http = ways_to_http_port(x, made.listener, x.authority)
+        made.tls_route, reads_http = ways_to_http_port(made.listener, x.authority)
         if reads_http:
-            admit_http(x, made.listener, x.authority)  # mode Report notes what it would refuse
-        else:
-            made.route = route_tunnel(x, made.listener, x.authority)
-    else:
-        made.route = route_tunnel(x, made.listener, x.authority)
-    if made.route is not None:
-        x.route, x.series = made.route.name, made.route.series
+            x.note_denials(admit_http(made.listener, x.authority))  # mode Report notes what it would refuse
+            return
+    made.route, noted = route_tunnel(made.listener, x.authority)
+    x.note_denials(noted)
+    x.route, x.series = made.route.name, made.route.series
 
 
 def _decide_stream(made: Decision, question: HypotheticalRequest) -> None:
@@ -120,11 +114,10 @@ def _decide_stream(made: Decision, question: HypotheticalRequest) -> None:
     hello = None
     if port.first.spec.protocol is not ListenerProtocol.TCP:
         hello = ClientHello(host, (), (), has_ech=False)
-    client = SimpleNamespace(state=OpenConnections(port), hello=hello)
-    made.listener = name_stream(x, cast(StreamConnection, client))
+    made.listener = name_stream(x, port, hello)
     made.route = made.listener.streams.match(x.authority.host if x.authority is not None else "")
     if made.route is None:
         raise GatewayFault(Reason.NO_ROUTE, f"no route for {host} on this listener", status=404)
     x.route = made.route.name
     if x.authority is not None:
-        judge(x, made.route, x.authority)
+        x.note_denials(judge(made.route, x.authority))

@@ -11,14 +11,13 @@ import logging
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import run
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import judge
+from egressproxy.gateway.exchange.admission import judge, name_stream
 from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunnel_slot
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
@@ -198,7 +197,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     client.deadline.clear()
     if client.state.is_closed:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
-    listener = name_stream(x, client)
+    listener = name_stream(x, client.state.port, client.hello)
     host = x.authority.host if x.authority is not None else ""
     route = listener.streams.match(host)
     if route is None:
@@ -206,7 +205,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     life.route = route
     x.route, x.series = route.name, route.series
     if x.authority is not None:
-        judge(x, route, x.authority)
+        x.note_denials(judge(route, x.authority))
     if route.chain.request_headers is not None:
         outcome = run(route.chain.request_headers, x)
         if outcome is not None:
@@ -235,26 +234,6 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     x.status = 200
     await relay(accounting.wheel, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()
-
-
-def name_stream(x: Exchange, client: StreamConnection) -> ActiveListener:
-    """The listener by SNI, and the authority that is logged, matched and dialled."""
-    port = client.state.port
-    listener = port.first
-    if client.hello is None:
-        return listener
-    if client.hello.sni is None:
-        raise GatewayFault(Reason.NO_ROUTE, "the ClientHello names no server", status=404)
-    try:
-        x.authority = parse_authority(client.hello.sni.encode(), port.number if port.number != 0 else 443)
-    except AuthorityError:
-        raise Denied(Reason.SNI_MISMATCH, "the ClientHello names no valid host") from None
-    found = port.by_host.match(x.authority.host)
-    if found is None:
-        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {x.authority.host}", status=404)
-    x.gateway, x.listener, x.series = found.gateway, found.name, found.series
-    x.authority = Authority(x.authority.host, 443)
-    return found
 
 
 def alert_for(error: GatewayError, hello: ClientHello) -> bytes:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import BadRequest, Denied, Reason
-from egressproxy.gateway.exchange.admission import enforce, read_authority
+from egressproxy.gateway.enforcement import enforce
+from egressproxy.gateway.exchange.admission import admit_http, read_authority, route_tunnel
 from egressproxy.ir.policy import Mode
+from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
@@ -766,3 +768,16 @@ def test_a_bad_authority_is_a_bad_request(raw: bytes):
     with pytest.raises(BadRequest) as caught:
         read_authority(raw, 80)
     assert caught.value.reason is Reason.BAD_HOST
+
+
+@pytest.mark.parametrize("decide", [route_tunnel, admit_http])
+def test_a_decision_takes_values_and_returns_what_is_to_be_noted(converse: Start, decide: Any):
+    reporting = converse(forward(mode="Report"))
+    listener = reporting.ports[0].state.port.first
+    made = decide(listener, Authority("b.example", 80))
+    assert (made[1] if decide is route_tunnel else made) == (Reason.DESTINATION_NOT_ALLOWED,)
+    made = decide(listener, Authority("a.example", 80))
+    assert (made[1] if decide is route_tunnel else made) == ()
+    assert reporting.records == []
+    with pytest.raises(Denied):
+        decide(converse(forward()).ports[0].state.port.first, Authority("b.example", 80))
