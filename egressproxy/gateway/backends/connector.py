@@ -157,16 +157,12 @@ class Connector:
         return error.retry is RetrySafety.SAFE and len(self.endpoints) > 1
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
-    def take(self, x: Exchange, target: Target) -> UpstreamConnection | None:
-        """An idle connection, now busy; or None: `acquire`."""
-        is_fresh = self.network.wheel.now < target.name.fresh_until
-        return target.pool.take() if is_fresh or self.may_take(x, target) else None
+    def refresh_name(self, x: Exchange, target: Target) -> bool:
+        """The answer of DNS that connections to this target stand on has ended: ask again.
 
-    def may_take(self, x: Exchange, target: Target) -> bool:
-        """Whether idle connections may be used though the answer of DNS that they stand on has ended; it is asked for
-        again. False: `acquire` waits for it.
+        Returns whether idle connections may be used meanwhile; else `acquire` waits for the answer.
         """
-        return target.name.is_usable(self.opener.first_hop().address_policy(), client_of(x))
+        return target.name.refresh(self.opener.first_hop().address_policy(), client_of(x))
 
     async def catch_up(self, x: Exchange, target: Target) -> None:
         """Wait for what DNS says by now. A connection to an address that has left takes no further exchange."""

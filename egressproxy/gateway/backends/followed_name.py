@@ -92,9 +92,10 @@ class FollowedName:
         self._connections.pop(connection, None)
 
     # --- answers -----------------------------------------------------------------------------------------------
-    def is_usable(self, policy: AddressPolicy, client: str) -> bool:
-        """Whether connections may be used though the answer has ended. It is asked for again, if nobody has, as a wish
-        of this client.
+    def refresh(self, policy: AddressPolicy, client: str) -> bool:
+        """The answer has ended: ask DNS again on behalf of this client, unless somebody has asked already.
+
+        Returns whether connections may be used meanwhile.
         """
         if not self._connections:
             return True

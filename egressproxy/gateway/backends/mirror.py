@@ -115,8 +115,8 @@ class Mirror:
         """Of the requests, from 0 to 1."""
         return self._numerator / self._denominator
 
-    def is_due(self) -> bool:
-        """Whether this request is one of the share."""
+    def count_request(self) -> bool:
+        """Count one more request. Returns whether it is one of the share, and is copied."""
         self._due += self._numerator
         if self._due < self._denominator:
             return False
@@ -131,7 +131,7 @@ def copies_of(mirrors: Sequence[Mirror], x: Exchange) -> Copies | None:
     """The copies that are due of a request as it is now; None where there is none. An upgrade has none."""
     if x.request.upgrade:
         return None
-    made = [Copy(mirror, x) for mirror in mirrors if mirror.is_due()]
+    made = [Copy(mirror, x) for mirror in mirrors if mirror.count_request()]
     return Copies(made) if made else None
 
 

@@ -133,7 +133,7 @@ async def call_upstream(
             if via is not connector:
                 x.upstream_host = target.host_field  # filters see what will be sent
         try:
-            if via.network.wheel.now < way.name.fresh_until or via.may_take(x, way):
+            if via.network.wheel.now < way.name.fresh_until or via.refresh_name(x, way):
                 upstream = way.pool.take()
             else:
                 upstream = None

@@ -100,7 +100,7 @@ class Conductor:
             listener = name_request(x, client.state.port, client.server_name, client.tunnel_authority, head)
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
-            route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]  # it is named
+            route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
             life.route = route
             x.route = route.name
             x.series = route.series

@@ -86,7 +86,7 @@ class GrpcChannel(UpstreamChannel):
 
     async def _connection(self, x: Exchange, target: Target, connect: Steps | None) -> UnaryConnection:
         """That of this endpoint, or a new one, which all who wait for it get. A caller that leaves does not end it."""
-        if self._connector.network.wheel.now >= target.name.fresh_until and not self._connector.may_take(x, target):
+        if self._connector.network.wheel.now >= target.name.fresh_until and not self._connector.refresh_name(x, target):
             await self._connector.catch_up(x, target)
         place = (target.host, target.port)
         found = self._connections.get(place)
