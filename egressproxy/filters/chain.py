@@ -168,7 +168,7 @@ async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) ->
 
 
 def _answered(step: HeaderStep, x: Exchange, response: LocalResponse) -> LocalResponse:
-    """The filter's response without fields of the framing. Raises ValueError or TypeError for fields that cannot be."""
+    """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields."""
     names = [name for name, _ in Fields.of(response.fields)]
     if not _FRAMING.isdisjoint(names):
         kept = tuple(line for line, name in zip(response.fields, names, strict=True) if name not in _FRAMING)

@@ -329,7 +329,7 @@ def test_complete_runs_though_the_filter_failed_and_what_it_raises_is_counted():
 
 
 @pytest.mark.parametrize("wrong", [(b"x y", b"1"), (b"x", b"a\r\nb: c"), (b"x", "text")])
-def test_a_response_with_a_field_that_cannot_be_is_a_failure_of_the_filter(wrong):
+def test_a_response_with_an_invalid_field_is_a_failure_of_the_filter(wrong):
     steps, stats = only(lambda x: LocalResponse(200, (wrong,)))
     with pytest.raises(GatewayFault) as caught:
         run(steps, exchange())
