@@ -356,8 +356,7 @@ class SocketEnd(WatchedSocket):
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def hold(self) -> None:
-        if self._state is _OPEN:
-            self._state = _HELD
+        self._state = _HELD
 
     def resume_reading(self) -> None:
         if self._state is _HELD:
