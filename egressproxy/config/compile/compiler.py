@@ -195,8 +195,8 @@ class _Run:
 
     def _say_unserved(self, resource: Resource, field_path: str, message: str, remedy: str, code: str) -> None:
         """For what has no status to say it in."""
-        said = problem_at(resource, field_path, message, remedy, severity=Severity.UNSERVED, code=code)
-        self.warnings.append(said)
+        problem = problem_at(resource, field_path, message, remedy, severity=Severity.UNSERVED, code=code)
+        self.warnings.append(problem)
 
     def _generation(self, key: Key) -> int:
         return self._generations.get(key, 1)
@@ -259,7 +259,7 @@ class _Run:
             conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
             conflicts: list[str] = []
             if not isinstance(outcome, Rejection):
-                conflicts = [said for each in outcome if (said := self._served[each.listener].conflict(route, each))]
+                conflicts = [text for each in outcome if (text := self._served[each.listener].conflict(route, each))]
                 left = [each for each in outcome if not self._served[each.listener].conflict(route, each)]
                 outcome = left or Rejection("HostnameConflict", "; ".join(conflicts))
             set_route_conditions(conditions, outcome, validation)

@@ -248,16 +248,16 @@ class Backends:
         )
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)
-        said = backend.spec
+        spec = backend.spec
         found = ResolvedBackend(
-            made, backend.key, number, extensions, said.region or "", said.resolver, service=service
+            made, backend.key, number, extensions, spec.region or "", spec.resolver, service=service
         )
-        if said.parent is None:
+        if spec.parent is None:
             return found
-        if said.parent.direct:
+        if spec.parent.direct:
             return replace(found, is_direct=True)
         try:
-            return self.through_parent(found, backend, said.parent)
+            return self.through_parent(found, backend, spec.parent)
         except Unresolved as unresolved:
             raise unresolved.copy("spec.parent") from None
 

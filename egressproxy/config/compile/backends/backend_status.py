@@ -92,11 +92,11 @@ def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: boo
 def _set_unresolved(unresolved: Unresolved, conditions: Conditions) -> None:
     """Say in a Backend's conditions what is wrong, each fault with its field."""
     for each in (unresolved, *unresolved.others):
-        said = f"{each.field}: {each.with_hint}" if each.field else each.with_hint
+        message = f"{each.field}: {each.with_hint}" if each.field else each.with_hint
         if each.reason in _NOT_ACCEPTED:
-            conditions.fail("Accepted", each.reason, said)
+            conditions.fail("Accepted", each.reason, message)
         if each.reason not in _OF_BACKENDS:
-            conditions.fail("ResolvedRefs", each.reason, said)
+            conditions.fail("ResolvedRefs", each.reason, message)
 
 
 def summary(backend: AnyBackend) -> str:
@@ -133,13 +133,13 @@ def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
         is_plain = tls.mode == "None" and protocol != "TCP" if tls is not None else protocol == "H2C"
         return "requests go in plain text" if is_plain and has_requests else ""
     forms = port_forms(backend.spec)
-    said = []
+    reasons = []
     is_plain = any(form.tls is not None and form.tls.mode == "None" and form.protocol != "TCP" for form in forms)
     if backend.spec.destination.type == "Fqdn" and is_plain and has_requests:
-        said.append("requests go in plain text")
+        reasons.append("requests go in plain text")
     if any(form.tls is not None and form.tls.is_unverified for form in forms):
-        said.append("the server's certificate is not verified (insecureSkipVerify)")
-    return "; ".join(said)
+        reasons.append("the server's certificate is not verified (insecureSkipVerify)")
+    return "; ".join(reasons)
 
 
 def _backend_notes(backend: AnyBackend) -> list[str]:

@@ -137,12 +137,12 @@ def check_tls(backend: object, form: PortForm) -> None:
 
 def notes(spec: DestinationSpec) -> Iterator[str]:
     """What is accepted and means less, or something else, than it seems to."""
-    said: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     is_published = isinstance(spec, WorkingGroupBackendSpec)
     for form in port_forms(spec):
         if form.tls is not None:
-            said.update(dict.fromkeys(_tls_notes(form.tls, is_published=is_published)))
-    yield from said
+            sentences.update(dict.fromkeys(_tls_notes(form.tls, is_published=is_published)))
+    yield from sentences
     if any(port.protocol_options is not None for port in spec.destination.ports):
         yield "protocolOptions are checked; requests keep the version and the path that the client sends."
 
@@ -208,8 +208,8 @@ def _spoken(form: PortForm) -> str:
 
 
 def _port(entry: BackendPort, shared: TlsForm | None, protocol: str) -> PortForm:
-    said = entry.protocol if "protocol" in entry.model_fields_set else protocol or entry.protocol
-    return _over_tls(PortForm(entry.value, said, _tls(entry.tls) or shared))
+    protocol_name = entry.protocol if "protocol" in entry.model_fields_set else protocol or entry.protocol
+    return _over_tls(PortForm(entry.value, protocol_name, _tls(entry.tls) or shared))
 
 
 def _plain(form: PortForm) -> PortForm:

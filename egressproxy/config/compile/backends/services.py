@@ -56,8 +56,8 @@ class Services:
             raise Unresolved("BackendNotFound", f"{service} has no port {port}", f"it has {listed}")
         app_protocol = "tcp" if is_opaque else (entry.app_protocol or "").lower()
         if entry.protocol != "TCP" or app_protocol not in _APP_PROTOCOLS:
-            said = entry.app_protocol or entry.protocol
-            raise Unresolved("UnsupportedProtocol", f"port {port} of {service} speaks {said}, which is not supported")
+            spoken = entry.app_protocol or entry.protocol
+            raise Unresolved("UnsupportedProtocol", f"port {port} of {service} speaks {spoken}, which is not supported")
         tls = self._policies.tls(service, entry)
         if tls is None and app_protocol in _NEEDS_TLS:
             message = (

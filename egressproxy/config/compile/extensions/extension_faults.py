@@ -31,16 +31,16 @@ class ExtensionFaults:
         """An extension (whose field is `path`) of a type that is not among these names."""
         follows = "requests go on without it (failOpen)" if spec.fail_open else "requests that need it are refused"
         known = nearest_types(spec.type, names)
-        said = f"{path}.type: extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"
-        self.unknown[said] = None
+        sentence = f"{path}.type: extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"
+        self.unknown[sentence] = None
 
     def note_secret(self, unresolved: Unresolved, path: str) -> None:
         """A Secret that gives no value; `path` is the field that names it."""
         is_gone = unresolved.reason == "SecretNotFound"
-        said = (
+        sentence = (
             f"missing: {unresolved.with_hint}; {_GONE}" if is_gone else f"{unresolved.with_hint}; requests are refused"
         )
-        self.unresolved[unresolved.reason, f"{path}: {said}"] = None
+        self.unresolved[unresolved.reason, f"{path}: {sentence}"] = None
 
     def set_conditions(self, conditions: Conditions) -> None:
         """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""

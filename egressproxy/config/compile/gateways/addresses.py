@@ -21,7 +21,7 @@ PROBES = 4096
 
 
 class AddressBook:
-    """Addresses and ports, taken by one Gateway after the other: the oldest first."""
+    """Which Gateway has which address and port. Ask for the oldest Gateway first."""
 
     __slots__ = ("_asked", "_given", "_networks", "_single", "_taken")
 

@@ -52,7 +52,7 @@ def plan_gateways(
     defaults: Defaults,
     generation: Callable[[Key], int],
 ) -> tuple[list[GatewayPlan], list[Problem]]:
-    """Every Gateway that is ours, oldest first, with its listeners judged but for their routes; and warnings."""
+    """Every Gateway that is ours, oldest first, with its listeners checked (without their routes); and warnings."""
     classes = {c.name: c for c in resources.of(GatewayClass)}
     warnings: list[Problem] = []
     ours = [gateway for gateway in sorted(resources.of(Gateway), key=age_of) if _is_ours(gateway, classes, warnings)]
@@ -132,7 +132,7 @@ def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None
 
 
 def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults) -> None:
-    """What it binds: as it asks, else as the process was told. What this machine does not have is left out and said."""
+    """What it binds: `spec.addresses`, else those of the process. Status names those that this machine lacks."""
     spec = plan.gateway.spec
     found: list[str] = []
     missing: list[str] = []

@@ -67,8 +67,8 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
             continue
         if not _may_share(listener, other):
             remedy = "another hostname or port" if _are_told_apart_by_name(listener, other) else "another port"
-            said = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
-            message = f"{said}: give one of them {remedy}"
+            problem = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
+            message = f"{problem}: give one of them {remedy}"
             listener.refuse("Conflicted", "ProtocolConflict", message)
             # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
             reason = "Invalid" if listener.owner is listener.gateway else "ProtocolConflict"

@@ -105,7 +105,7 @@ class ListenerPlan:
 def plan_listener(
     gateway: Gateway, owner: Gateway | ListenerSet, listener: Listener, references: References, generation: int
 ) -> ListenerPlan:
-    """Judge a listener by itself. `owner` is the Gateway, or the ListenerSet that adds it."""
+    """Plan one listener, without the others of its port. `owner` is the Gateway, or the ListenerSet that adds it."""
     plan = ListenerPlan(gateway, owner, listener, Conditions(generation))
     plan.conditions.set("Accepted", True, "Accepted", "the listener is valid")
     plan.conditions.set("Conflicted", False, "NoConflicts", "no other listener is in its way")

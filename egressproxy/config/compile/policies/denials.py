@@ -42,23 +42,23 @@ class Denials:
     ) -> list[str]:
         """What status says of the backends of a route on one listener, each once. In streams filters send nothing."""
         served = tuple(served)
-        said = [
+        sentences = [
             f"{sender} sends nothing in plain text, and {name} is not reached over TLS: listener {listener} refuses"
             f" requests to it (403). To allow it, {PLAINTEXT_REMEDY}."
             for sender, name in _in_plain_text(() if are_streams else served)
         ]
         for text, remedy, holds in self._denied(served):
             if holds:
-                said.append(f"{text}: listener {listener} refuses what goes there (403). To allow it, {remedy}.")
+                sentences.append(f"{text}: listener {listener} refuses what goes there (403). To allow it, {remedy}.")
             else:
-                said.append(f"{text}: mode is Report, so listener {listener} lets it pass and counts it.")
+                sentences.append(f"{text}: mode is Report, so listener {listener} lets it pass and counts it.")
         copied = self._denied(mirrors)
-        said += [
+        sentences += [
             f"{text}: listener {listener} mirrors nothing there. To allow it, {remedy}."
             for text, remedy, holds in copied
             if holds
         ]
-        return list(dict.fromkeys(said))
+        return list(dict.fromkeys(sentences))
 
     def _denied(self, backends: Iterable[WeightedBackend]) -> Iterator[tuple[str, str, bool]]:
         """For each that is denied: why, what to do, and whether it is closed, or only reported."""

@@ -33,16 +33,16 @@ def _without_settings(policy: EgressPolicy) -> EgressPolicy:
 
 def _denials_alone(policy: EgressPolicy) -> EgressPolicy:
     """The policy without what sets or opens something, and without what is for the parent's own connection."""
-    said, addresses = policy.spec, None
-    if said.addresses is not None and said.addresses.only is not None:
-        addresses = Addresses(deny=said.addresses.deny, only=said.addresses.only)
-    elif said.addresses is not None and said.addresses.deny:
-        addresses = Addresses(deny=said.addresses.deny)
+    written, addresses = policy.spec, None
+    if written.addresses is not None and written.addresses.only is not None:
+        addresses = Addresses(deny=written.addresses.deny, only=written.addresses.only)
+    elif written.addresses is not None and written.addresses.deny:
+        addresses = Addresses(deny=written.addresses.deny)
     spec = EgressPolicySpec.model_construct(
-        target_refs=said.target_refs,
-        subjects=said.subjects,
-        destinations=said.destinations,
+        target_refs=written.target_refs,
+        subjects=written.subjects,
+        destinations=written.destinations,
         addresses=addresses,
-        intercept=said.intercept,
+        intercept=written.intercept,
     )
     return policy.model_copy(update={"spec": spec})

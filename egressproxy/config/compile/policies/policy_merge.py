@@ -121,10 +121,10 @@ class Merger:
         ]
         mode = self._mode(ordered)
         modes = _modes_of_levels(ordered)
-        reported = {level for level, said in modes.items() if mode is said is Mode.REPORT}
+        reported = {level for level, own in modes.items() if mode is own is Mode.REPORT}
         if modes[Level.LISTENER] is not Mode.REPORT:
             reported.discard(Level.GATEWAY)  # what holds on a listener is lifted by no route there
-        bound = {level for level, said in modes.items() if mode is not said is Mode.ENFORCE}
+        bound = {level for level, own in modes.items() if mode is not own is Mode.ENFORCE}
         spec = PolicyIR(
             mode=mode,
             destinations=merge_destinations(ordered, is_routed, mode, reported, bound),
@@ -155,7 +155,7 @@ class Merger:
     # --- settings: the more specific one wins ------------------------------------------------------------------------
 
     def _winner(self, name: str, candidates: Sequence[_PolicyCandidate]) -> Any:
-        """The first value; everybody else who says something different is told so."""
+        """The value of the first candidate. Every other policy with a different value is noted as overridden."""
         if not candidates:
             return None
         first = candidates[0]
@@ -174,13 +174,13 @@ class Merger:
 
     def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
         """Reference and credentials together: one policy decides both."""
-        said = [
+        candidates = [
             _PolicyCandidate(layer, policy, ChosenParent(_in_full(policy, policy.spec.parent), policy))
             for layer in ordered
             for policy in layer.policies
             if policy.spec.parent is not None and not policy.spec.subjects
         ]
-        chosen: ChosenParent | None = self._winner("parent", said)
+        chosen: ChosenParent | None = self._winner("parent", candidates)
         return chosen
 
     def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsIR:
@@ -196,20 +196,20 @@ class Merger:
             ]
 
         def winner(name: str, attribute: str) -> Any:
-            said = [
+            candidates = [
                 _PolicyCandidate(layer, policy, getattr(dns, attribute))
                 for layer, policy, dns in sections
                 if attribute in dns.model_fields_set and getattr(dns, attribute) is not None
             ]
-            return self._winner(f"dns.{name}", said)
+            return self._winner(f"dns.{name}", candidates)
 
         # The transport belongs to the servers: one policy decides both.
-        said = [
+        candidates = [
             _PolicyCandidate(layer, policy, plain_servers(dns))
             for layer, policy, dns in sections
             if {"servers", "transport"} & dns.model_fields_set
         ]
-        transport, servers = self._winner("dns.servers", said) or ("udp", ())
+        transport, servers = self._winner("dns.servers", candidates) or ("udp", ())
         least, most = winner("minTTL", "min_ttl"), winner("maxTTL", "max_ttl")
         timeout, stale = winner("timeout", "timeout"), winner("staleTTL", "stale_ttl")
         standard = DnsIR()
@@ -241,12 +241,12 @@ class Merger:
 
     def _connections(self, ordered: Sequence[Layer]) -> ConnectionsIR:
         def winner(name: str, attribute: str) -> Any:
-            said = [
+            candidates = [
                 _PolicyCandidate(layer, policy, value)
                 for layer, policy, traffic in _traffic(ordered)
                 if (value := getattr(traffic.connections, attribute)) is not None
             ]
-            return self._winner(f"traffic.connections.{name}", said)
+            return self._winner(f"traffic.connections.{name}", candidates)
 
         age = winner("maxAge", "max_age")
         return ConnectionsIR(age.seconds if age is not None else 0.0, winner("maxRequests", "max_requests") or 0)
@@ -311,7 +311,9 @@ def _in_full(policy: EgressPolicy, ref: BackendParent) -> BackendParent:
 def _traffic(ordered: Sequence[Layer]) -> list[tuple[Layer, EgressPolicy, Traffic]]:
     """The `traffic` sections, most specific first. A section for some clients only (`subjects`) is left out."""
     each = ((layer, policy, policy.spec.traffic) for layer in ordered for policy in layer.policies)
-    return [(layer, policy, said) for layer, policy, said in each if said is not None and not policy.spec.subjects]
+    return [
+        (layer, policy, traffic) for layer, policy, traffic in each if traffic is not None and not policy.spec.subjects
+    ]
 
 
 def _modes(ordered: Iterable[Layer]) -> list[_PolicyCandidate]:
@@ -331,8 +333,8 @@ def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
     found = {}
     for level in Level:
         wider = {each for each in Level if each <= level} - ({Level.BACKEND} if level > Level.BACKEND else set())
-        said = (candidate.value for candidate in _modes(ordered) if candidate.layer.level in wider)
-        found[level] = next(said, Mode.ENFORCE)
+        modes = (candidate.value for candidate in _modes(ordered) if candidate.layer.level in wider)
+        found[level] = next(modes, Mode.ENFORCE)
     return found
 
 

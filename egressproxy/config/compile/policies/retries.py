@@ -45,7 +45,7 @@ def policy_retry(retries: Retries | None) -> RetryIR | None:
     most_s = retries.max_backoff.seconds if retries.max_backoff is not None else backoff_s * MAX_BACKOFFS
     budget = None
     if retries.budget is not None:
-        said = retries.budget
-        budget = RetryBudgetIR(said.percent, said.interval.seconds, said.min_per_second)
+        written = retries.budget
+        budget = RetryBudgetIR(written.percent, written.interval.seconds, written.min_per_second)
     attempts = min(retries.attempts, MAX_ATTEMPTS)
     return RetryIR(attempts, tuple(sorted(set(retries.codes))), backoff_s, max(backoff_s, most_s), budget)

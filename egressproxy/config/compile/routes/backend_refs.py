@@ -148,9 +148,13 @@ class BackendRefCompiler:
         return self._through_policies[key]
 
     def of_filter(
-        self, route: Resource, ref: BackendObjectReference, layers: tuple[Layer, ...], scopes: LimitScopes,
+        self,
+        route: Resource,
+        ref: BackendObjectReference,
+        layers: tuple[Layer, ...],
+        scopes: LimitScopes,
         protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
-    ) -> WeightedBackend:  # fmt: skip
+    ) -> WeightedBackend:
         """The backend that a filter of a rule names (RequestMirror, ExternalAuth), under everything that holds for it.
 
         `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no

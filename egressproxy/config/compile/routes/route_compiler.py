@@ -260,7 +260,7 @@ class RouteCompiler:
             return [], str(error)
 
     def _with_denials(self, policy: PolicyIR, backends: Sequence[WeightedBackend]) -> PolicyIR:
-        """What a Backend's policy denies is denied for every rule that has it: hosts are judged before backends."""
+        """Deny what a backend's policy denies in the whole rule: hosts are checked before a backend is chosen."""
         others = [b.policy for b in backends if b.backend is not None and b.policy is not policy]
         if not others:
             return policy

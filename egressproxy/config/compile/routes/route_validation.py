@@ -188,10 +188,13 @@ class RouteValidator:
                     return
 
     def _validate_refs(
-        self, route: Resource, refs: Iterable[tuple[str, BackendObjectReference]], validation: RouteValidation,
+        self,
+        route: Resource,
+        refs: Iterable[tuple[str, BackendObjectReference]],
+        validation: RouteValidation,
         protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
-    ) -> str:  # fmt: skip
-        """Resolve references, each with its place, and note what is wrong with them; returns the last of it."""
+    ) -> str:
+        """Resolve references, each with its field, and note what is wrong with them; returns the last error, or ""."""
         problem = ""
         for where, ref in refs:
             try:

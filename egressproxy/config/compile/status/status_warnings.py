@@ -55,13 +55,13 @@ def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
 
     What the compiler warns of without saying how grave it is counts as not served.
     """
-    said = [
+    warnings = [
         replace(each, severity=Severity.UNSERVED, code="NotServed" if each.code == "Invalid" else each.code)
         if each.severity is Severity.ERROR
         else each
         for each in compiled.warnings
     ]
-    return list(dict.fromkeys([*said, *status_warnings(resources, compiled)]))
+    return list(dict.fromkeys([*warnings, *status_warnings(resources, compiled)]))
 
 
 def warnings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
@@ -74,7 +74,7 @@ def warnings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
 def status_warnings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
     """Everything that status says is not as it should be, in the order of the files.
 
-    What several conditions say in the same words is said once.
+    What several conditions say in the same words is reported once.
     """
     for resource in resources.objects:
         status = compiled.statuses.get(resource.key)
@@ -88,9 +88,9 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
     own = {condition.get("message", "") for condition in whole}
     if any(not own & {condition.get("message", "") for condition in part.conditions} for part in parts):
         whole = [condition for condition in whole if condition["reason"] not in _OF_PARTS]
-    said = {condition["message"] for condition in whole if condition.get("message")}
+    whole_messages = {condition["message"] for condition in whole if condition.get("message")}
     for part in (_WarnedPart("", "", whole), *parts):
-        told = set() if part.words == "" else set(said)
+        told = set(whole_messages) if part.words else set()
         for condition in part.conditions:
             message = condition.get("message", "")
             if message and message in told:
