@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -192,6 +193,29 @@ def test_every_document_that_is_named_is_there():
         if name not in _ELSEWHERE
         and name not in pages
         and not any((folder / name).is_file() for folder in (ROOT, PACKAGE))
+    ]
+    assert wrong == []
+
+
+#: A class in backticks, or what a docstring says is raised.
+_CLASS = re.compile(r"`([A-Z][a-z0-9]+[A-Z]\w*)\b|\bRaises ([A-Z]\w+)")
+
+
+def test_every_class_that_is_named_is_there():
+    known = set(dir(builtins))
+    for path in sources("egressproxy"):
+        for node in ast.walk(tree(path)):
+            match node:
+                case ast.ClassDef(name=name) | ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+                    known.add(name)
+                case ast.Constant(value=str(word)) if word.isidentifier():  # a reason, a kind
+                    known.add(word)
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sources("egressproxy")
+        for line, text in prose(path)
+        for name in (match[1] or match[2] for match in _CLASS.finditer(text))
+        if name not in known
     ]
     assert wrong == []
 

@@ -97,7 +97,7 @@ class Duration:
 
     @classmethod
     def parse(cls, value: object) -> Self:
-        """Raises Refused for anything but GEP-2257 text."""
+        """Raises RefusedValue for anything but GEP-2257 text."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str) and _DURATION.fullmatch(value):

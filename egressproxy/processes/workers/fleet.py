@@ -58,10 +58,10 @@ class Fleet(Protocol):
     """All methods belong to the event loop. `start` comes first, `stop` last, however it went."""
 
     async def start(self) -> None:
-        """Raises Refused where the access log cannot be opened or a process cannot be started."""
+        """Raises ConfigRefused where the access log cannot be opened or a process cannot be started."""
 
     async def apply(self, configuration: Configuration) -> None:
-        """Put it into service everywhere at once. Raises Refused, and has changed nothing then."""
+        """Put it into service everywhere at once. Raises ConfigRefused, and has changed nothing then."""
 
     def announcement(self) -> str:
         """Which processes serve, for the log; "" where that is this one alone."""

@@ -122,14 +122,14 @@ class Handle:
 
     # --- what it is asked ------------------------------------------------------------------------------------------
     async def begin(self, asked: Begin, descriptors: Sequence[int]) -> None:
-        """Raises Refused where it cannot open the access log or its Python misreads HTTP, WorkerEnded."""
+        """Raises ConfigRefused where it cannot open the access log or its Python misreads HTTP, WorkerEnded."""
         answer = await self._ask(asked, (Begun, NotBegun), BEGIN_S, descriptors)
         if isinstance(answer, NotBegun):
             raise ConfigRefused(answer.why)
         self._has_begun = True
 
     async def build(self, configuration: Configuration) -> None:
-        """Make it ready. Raises Refused, WorkerEnded."""
+        """Make it ready. Raises ConfigRefused, WorkerEnded."""
         asked = Build(configuration.octets, configuration.generation, configuration.own, configuration.is_guarded)
         answer = await self._ask(asked, (Built, NotBuilt), BUILD_S)
         if isinstance(answer, NotBuilt):

@@ -161,7 +161,7 @@ class Supervisor:
         return handle
 
     async def _begin(self, handle: Handle) -> None:
-        """Raises Refused, WorkerEnded."""
+        """Raises ConfigRefused, WorkerEnded."""
         asked = Begin(
             handle.number, self._number, self._access_log, self._log_level, self._pseudonym,
             self._session_key.reveal(), self._log_format,
@@ -209,7 +209,7 @@ class Supervisor:
             return fresh
 
     async def _bring_up(self, handle: Handle) -> None:
-        """Give a fresh worker what is in service when it has built it. Raises Refused, WorkerEnded."""
+        """Give a fresh worker what is in service when it has built it. Raises ConfigRefused, WorkerEnded."""
         while handle.built is not self._current:
             assert self._current is not None
             await handle.build(self._current)
