@@ -255,10 +255,10 @@ class _Builder:
         connector = self.connector(spec.backend)
         if denied is not None and denied.holds(spec.backend.policy.mode):
             connector = None
-        asker = self.asker(spec, connector) if connector is not None else None
-        return ExternalAuth(spec, asker, route, self.metrics, denied)
+        client = self.authz_client(spec, connector) if connector is not None else None
+        return ExternalAuth(spec, client, route, self.metrics, denied)
 
-    def asker(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
+    def authz_client(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
         chain = self.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAuthzClient(spec, connector, chain)

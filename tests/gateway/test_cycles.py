@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from egressproxy.gateway.backends.mirror import Copies, Copy
+from egressproxy.gateway.backends.mirror_copy import Copies, Copy
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange

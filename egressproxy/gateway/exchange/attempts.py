@@ -14,7 +14,7 @@ from time import monotonic
 from egressproxy.errors import RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.mirror import copies_of
+from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, has_parent, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend

@@ -14,7 +14,7 @@ import sys
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import run
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.mirror import copies_of
+from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream

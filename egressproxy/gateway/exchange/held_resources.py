@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from egressproxy.gateway.backends.mirror import Copies
+from egressproxy.gateway.backends.mirror_copy import Copies
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.body_filter import BodyFilter

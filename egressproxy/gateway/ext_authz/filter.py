@@ -34,7 +34,7 @@ _ADDED = "external auth"
 class AuthzClient(Protocol):
     """Puts the question in one protocol."""
 
-    async def ask(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+    async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         """In a task, which is cancelled after `timeout_s`.
 
         Raises GatewayError if there is no verdict, ValueError if it makes no sense.
@@ -42,20 +42,20 @@ class AuthzClient(Protocol):
 
 
 class ExternalAuth(Filter):
-    """`asker` None: there is no server that could be asked, and every request is refused.
+    """`client` None: there is no server that could be asked, and every request is refused.
 
-    `closed_by`: the place of the server is denied by a policy; with an asker (Report mode) it is noted and no more.
+    `closed_by`: the place of the server is denied by a policy; with a client (Report mode) it is noted and no more.
     """
 
     def __init__(
         self,
         spec: ExternalAuthIR,
-        asker: AuthzClient | None,
+        client: AuthzClient | None,
         route: str,
         metrics: Metrics,
         closed_by: Denial | None = None,
     ) -> None:
-        self._asker = asker
+        self._client = client
         self._closed_by = closed_by
         self.max_body = spec.max_body
         self._error = spec.backend.error
@@ -70,7 +70,7 @@ class ExternalAuth(Filter):
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
     async def request_headers(self, x: Exchange) -> LocalResponse | None:
-        if self._asker is None:
+        if self._client is None:
             raise self.unusable()
         if self._closed_by is not None:
             enforce(x, Mode.REPORT, self._closed_by.error())
@@ -84,7 +84,7 @@ class ExternalAuth(Filter):
         result = "error"
         try:
             async with asyncio.timeout(self._timeout_s):
-                verdict = await self._asker.ask(x, held, body, self._timeout_s)
+                verdict = await self._client.check(x, held, body, self._timeout_s)
             apply(verdict.request, x.request.fields)
             result = "allowed" if verdict.answer is None else "denied"
         except TimeoutError:
@@ -121,7 +121,7 @@ class ExternalAuth(Filter):
     @property
     def is_usable(self) -> bool:
         """Whether there is a server that can be asked."""
-        return self._asker is not None
+        return self._client is not None
 
     def unusable(self) -> GatewayError:
         """What every request is answered with where there is none."""

@@ -53,7 +53,7 @@ class GrpcAuthzClient:
         self._chain = chain
         self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
 
-    async def ask(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+    async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         head = RequestHead(b"POST", CHECK, Fields())
         inner = question(x, head, self._connector)
         inner.backend_is_secure = self._connector.spec.backend.tls is not None

@@ -44,7 +44,7 @@ class HttpAuthzClient:
         self._copied = tuple(name for name in copied if not is_ours(name))
         self._copies_all = not spec.allowed_response_headers
 
-    async def ask(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+    async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         head = RequestHead(x.request.method, x.request.target, self._fields(x.request.fields))
         head.path = self._path(x.request.path)
         head.body = len(body)

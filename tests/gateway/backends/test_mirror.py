@@ -8,7 +8,8 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters import Exchange, Filter, Rejected
-from egressproxy.gateway.backends.mirror import MAX_ANSWER, MAX_HELD, Mirror
+from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
+from egressproxy.gateway.backends.mirror_copy import MAX_ANSWER
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, VIA, reverse
 from tests.support import manifests as m

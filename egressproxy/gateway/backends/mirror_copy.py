@@ -1,0 +1,306 @@
+"""Copy: one request on its way to a mirror, whose answer nobody reads.
+
+A copy begins when the request itself goes to its backend, and from there on has a life of its own: its own connection,
+driver and clock. It never holds the request up: what the mirror does not take at once is kept up to a bound, and beyond
+that the copy is dropped. It carries what the request was when its backend was chosen, without what filters of that
+backend add (credentials); the connect and backend-request filters of its own backend run for it.
+Source: Gateway API v1 HTTPRequestMirrorFilter, GEP-3171.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from typing import Final
+
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.filters.chain import Steps, finish, run
+from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
+from egressproxy.gateway.backends.parent_connect import refused_credentials
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
+from egressproxy.gateway.enforcement import enforce
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+from egressproxy.model.shares import client_of
+from egressproxy.net.driver import Driver
+from egressproxy.net.flow_control import BodySink
+from egressproxy.net.pieces import Pieces
+from egressproxy.net.timers import Deadline
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+
+__all__ = ["Copies", "Copy", "copies_of"]
+
+log = logging.getLogger(__name__)
+
+#: What is read of an answer before its connection is closed.
+MAX_ANSWER: Final = 1024 * 1024
+
+DROPPED: Final = "dropped"
+
+
+def copies_of(mirrors: Sequence[Mirror], x: Exchange) -> Copies | None:
+    """The copies that are due of a request as it is now; None where there is none. An upgrade has none."""
+    if x.request.upgrade:
+        return None
+    made = [Copy(mirror, x) for mirror in mirrors if mirror.count_request()]
+    return Copies(made) if made else None
+
+
+class Copies:
+    """The copies of one request. For its body a sink that hands every piece to the real one first."""
+
+    __slots__ = ("_copies", "_sink")
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = copies
+        self._sink: BodySink | None = None
+
+    def begin(self, head: RequestHead, sink: BodySink) -> None:
+        """The request goes to its backend, with this head and its body into that sink."""
+        self._sink = sink
+        for each in self._copies:
+            each.begin(head)
+
+    def send_body(self, data: bytes) -> None:
+        assert self._sink is not None
+        self._sink.send_body(data)
+        for each in self._copies:
+            each.send_body(data)
+
+    def end_body(self, trailers: bytes) -> None:
+        assert self._sink is not None
+        self._sink.end_body(trailers)
+        for each in self._copies:
+            each.end_body(trailers)
+
+    def end(self) -> None:
+        """The exchange is over: a copy whose body is not whole will never be."""
+        self._sink = None
+        for each in self._copies:
+            each.end()
+
+    def __repr__(self) -> str:
+        return f"Copies({len(self._copies)})"
+
+
+class Copy(UpstreamCaller):
+    """One copy of one request. A sink for its body; for its connection the source. `_held` are the pieces that wait."""
+
+    __slots__ = (
+        "_client",
+        "_deadline",
+        "_held",
+        "_held_octets",
+        "_is_over",
+        "_is_whole",
+        "_mirror",
+        "_octets",
+        "_trailers",
+        "_upstream",
+        "_x",
+        "driver",
+        "life",
+    )
+
+    def __init__(self, mirror: Mirror, x: Exchange) -> None:
+        self._mirror = mirror
+        self._x = own = copy(x)
+        own.request = copy(x.request)
+        own.request.fields = Fields(x.request.fields.block)
+        own.request.fields.remove(b"expect")  # we do not wait for a 100
+        own.request.expect_continue = False
+        own.backend = mirror.backend
+        own.series = mirror.series
+        own.notes = None
+        own.max_body_bytes = -1
+        own.attempts = 0
+        self.life = HeldConnection()
+        self._upstream: UpstreamConnection | None = None  # takes the body
+        self._held = Pieces()
+        self._held_octets = 0
+        self._octets = 0
+        self._trailers: bytes | None = None  # None: more may come
+        self._is_whole = False  # all of the body has gone out
+        self._is_over = False
+
+    # --- the request's side ----------------------------------------------------------------------------------------
+    def begin(self, head: RequestHead) -> None:
+        """Start, in the framing of this head."""
+        mirror = self._mirror
+        self._x.request.body = head.body
+        if head.body == 0:
+            self._trailers = b""
+        network = mirror.connector.network
+        client = self._client = client_of(self._x)
+        is_counted = mirror.in_progress.take(client)
+        if not is_counted or not network.copies.take(client):
+            if is_counted:
+                mirror.in_progress.give_back(client)
+            self._is_over = True
+            mirror.series.mirror(DROPPED)
+            return
+        self.driver = Driver()
+        self._deadline = Deadline(network.wheel, self._rested)
+        self._deadline.after(mirror.rest_s)
+        self.driver.start(self._live())
+
+    def send_body(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        self._octets += len(data)
+        limit = self._x.max_body_bytes
+        if 0 <= limit < self._octets:
+            self.driver.throw(UpstreamFault(Reason.BODY_TOO_LARGE, "the body is too long for its mirror"))
+            return
+        upstream = self._upstream
+        if upstream is not None and not self._held and not upstream.is_write_blocked:
+            upstream.send_body(data)
+            self._deadline.after(self._mirror.rest_s)
+            return
+        self._held.append(data)
+        self._count(len(data))
+        mirror = self._mirror
+        if (
+            self._held_octets > MAX_HELD
+            or mirror.held.is_exceeded(self._client)
+            or mirror.connector.network.copied_octets.is_exceeded(self._client)
+        ):
+            self.driver.throw(_Dropped())
+
+    def end_body(self, trailers: bytes) -> None:
+        self._trailers = trailers
+        self.resume_reading()
+
+    def end(self) -> None:
+        if not self._is_over and self._trailers is None:
+            self.driver.throw(_Dropped())
+
+    # --- Reads: the connection asks ----------------------------------------------------------------------------------
+    def pause_reading(self) -> None:
+        """Nothing to do: what comes is held."""
+
+    def resume_reading(self) -> None:
+        """Send what is held, as far as the connection takes it."""
+        upstream = self._upstream
+        if upstream is None or self._is_over:
+            return
+        while self._held and not upstream.is_write_blocked:
+            data = self._held.popleft()
+            upstream.send_body(data)
+            self._uncount(len(data))
+        if self._trailers is not None and not self._held and not self._is_whole:
+            self._is_whole = True
+            upstream.end_body(self._trailers)
+        self._deadline.after(self._mirror.rest_s)
+
+    # --- its life ----------------------------------------------------------------------------------------------------
+    async def _live(self) -> None:
+        result = Reason.INTERNAL.value
+        try:
+            await self._reach()
+            result = "ok"
+        except GatewayError as error:
+            result = error.reason.value
+        except _Dropped:
+            result = DROPPED
+        except GeneratorExit:
+            raise  # the process ends
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            log.error("internal error in a mirror of exchange %s", self._x.request_id, exc_info=error)
+        finally:
+            self._is_over = True
+            self._upstream = None
+            self.life.release(reusable=False)
+            self._deadline.close()
+            self._held.clear()
+            if self._held_octets:
+                self._uncount(self._held_octets)
+            self._mirror.in_progress.give_back(self._client)
+            self._mirror.connector.network.copies.give_back(self._client)
+            self._mirror.series.mirror(result)
+            if self._mirror.chain.complete is not None:
+                finish(self._mirror.chain.complete, self._x)
+
+    async def _reach(self) -> None:
+        """Send the copy and read its answer. Raises GatewayError."""
+        x, mirror = self._x, self._mirror
+        if mirror.destinations.denies and x.authority is not None:
+            enforce(x, mirror.mode, mirror.destinations.explicit_deny(x.authority))
+            if mirror.denied is not None:
+                enforce(x, mirror.mode, mirror.denied.error())
+        if mirror.permission is not None and x.authority is not None:
+            enforce(x, mirror.permission.mode, mirror.permission.decide(x.authority))
+        await _passed(mirror.limits, x)
+        connector = mirror.connector
+        upstream = await call_upstream(self, x, connector, connector.target(x), mirror.chain, None, Repeat.IF_STALE)
+        if isinstance(upstream, LocalResponse):
+            raise _Dropped
+        if not upstream.has_ended:
+            upstream.send_response_body_to(_Waste())
+            with suppress(GatewayError):  # how its body ends is nobody's concern
+                await upstream.response_end()
+        self._upstream = None
+        via = self.life.connector
+        self.life.release(reusable=upstream.is_reusable)
+        if x.response.status == 407 and via is not connector:
+            raise refused_credentials(connector.spec.backend)
+
+    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+        """The head, and what is here of the body; the rest follows as it comes."""
+        super().send_request(x, upstream, body)
+        if x.request.body != 0:
+            self._upstream = upstream
+            upstream.feed_from(self)
+            self.resume_reading()
+
+    def _rested(self) -> None:
+        self.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "the mirror took too long"))
+
+    def _count(self, octets: int) -> None:
+        self._held_octets += octets
+        self._mirror.held.add(self._client, octets)
+        self._mirror.connector.network.copied_octets.add(self._client, octets)
+
+    def _uncount(self, octets: int) -> None:
+        self._held_octets -= octets
+        self._mirror.held.give_back(self._client, octets)
+        self._mirror.connector.network.copied_octets.give_back(self._client, octets)
+
+    def __repr__(self) -> str:
+        return f"Copy({self._mirror.backend}, {'over' if self._is_over else 'under way'}, {self._held_octets} held)"
+
+
+class _Dropped(Exception):
+    """A copy is not worth going on with."""
+
+
+class _Waste:
+    """Where answers of mirrors go."""
+
+    __slots__ = ("_octets",)
+
+    def __init__(self) -> None:
+        self._octets = 0
+
+    def send_body(self, data: bytes) -> None:
+        self._octets += len(data)
+        if self._octets > MAX_ANSWER:
+            raise UpstreamFault(Reason.BODY_TOO_LARGE, "the answer of a mirror is longer than we read")
+
+    def end_body(self, trailers: bytes) -> None:
+        pass
+
+
+async def _passed(steps: Steps | None, x: Exchange) -> None:
+    """Run a phase. Raises GatewayError; a filter that answers ends the copy."""
+    if steps is None:
+        return
+    outcome = run(steps, x)
+    if outcome is not None and not isinstance(outcome, LocalResponse):
+        outcome = await outcome
+    if outcome is not None:
+        raise _Dropped
