@@ -1,4 +1,4 @@
-"""From resources to a spec: what was written becomes what is served, and every object learns what became of it.
+"""Compiles resources to the IR (what is served) and to the status of every object.
 
 Pure: no files, no sockets; the clock is read for condition times alone.
 """

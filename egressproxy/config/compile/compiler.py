@@ -1,4 +1,4 @@
-"""The whole compilation: resources in, one spec and everybody's status out. Pure but for the clock.
+"""The whole compilation: from resources to one ConfigIR and the status of every object. Pure but for the clock.
 
 The order: references and Services, Gateways and their listeners, policies, backends, then routes on the listeners they
 attach to; status last, when everything is known. Load errors that only show here are collected and raised together,

@@ -1,4 +1,4 @@
-"""What the compiler is given and what it gives back. Values only.
+"""The compiler's inputs and its result: values only.
 
 The compiler does not know the filters: it sees their types through `FilterCatalog`, which the application fills.
 """
@@ -113,7 +113,7 @@ class FilterCatalog(Protocol):
         """All names, for suggestions."""
 
 
-#: Why the data plane will send nothing to a backend.
+#: Returns why the data plane denies requests to a backend; None if it does not.
 RefusesBackends = Callable[[BackendIR], Denied | None]
 
 
@@ -156,7 +156,7 @@ class Compiled:
 
 
 def kind_of(key: Key) -> str:
-    """The kind, with its group where it has one, as kubectl takes it: `Backend.egressproxy.io`."""
+    """The kind and its group, in kubectl's form: `Backend.egressproxy.io`; the kind alone for the core group."""
     return f"{key[1]}.{key[0]}" if key[0] else key[1]
 
 
@@ -167,5 +167,5 @@ def scope_of(key: Key) -> str:
 
 
 def age_of(resource: Resource) -> tuple[str, str]:
-    """What to sort by where the older one wins: creationTimestamp, those without one last, then namespace/name."""
+    """The sort key where the older object wins: creationTimestamp (objects without one last), then namespace/name."""
     return (resource.metadata.creation_timestamp or "~", resource.full_name)

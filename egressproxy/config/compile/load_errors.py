@@ -18,7 +18,7 @@ def problem_at(
     severity: Severity = Severity.ERROR,
     code: str = "Invalid",
 ) -> Problem:
-    """What is to be said of one field of an object that was read (or of its key), with the place if it is known."""
+    """A problem of one field of an object (or of its key), with file, line and column if they are known."""
     line, column = resource.origin.place_of(field_path, key=on_key)
     return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy, severity, code)
 

@@ -1,4 +1,4 @@
-"""References between objects: does the target exist, and may it be referred to from there.
+"""References between objects: whether the target exists, and whether the reference is permitted.
 
 A reference across namespaces needs a ReferenceGrant in the target's namespace (Gateway API, ReferenceGrant). What
 cannot be resolved raises `Unresolved` with the reason word that Gateway API has for it; the caller puts it into status.
@@ -41,7 +41,7 @@ _SPACE: Final = b" \t\r\n"
 
 
 class Unresolved(Exception):
-    """A reference that leads nowhere, or must not be followed. `reason` is a condition's reason.
+    """A reference whose target does not exist, or that is not permitted. `reason` is a condition's reason.
 
     `message` may be told to clients. `hint` says what else there is: names of objects and keys, for status alone.
     `field` is the field of the object that refers, where that is known; `others` are further faults of the object.
@@ -59,11 +59,11 @@ class Unresolved(Exception):
 
     @property
     def with_hint(self) -> str:
-        """For status: the message, and what may have been meant."""
+        """For status: the message, and the hint in parentheses."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def copy(self, field: str = "", others: tuple[Unresolved, ...] = ()) -> Unresolved:
-        """The same, to be raised once more, or of this field."""
+        """The same error to raise again, with this field or these further faults."""
         return Unresolved(self.reason, self.message, self.hint, field or self.field, others or self.others)
 
 
@@ -188,7 +188,7 @@ class References:
     def not_found(
         self, reason: str, group: str, kind: str, namespace: str, name: str, kinds: Collection[tuple[str, str]] = ()
     ) -> Unresolved:
-        """That an object is not there, and what may have been meant: `kinds` could be in its place."""
+        """The error for an object that does not exist, with a hint; `kinds` are others that could be meant."""
         elsewhere = f"add namespace to the reference, and a ReferenceGrant for {kind} there"
         hint = self.suggestions.remedy(group, kind, namespace, name, elsewhere, kinds)
         return Unresolved(reason, f"{kind} {namespace}/{name} does not exist", hint)

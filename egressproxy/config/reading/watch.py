@@ -2,10 +2,10 @@
 
 The Python files beside them count, too: a filter may be in one.
 
-Events of the operating system say when to look; what counts is the fingerprint of these files (which there are,
-with inode, size and time, symbolic links followed). So a temporary file of an editor is no change, the swap of the
-`..data` link of a mounted ConfigMap is one, and where events are lost or not to be had, a look every half second finds
-what they would have said; it is told by the look after that, so that what has an event all the same is told once.
+A change is a new fingerprint of these files: their names, inodes, sizes and times, with symbolic links followed. So the
+temporary file of an editor is not a change, and the swap of the `..data` link of a mounted ConfigMap is one. Events of
+the operating system (inotify) say when to compare. Where there are no events, or one is lost, a comparison every half
+second finds the change; it is reported by the next comparison, so that a change with an event is not reported twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`spec.tls` of a Gateway: what it asks of its clients, and what it shows to its backends.
+"""`spec.tls` of a Gateway: how it verifies clients, and the certificate that it presents to backends.
 
 Source: Gateway API v1 GatewayTLSConfig; GEP-91 (frontend), GEP-3155 (backend).
 """
@@ -19,7 +19,7 @@ __all__ = ["ClientCertificates", "frontend_validation", "set_frontend_conditions
 
 
 def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | None:
-    """What holds for clients of this port: its own entry, even one that asks for nothing, else the default."""
+    """How clients of this port are verified: by its own `perPort` entry, else by the default. None: not at all."""
     tls = gateway.spec.tls
     if tls is None or tls.frontend is None:
         return None

@@ -1,4 +1,4 @@
-"""Denials: backends whose place a policy denies, for the status of the routes that lead there.
+"""Denials: backends whose destination a policy denies, for the status of the routes that lead there.
 
 Depends on configuration alone: the hostname of an Fqdn backend, the addresses of an Ip or Service backend, or those of
 a parent on the way, and whether a credential would go in plain text. The data plane decides by the functions that

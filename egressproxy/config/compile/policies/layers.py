@@ -1,4 +1,4 @@
-"""Layers: the policies of one target, and how specific that is."""
+"""Layer: the policies of one target, and its Level: how specific the target is."""
 
 from __future__ import annotations
 

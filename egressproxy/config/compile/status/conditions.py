@@ -1,6 +1,6 @@
 """Status as Kubernetes shapes it: conditions with reason, message, observedGeneration and the time of their change.
 
-Nothing here decides; the other modules say what is so, and this one writes it down in the standard form.
+This module decides nothing: the others set conditions, and it keeps them in the standard form.
 Source: Kubernetes API conventions, metav1.Condition; Gateway API RouteStatus, PolicyStatus.
 """
 
