@@ -111,6 +111,7 @@ class _Builder:
         return (yield from self.whole(config))
 
     def whole(self, config: ConfigIR) -> Cooperative[Snapshot]:
+        """Every listener and port of the configuration, in one snapshot."""
         shared: dict[tuple[str, int], list[ActiveListener]] = {}
         self.terminating.update(
             (address, spec.port) for spec in config.listeners if terminates(spec) for address in spec.addresses
@@ -125,6 +126,7 @@ class _Builder:
         return Snapshot(config.generation, ports, self.connectors, self.filters)
 
     def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> Cooperative[Port]:
+        """One address and port with the listeners that share it. `key`: (address, port)."""
         web = [listener for listener in listeners if not listener.is_stream]
         tls = None
         if web and web[0].spec.tls is not None:
@@ -136,6 +138,7 @@ class _Builder:
         return Port(key[0], key[1], [*web, *streams], by_host, tls=tls, clients=clients_of(listeners))
 
     def listener(self, spec: ListenerIR) -> Cooperative[ActiveListener]:
+        """One listener with the tables of its routes, and what its policy says of everything else."""
         http = []
         named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
@@ -184,6 +187,7 @@ class _Builder:
         )  # fmt: skip
 
     def context(self, tls: ListenerTlsIR, *, shares_port: bool) -> Cooperative[ssl.SSLContext]:
+        """The TLS context of a listener, made once for equal settings. Raises ssl.SSLError, ValueError."""
         key = tls, shares_port
 
         def make() -> None:
@@ -200,6 +204,7 @@ class _Builder:
                 yield partial(self.filters.place, spec)
 
     def rule(self, listener: ListenerIR, route: HttpRouteIR, rule: HttpRuleIR) -> Route:
+        """One rule of a route for HTTP requests."""
         request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s
         return self.route(
             listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
@@ -208,6 +213,7 @@ class _Builder:
         )  # fmt: skip
 
     def stream(self, listener: ListenerIR, route: StreamRouteIR) -> Route:
+        """One TLSRoute or TCPRoute."""
         made = self.route(
             listener, route.name, route.extensions, route.backends, route.policy, 0.0, None, kind=route.kind,
             names=route.named,
@@ -251,6 +257,7 @@ class _Builder:
         )  # fmt: skip
 
     def external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
+        """The external authorization of one rule; without a client where its backend is denied or unusable."""
         denied = self.denial(spec.backend)
         connector = self.connector(spec.backend)
         if denied is not None and denied.holds(spec.backend.policy.mode):
@@ -259,6 +266,7 @@ class _Builder:
         return ExternalAuth(spec, client, route, self.metrics, denied)
 
     def authz_client(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
+        """The client for the protocol of this authorization server."""
         chain = self.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAuthzClient(spec, connector, chain)
@@ -275,6 +283,7 @@ class _Builder:
         self, listener: ListenerIR, route: str, extensions: tuple[ExtensionIR, ...], backend: WeightedBackend,
         backend_request_s: float | None, mirrors: tuple[Mirror, ...], names: tuple[str, ...] | None,
     ) -> RouteBackend:  # fmt: skip
+        """One backendRef of a rule. `backend_request_s` None: that of the policy, in seconds."""
         name = backend.backend.label if backend.backend is not None else "-"
         policy = backend.policy
         if backend_request_s is None:
@@ -333,6 +342,7 @@ class _Builder:
         return self.destination_policy(weighted.policy).explicit_deny_of(weighted.backend)
 
     def connector(self, weighted: WeightedBackend) -> Connector | None:
+        """The connector of this backend: the known one of an equal ConnectionIR. None: the backend is invalid."""
         if weighted.backend is None:
             return None
         policy = weighted.policy
@@ -348,12 +358,14 @@ class _Builder:
         return found
 
     def shared(self, addresses: AddressesIR) -> AddressesIR:
+        """The one object that stands for all equal address rules."""
         found = self.known_addresses.get(id(addresses))
         if found is None:
             found = self.known_addresses[id(addresses)] = self.addresses.setdefault(addresses, addresses)
         return found
 
     def chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
+        """The chain of these filters, made once for equal ones."""
         if not extensions:
             return NO_FILTERS
         found = self.chains.get(extensions)
@@ -362,6 +374,7 @@ class _Builder:
         return found
 
     def destination_policy(self, policy: PolicyIR) -> DestinationPolicy:
+        """The destination rules of a policy, made once for equal ones."""
         identity = (id(policy.destinations), id(policy.sources))  # the configuration lives as long as this
         found = self.known_destinations.get(identity)
         if found is None:

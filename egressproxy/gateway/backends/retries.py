@@ -104,6 +104,7 @@ class Budget:
         self._before = (0, 0)
 
     def count_request(self) -> None:
+        """One more request in this interval."""
         self._roll()
         self._requests += 1
 

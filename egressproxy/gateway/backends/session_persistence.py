@@ -52,6 +52,7 @@ class Session:
         self.endpoint = endpoint
 
     def target(self, x: Exchange) -> Target:
+        """Where the session's requests go: its endpoint, or the backend's next target. Raises GatewayError."""
         connector = self.choice.connector
         assert connector is not None
         return connector.target(x) if self.endpoint is None else connector.endpoint_target(self.endpoint)

@@ -63,6 +63,7 @@ class Conductor:
 
     # --- called by client connections ----------------------------------------------------------------------------
     def on_request(self, client: DownstreamConnection, head: RequestHead) -> None:
+        """RequestHandler: a request head has come. Serve it."""
         assert isinstance(client, ClientConnection)
         client.driver.start(self.serve(client, head))
 
@@ -74,12 +75,14 @@ class Conductor:
         self.complete(x, client)
 
     def on_deadline(self, client: DownstreamConnection) -> None:
+        """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
         assert isinstance(client, ClientConnection)
         fault = client.look_at_clock()
         if fault is not None:
             client.driver.throw(fault)
 
     def on_lost(self, client: DownstreamConnection) -> None:
+        """RequestHandler: the client's connection is gone."""
         assert isinstance(client, ClientConnection)
         client.state.leave(client)
 

@@ -32,6 +32,7 @@ class HeldResources(HeldConnection):
     )
 
     def reset(self) -> None:
+        """Forget everything, without giving it back."""
         self.connector = None
         self.target = None
         self.upstream = None

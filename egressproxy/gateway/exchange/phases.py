@@ -1,4 +1,4 @@
-"""What a phase of filters has found: a response of their own, or nothing. Sends nothing."""
+"""What a phase of filters has found: a response of its own, or nothing. Sends nothing."""
 
 from __future__ import annotations
 

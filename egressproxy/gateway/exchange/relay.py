@@ -116,6 +116,7 @@ class ServedTunnel(SocketTunnel):
         return False
 
     def over(self) -> None:
+        """Both ends are gone: account for the exchange."""
         x, error, guard = self.exchange, self.error, self.tls_guard
         self.state.leave(self)
         x.series.tunnels_active -= 1

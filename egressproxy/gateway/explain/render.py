@@ -40,6 +40,7 @@ BACKEND_PHASES = ("connect", "backend_request", "backend_response", "response_he
 
 
 def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
+    """One listener of a port, as plain values."""
     spec = listener.spec
     made: dict[str, Any] = {
         "gateway": listener.gateway, "name": listener.name, "protocol": spec.protocol.value,
@@ -83,6 +84,7 @@ def error_values(error: GatewayError) -> dict[str, Any]:
 
 
 def backend_values(choice: RouteBackend, total: int) -> dict[str, Any]:
+    """One backend of a rule, as plain values."""
     spec = choice.connector.spec if choice.connector is not None else None
     made: dict[str, Any] = {
         "name": choice.backend, "weight": choice.weight, "share": round(choice.weight / total, 4) if total else 0.0,

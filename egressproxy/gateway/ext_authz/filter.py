@@ -70,6 +70,7 @@ class ExternalAuth(Filter):
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
     async def request_headers(self, x: Exchange) -> LocalResponse | None:
+        """Ask the server: its denial, or None where the request may go on. Raises GatewayError where none is given."""
         if self._client is None:
             raise self.unusable()
         if self._closed_by is not None:
@@ -114,6 +115,7 @@ class ExternalAuth(Filter):
         return verdict.answer
 
     def response_headers(self, x: Exchange) -> None:
+        """Add what the server wants the client to be told."""
         changes = x.notes.get(_ADDED) if x.notes is not None else None
         if changes:
             apply(changes, x.response.fields)

@@ -76,11 +76,13 @@ class GrpcChannel(UpstreamChannel):
             return reply(answer.head, answer.data, answer.trailers)
 
     def retire(self) -> None:
+        """As `Connector.retire`."""
         self._is_retired = True
         for connection in list(self._connections.values()):
             connection.leave()
 
     def counts(self) -> tuple[int, int]:
+        """As `UpstreamChannel.counts`."""
         active = sum(1 for connection in self._connections.values() if connection.active)
         return active, len(self._connections) - active
 

@@ -54,6 +54,7 @@ class GrpcAuthzClient:
         self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
 
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+        """As `AuthzClient.check`: one Check call."""
         head = RequestHead(b"POST", CHECK, Fields())
         inner = question(x, head, self._connector)
         inner.backend_is_secure = self._connector.spec.backend.tls is not None

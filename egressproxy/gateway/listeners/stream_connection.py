@@ -119,6 +119,7 @@ class StreamConnection(FlowControl):
         self.gone()
 
     def gone(self) -> None:
+        """The connection no longer counts with its listener."""
         self.deadline.close()
         self.state.leave(self)
 
@@ -319,6 +320,7 @@ async def terminate(client: StreamConnection, listener: ActiveListener) -> _Inne
 
 
 def handshake_denial(error: Exception) -> Denied:
+    """Why the client's TLS handshake has failed, as a denial."""
     if is_about_certificate(error):
         detail = getattr(error, "verify_message", "") or "none was shown"
         return Denied(Reason.CLIENT_CERTIFICATE, "the client's certificate is missing or not valid", detail=detail)
