@@ -1,6 +1,7 @@
 """The OpenAPI v2 document in protobuf, which is the only form that kubectl reads it in.
 
-A part of the message types is enough: what our document has. Field numbers: gnostic, openapiv2/OpenAPIv2.proto.
+A part of the message types is enough: what our document has. Hand-made: with protobuf it is as long and as slow, and
+the process that serves keeps 4 MiB more. Field numbers: gnostic, openapiv2/OpenAPIv2.proto.
 """
 
 from __future__ import annotations
