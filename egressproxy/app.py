@@ -265,7 +265,8 @@ class App:
             if task is not None:
                 task.cancel()
         log.info(
-            "draining: what is under way has %g s to end; a second signal ends it at once", self.options.drain_timeout_s
+            "draining: in-flight requests have %g s to finish; send the signal again to stop now",
+            self.options.drain_timeout_s,
         )
         cut = await self._drain()
         self._events.take()

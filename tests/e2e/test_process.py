@@ -231,7 +231,7 @@ def test_a_drain_has_an_end_and_what_it_cuts_is_in_the_log(dns: NameServer, tmp_
         assert read_head(sock).startswith(b"HTTP/1.1 200 ")
         assert gateway.stop() == 0
         assert [(record["kind"], record["reason"]) for record in gateway.records] == [("tunnel", "drained")]
-        assert "draining: what is under way has 1 s to end" in gateway.stderr
+        assert "draining: in-flight requests have 1 s to finish" in gateway.stderr
 
 
 def test_a_second_signal_cuts_what_is_left_and_logs_it(dns: NameServer, tmp_path: Path):

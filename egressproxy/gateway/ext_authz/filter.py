@@ -37,7 +37,7 @@ class AuthzClient(Protocol):
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         """In a task, which is cancelled after `timeout_s`.
 
-        Raises GatewayError if there is no verdict, ValueError if it makes no sense.
+        Raises GatewayError if there is no response, ValueError if it is invalid.
         """
 
 
@@ -92,7 +92,7 @@ class ExternalAuth(Filter):
             result = "timeout"
             raise self._fault("did not answer in time", 504, f"no answer in {self._timeout_s:g} s") from None
         except ValueError as error:
-            raise self._fault("gave an answer that makes no sense", 502, str(error)) from None
+            raise self._fault("returned an invalid response", 502, str(error)) from None
         except BadRequest:
             raise  # the client's fault
         except GatewayError as error:

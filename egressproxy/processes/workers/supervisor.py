@@ -169,7 +169,7 @@ class Supervisor:
         await handle.begin(asked, self._shared)
 
     async def _keep(self, handle: Handle) -> None:
-        """See to it that somebody works at this worker's place."""
+        """Restart the worker in this slot when it exits."""
         short_lives = 0
         while True:
             await handle.has_ended.wait()
