@@ -107,7 +107,7 @@ Act = Callable[[World, FakeSocket], None]
 SAYS: list[Act] = [lambda w, s: w.says(s, b"x" * 60), lambda w, s: w.says(s, HELLO), lambda w, s: w.says(s, HELLO[:99])]
 RARE: list[Act] = [World.resets, World.waits, World.aborts, World.cuts, World.no_memory]
 USUAL: list[Act] = [World.ends, World.takes, World.turn, World.turn]
-STEPS = lists(tuples(booleans(), sampled_from([*SAYS, *USUAL, *USUAL, *RARE])), max_size=25)
+STEPS = lists(tuples(booleans(), sampled_from([*SAYS, *SAYS, *USUAL * 6, *RARE])), min_size=4, max_size=30)
 GUARDS = [None, *(partial(SniGuard, Authority("a.example", 443), must_be_tls=tls) for tls in (False, True))]
 
 
