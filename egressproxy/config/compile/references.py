@@ -284,6 +284,19 @@ class References:
             self.validities.setdefault(key, (Validity(*key, begin, end, end), source))
         return text
 
+    def crls(self, refs: Iterable[tuple[Resource, Reference]], field: str, problems: dict[str, None]) -> str:
+        """The revocation lists of these references, each with the object that holds it in `field`; PEM, each list once.
+
+        Why one cannot be read is added to `problems`.
+        """
+        lists: dict[str, None] = {}
+        for source, ref in refs:
+            try:
+                lists[self.crl(source, ref)] = None
+            except Unresolved as unresolved:
+                problems[f"{field} of {source}: {unresolved.message}"] = None
+        return "".join(lists)
+
 
 def _keys_of(found: Secret | ConfigMap) -> str:
     """The names of its entries, and nothing of what they hold."""

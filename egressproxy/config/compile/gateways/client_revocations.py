@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References
 from egressproxy.config.resources.policy import EgressPolicy
 
 __all__ = ["add_revocations"]
@@ -25,22 +25,16 @@ def add_revocations(
     for listener in listeners:
         by_port[listener.listener.port].append(listener)
     for together in by_port.values():
-        lists: dict[str, None] = {}
         problems: dict[str, None] = {}
-        for policy in dict.fromkeys(policy for listener in together for policy in policies_of(listener)):
-            identity = policy.spec.identity
-            for ref in (
-                identity.certificate.crl_refs if identity is not None and identity.certificate is not None else ()
-            ):
-                try:
-                    lists[references.crl(policy, ref)] = None
-                except Unresolved as unresolved:
-                    problems[f"identity.certificate.crlRefs of {policy}: {unresolved.message}"] = None
+        policies = dict.fromkeys(policy for listener in together for policy in policies_of(listener))
+        certificates = ((policy, policy.spec.identity.certificate) for policy in policies if policy.spec.identity)
+        refs = ((policy, ref) for policy, each in certificates if each is not None for ref in each.crl_refs)
+        pem = references.crls(refs, "identity.certificate.crlRefs", problems)
         for listener in together:
             if listener.tls is None or listener.tls.clients is None:
                 continue
             if problems:
                 listener.refuse("Accepted", "UnsupportedValue", "; ".join(problems))
-            elif lists:
-                clients = replace(listener.tls.clients, crl_pem="".join(lists))
+            elif pem:
+                clients = replace(listener.tls.clients, crl_pem=pem)
                 listener.tls = replace(listener.tls, clients=clients)

@@ -19,8 +19,9 @@ What is written and cannot be enforced closes the place (`Merged.blockers`) wher
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from egressproxy.config.compile.certificates import common_ca
@@ -39,6 +40,7 @@ from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
+from egressproxy.config.resources.values import Duration
 from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, TimeoutsIR
 
 __all__ = ["ChosenParent", "Merged", "Merger", "Overridden"]
@@ -114,11 +116,6 @@ class Merger:
         blockers = {blocker: None for policy in policies for blocker in self._of_policy(policy)}
         for layer in ordered:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
-        retries = [
-            _PolicyCandidate(layer, policy, t.retries)
-            for layer, policy, t in _traffic(ordered)
-            if t.retries is not None
-        ]
         mode = self._mode(ordered)
         modes = _modes_of_levels(ordered)
         reported = {level for level, own in modes.items() if mode is own is Mode.REPORT}
@@ -133,17 +130,18 @@ class Merger:
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
             limits=merge_limits(ordered),
-            retries=policy_retry(self._winner("traffic.retries", retries)),
+            retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
             sources=tuple(policy.full_name for policy in policies),
             mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),
         )
+        crl_refs = ((policy, ref) for policy in policies if policy.spec.tls for ref in policy.spec.tls.crl_refs)
         return Merged(
             policy=spec,
             parent=self._parent(ordered),
             regions=intersect(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
             min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
             ca_pem=self._ca(policies, blockers),
-            crl_pem=self._crls(policies, blockers),
+            crl_pem=self._references.crls(crl_refs, "tls.crlRefs", blockers),
             pins=intersect(policies, lambda spec: spec.tls.pins if spec.tls is not None and spec.tls.pins else None),
             blockers=tuple(blockers),
         )
@@ -228,28 +226,26 @@ class Merger:
         )
 
     def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
-        chosen: dict[str, float] = {}
-        for name, info in TrafficTimeouts.model_fields.items():
-            candidates = [
-                _PolicyCandidate(layer, policy, value.seconds)
-                for layer, policy, traffic in _traffic(ordered)
-                if (value := getattr(traffic.timeouts, name)) is not None
-            ]
-            if candidates:
-                chosen[f"{name}_s"] = self._winner(f"traffic.timeouts.{info.alias or name}", candidates)
-        return TimeoutsIR(**chosen)
+        chosen = {
+            f"{name}_s": self._traffic_winner(ordered, f"timeouts.{info.alias or name}", attrgetter(f"timeouts.{name}"))
+            for name, info in TrafficTimeouts.model_fields.items()
+        }
+        return TimeoutsIR(**{name: value for name, value in chosen.items() if value is not None})
 
     def _connections(self, ordered: Sequence[Layer]) -> ConnectionsIR:
-        def winner(name: str, attribute: str) -> Any:
-            candidates = [
-                _PolicyCandidate(layer, policy, value)
-                for layer, policy, traffic in _traffic(ordered)
-                if (value := getattr(traffic.connections, attribute)) is not None
-            ]
-            return self._winner(f"traffic.connections.{name}", candidates)
+        age_s = self._traffic_winner(ordered, "connections.maxAge", attrgetter("connections.max_age"))
+        requests = self._traffic_winner(ordered, "connections.maxRequests", attrgetter("connections.max_requests"))
+        return ConnectionsIR(age_s or 0.0, requests or 0)
 
-        age = winner("maxAge", "max_age")
-        return ConnectionsIR(age.seconds if age is not None else 0.0, winner("maxRequests", "max_requests") or 0)
+    def _traffic_winner(self, ordered: Sequence[Layer], name: str, read: Callable[[Traffic], Any]) -> Any:
+        """The value of a setting below `traffic`, a duration in seconds; None where no policy sets it."""
+        values = ((layer, policy, read(traffic)) for layer, policy, traffic in _traffic(ordered))
+        candidates = [
+            _PolicyCandidate(layer, policy, value.seconds if isinstance(value, Duration) else value)
+            for layer, policy, value in values
+            if value is not None
+        ]
+        return self._winner(f"traffic.{name}", candidates)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
 
@@ -270,17 +266,6 @@ class Merger:
                 continue
             common = shared
         return common
-
-    def _crls(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
-        """Every revocation list that a policy names."""
-        lists: dict[str, None] = {}
-        for policy in policies:
-            for ref in policy.spec.tls.crl_refs if policy.spec.tls is not None else ():
-                try:
-                    lists[self._references.crl(policy, ref)] = None
-                except Unresolved as unresolved:
-                    blockers[f"tls.crlRefs of {policy}: {unresolved.message}"] = None
-        return "".join(lists)
 
     def _of_policy(self, policy: EgressPolicy) -> tuple[str, ...]:
         if policy not in self._blockers:

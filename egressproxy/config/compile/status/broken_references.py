@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from egressproxy.config.compile.interface import Compiled, Key
+from egressproxy.config.compile.status.conditions import SECTIONS
 
 __all__ = ["broken_references"]
 
@@ -14,8 +15,6 @@ __all__ = ["broken_references"]
 _HINT: Final = re.compile(r" \([^()]*\)$")
 #: Reasons of Accepted that say that what an object refers to is gone.
 _GONE: Final = frozenset({"NoMatchingParent", "TargetNotFound", "InvalidParameters"})
-#: The parts of a status that have conditions of their own, and what tells them apart.
-_SECTIONS: Final = (("listeners", "name"), ("parents", "parentRef"), ("ancestors", "ancestorRef"))
 
 
 def broken_references(compiled: Compiled, previous: Compiled) -> Iterator[tuple[Key, str]]:
@@ -34,7 +33,7 @@ def broken_references(compiled: Compiled, previous: Compiled) -> Iterator[tuple[
 def _in_status(status: Mapping[str, Any], before: Mapping[str, Any], *, is_same: bool) -> Iterator[str]:
     """`is_same`: the object itself is what it was."""
     yield from _in_conditions(status, before)
-    for section, identity in _SECTIONS:
+    for section, identity in SECTIONS:
         parts = status.get(section, ())
         for was in before.get(section, ()):
             part = next((part for part in parts if part[identity] == was[identity]), None)

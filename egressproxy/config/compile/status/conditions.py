@@ -7,11 +7,14 @@ Source: Kubernetes API conventions, metav1.Condition; Gateway API RouteStatus, P
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar, Final
 
 from egressproxy.config.compile.interface import CONTROLLER, Key, Status
 
-__all__ = ["Ancestors", "Conditions", "RouteParents", "keep_times"]
+__all__ = ["SECTIONS", "Ancestors", "Conditions", "RouteParents", "keep_times"]
+
+#: The parts of a status that have conditions of their own, and the field that identifies each.
+SECTIONS: Final = (("listeners", "name"), ("parents", "parentRef"), ("ancestors", "ancestorRef"))
 
 #: metav1.Condition.message holds at most 32768 characters.
 MAX_MESSAGE = 32768
@@ -69,54 +72,47 @@ class Conditions:
         return f"Conditions({stated})"
 
 
-class RouteParents:
+class _ByReference:
+    """Conditions for each reference of an object, in the order in which they were added."""
+
+    SECTION: ClassVar[str]
+    REFERENCE: ClassVar[str]
+
+    __slots__ = ("_generation", "_parts")
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._parts: list[tuple[dict[str, Any], Conditions]] = []
+
+    def add(self, reference: Mapping[str, Any]) -> Conditions:
+        """Open the conditions of one reference, given as it was written."""
+        conditions = Conditions(self._generation)
+        self._parts.append((dict(reference), conditions))
+        return conditions
+
+    def to_status(self) -> Status:
+        """The `status` of the object (Gateway API v1 RouteStatus, PolicyStatus)."""
+        parts = [
+            {self.REFERENCE: reference, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
+            for reference, conditions in self._parts
+        ]
+        return {self.SECTION: parts}
+
+
+class RouteParents(_ByReference):
     """`status.parents[]` of a route: conditions per parentRef."""
 
-    __slots__ = ("_generation", "_parents")
+    SECTION, REFERENCE = "parents", "parentRef"
 
-    def __init__(self, generation: int) -> None:
-        self._generation = generation
-        self._parents: list[tuple[dict[str, Any], Conditions]] = []
-
-    def add(self, parent_ref: Mapping[str, Any]) -> Conditions:
-        """Open the conditions of one parentRef, given as it was written."""
-        conditions = Conditions(self._generation)
-        self._parents.append((dict(parent_ref), conditions))
-        return conditions
-
-    def to_status(self) -> Status:
-        """The `status` of the route (Gateway API v1 RouteStatus)."""
-        return {
-            "parents": [
-                {"parentRef": ref, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
-                for ref, conditions in self._parents
-            ]
-        }
+    __slots__ = ()
 
 
-class Ancestors:
+class Ancestors(_ByReference):
     """`status.ancestors[]` of a policy: conditions per target."""
 
-    __slots__ = ("_ancestors", "_generation")
+    SECTION, REFERENCE = "ancestors", "ancestorRef"
 
-    def __init__(self, generation: int) -> None:
-        self._generation = generation
-        self._ancestors: list[tuple[dict[str, Any], Conditions]] = []
-
-    def add(self, ancestor_ref: Mapping[str, Any]) -> Conditions:
-        """Open the conditions of one ancestor."""
-        conditions = Conditions(self._generation)
-        self._ancestors.append((dict(ancestor_ref), conditions))
-        return conditions
-
-    def to_status(self) -> Status:
-        """The `status` of the policy (Gateway API v1 PolicyStatus)."""
-        return {
-            "ancestors": [
-                {"ancestorRef": ref, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
-                for ref, conditions in self._ancestors
-            ]
-        }
+    __slots__ = ()
 
 
 def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], now: str) -> None:
@@ -134,7 +130,7 @@ def _keep(new: Mapping[str, Any], old: Mapping[str, Any], now: str) -> None:
         same = before.get(condition["type"])
         unchanged = same is not None and same["status"] == condition["status"]
         condition["lastTransitionTime"] = same["lastTransitionTime"] if same is not None and unchanged else now
-    for section, identity in (("listeners", "name"), ("parents", "parentRef"), ("ancestors", "ancestorRef")):
+    for section, identity in SECTIONS:
         for part in new.get(section, ()):
             _keep(part, next(_same_part(old.get(section, ()), identity, part[identity]), {}), now)
 
