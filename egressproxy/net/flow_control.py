@@ -52,17 +52,21 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
 class Reads(Protocol):
     """A source that can be paused."""
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        """Nothing more comes until `resume_reading`."""
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Go on where `pause_reading` has stopped."""
 
 
 class BodySink(Protocol):
     """Where the pieces of a body go. `trailers` is a field block (each line preceded by CRLF), b"" for none."""
 
-    def send_body(self, data: bytes) -> None: ...
+    def send_body(self, data: bytes) -> None:
+        """Take one piece of a body, never empty."""
 
-    def end_body(self, trailers: bytes) -> None: ...
+    def end_body(self, trailers: bytes) -> None:
+        """The body is complete."""
 
 
 class FlowControl(asyncio.Protocol):
@@ -95,17 +99,20 @@ class FlowControl(asyncio.Protocol):
         self._poller: Poller | None = None  # kept: to ask for the running loop is a system call
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport to send to, whose buffer may hold HIGH_WATER bytes before it blocks."""
         self.transport = cast(asyncio.Transport, transport)
         if not self.transport.is_closing():
             self.transport.set_write_buffer_limits(HIGH_WATER)
 
     # --- reading -----------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
+        """Take nothing more from the peer."""
         if not self.is_reading_paused and not self.transport.is_closing():
             self.is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
+        """Take from the peer again."""
         if self.is_reading_paused:
             self.is_reading_paused = False
             if not self.transport.is_closing():
@@ -113,11 +120,13 @@ class FlowControl(asyncio.Protocol):
 
     # --- writing -----------------------------------------------------------------------------------------------
     def pause_writing(self) -> None:
+        """The transport's buffer is full: the feeder pauses."""
         self.is_write_blocked = True
         if self.feeder is not None:
             self.feeder.pause_reading()
 
     def resume_writing(self) -> None:
+        """The transport's buffer has drained: the feeder goes on."""
         self.is_write_blocked = False
         if self.feeder is not None:
             self.feeder.resume_reading()
@@ -185,4 +194,5 @@ class FlowControl(asyncio.Protocol):
 
     # --- the peer, for logs --------------------------------------------------------------------------------------
     def peer_name(self) -> str:
+        """`address:port` of the other end ("-" if it is gone already)."""
         return peer_name(self.transport)

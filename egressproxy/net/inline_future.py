@@ -30,12 +30,15 @@ class InlineFuture(Generic[T]):
         self._is_cancelled = False
 
     def done(self) -> bool:
+        """Whether there is a result, an error or a cancellation."""
         return self._is_done
 
     def cancelled(self) -> bool:
+        """Whether `cancel` has ended it."""
         return self._is_cancelled
 
     def result(self) -> T:
+        """The result. Raises the error that was set, or CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError
         if self._error is not None:
@@ -46,15 +49,18 @@ class InlineFuture(Generic[T]):
         return self._result
 
     def exception(self) -> Exception | None:
+        """The error that was set, or None. Raises CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError
         return self._error
 
     def set_result(self, result: T) -> None:
+        """End it with this result, and resume its waiters at once."""
         self._result = result
         self._settle()
 
     def set_exception(self, error: Exception) -> None:
+        """End it with this error, and resume its waiters at once."""
         self._error = error
         self._settle()
 
@@ -71,11 +77,13 @@ class InlineFuture(Generic[T]):
         self._callbacks.append(callback)
 
     def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
+        """Call this one no more; gives how many there were of it."""
         before = len(self._callbacks)
         self._callbacks = [known for known in self._callbacks if known != callback]
         return before - len(self._callbacks)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which asyncio compares with that of a task."""
         return asyncio.get_running_loop()
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -42,7 +42,8 @@ class Handler(Protocol):
 class Flushes(Protocol):
     """What has something to send at the end of the turn."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Send what is waiting."""
 
 
 class Poller:

@@ -185,9 +185,11 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._break(error)
 
     def send_failed(self, error: OSError) -> None:
+        """The connection ends with this error."""
         self._break(error)
 
     def watch_failed(self, error: OSError) -> None:
+        """The connection ends with this error."""
         self._break(error)
 
     def _end_of_input(self) -> None:
@@ -203,6 +205,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._is_paused = True
 
     def resume_reading(self) -> None:
+        """Read again, unless the peer has ended or the transport is closing."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -210,6 +213,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self.watch()
 
     def is_reading(self) -> bool:
+        """Whether bytes of the peer are read: no pause, and no end of either kind."""
         return not self._is_paused and self._state in _READS
 
     wants_input = is_reading
@@ -272,6 +276,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self._protocol.pause_writing()
 
     def all_sent(self) -> None:
+        """Do what waited for that: finish closing, or end our side."""
         if self._state is _CLOSING:
             self._finish()
             return
@@ -284,6 +289,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         return len(self.unsent) if self.unsent is not None else 0
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
+        """The low and the high mark, in bytes."""
         return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -292,6 +298,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def can_write_eof(self) -> bool:
+        """TCP can end one direction."""
         return True
 
     def write_eof(self) -> None:
@@ -304,6 +311,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
+        """Whether `close`, `abort`, `detach` or an error has begun its end."""
         return self._state in _IS_CLOSING
 
     def close(self) -> None:
@@ -354,10 +362,12 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Tell this protocol from now on; it is not told of the connection."""
         self._protocol = protocol
         self._is_write_paused = False  # the new one is told at the next write, should that still be so
 
     def get_protocol(self) -> asyncio.BaseProtocol:
+        """The protocol that is told."""
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 

@@ -85,6 +85,7 @@ class Pipe:
 
     @property
     def is_closed(self) -> bool:
+        """Whether `close` was called."""
         return self._reading < 0
 
     @property

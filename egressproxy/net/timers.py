@@ -24,9 +24,11 @@ class Wheel(Protocol):
 
     now: float
 
-    def insert(self, timer: Timer) -> None: ...
+    def insert(self, timer: Timer) -> None:
+        """Look at this timer when its time has come."""
 
-    def remove(self, timer: Timer) -> None: ...
+    def remove(self, timer: Timer) -> None:
+        """Forget this timer."""
 
 
 class Timer(ABC):
@@ -81,10 +83,12 @@ class Deadline(Timer):
         self.callback: Callable[[], None] | None = callback
 
     def passed(self) -> None:
+        """Call the callback."""
         if self.callback is not None:
             self.callback()
 
     def close(self) -> None:
+        """Clear for good, and let go of the callback."""
         super().close()
         self.callback = None
 

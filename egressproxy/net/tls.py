@@ -133,10 +133,12 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     # --- protocol of the transport below -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport below: the handshake begins."""
         self._transport = cast(asyncio.Transport, transport)
         self._handshake()
 
     def data_received(self, data: bytes | memoryview) -> None:
+        """Ciphertext, of which whole records are delivered at once."""
         if len(data) > self._piece:
             whole = memoryview(data)
             for at in range(0, len(whole), self._piece):
@@ -160,6 +162,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return self._state in _HAS_PEER_END or (self._is_paused and self._state in _READS)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The transport below is gone. Without close_notify the protocol above is told TlsTruncated."""
         was, self._state = self._state, _FAILED if self._state in _IS_EARLY else _CLOSED
         if was in _IS_UNHEARD:
             self._report(exc or ConnectionResetError("the peer closed the connection in the TLS handshake"))
@@ -173,11 +176,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
+        """The transport below is full: the protocol above is told."""
         self._is_write_paused = True
         if self._state not in _IS_UNHEARD:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        """The transport below has drained: the protocol above is told."""
         self._is_write_paused = False
         if self._state not in _IS_UNHEARD:
             self._inner.resume_writing()
@@ -213,9 +218,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             yield self._out.read()
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """As `write`, of all pieces together."""
         self.write(b"".join(list_of_data))  # few large records rather than many small ones
 
     def can_write_eof(self) -> bool:
+        """TLS can end one direction (RFC 8446 section 6.1)."""
         return True
 
     def write_eof(self) -> None:
@@ -256,6 +263,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._report(TimeoutError("the TLS handshake took too long"))
 
     def is_closing(self) -> bool:
+        """Whether it is over, or the transport below is closing."""
         return self._state in _OVER or self._transport.is_closing()
 
     def pause_reading(self) -> None:
@@ -265,6 +273,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
+        """Deliver again; what is here already comes in the next turn of the loop."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -274,18 +283,23 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._pump)  # never from within the caller
 
     def is_reading(self) -> bool:
+        """Whether plaintext is delivered: no pause, and no end of either kind."""
         return not self._is_paused and self._state in _READS
 
     def get_write_buffer_size(self) -> int:
+        """Bytes of ciphertext that the transport below has not sent yet."""
         return self._transport.get_write_buffer_size()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Those of the transport below, in bytes."""
         return self._transport.get_write_buffer_limits()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set those of the transport below, in bytes."""
         self._transport.set_write_buffer_limits(high, low)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Tell this protocol from now on; it hears of a full buffer in the next turn of the loop."""
         self._inner = cast(asyncio.Protocol, protocol)
         if self._is_write_paused:  # the one before was told
             asyncio.get_running_loop().call_soon(self._repeat_pause)
@@ -295,6 +309,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._inner.pause_writing()
 
     def get_protocol(self) -> asyncio.Protocol:
+        """The protocol above."""
         return self._inner
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:

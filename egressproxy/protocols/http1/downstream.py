@@ -147,11 +147,13 @@ class DownstreamConnection(FlowControl):
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is here, and has the time for a request's head to say one."""
         super().connection_made(transport)
         self.client = self.peer_name()
         self.deadline.after(self.request_headers_s)  # a client that says nothing at all
 
     def data_received(self, data: bytes) -> None:
+        """What the client says: used at once, or kept until it can be; dropped while lingering."""
         self.octets_in += len(data)
         if self._state is _LINGERING:
             if self.octets_in > LINGER_SIZE:
@@ -171,6 +173,7 @@ class DownstreamConnection(FlowControl):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
+        """The transport is gone: the exchange ends with ClientGone."""
         if self._state is _LOST:
             return
         self._state = _LOST
@@ -183,6 +186,7 @@ class DownstreamConnection(FlowControl):
         self.handler.on_lost(self)
 
     def resume_writing(self) -> None:
+        """The client takes answers again: the next request may be read."""
         super().resume_writing()
         if self._state is _IDLE and not self._is_pumping:
             self._pump()

@@ -75,10 +75,12 @@ class UpstreamConnection(FlowControl):
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport to the upstream."""
         super().connection_made(transport)
         self.address = self.peer_name()
 
     def data_received(self, data: bytes) -> None:
+        """What the upstream says; while nothing is awaited it ends the connection's use."""
         if self.is_idle:
             self.close()  # nobody has asked
             return
@@ -96,10 +98,12 @@ class UpstreamConnection(FlowControl):
                 self.driver.resume()
 
     def eof_received(self) -> bool:
+        """The upstream sends no more: the end of a body, or an error."""
         self._end(clean=True, reset=False)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        """The transport is gone; an exchange that needs more of it fails."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -115,6 +119,7 @@ class UpstreamConnection(FlowControl):
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def was_reused(self) -> bool:
+        """Whether the current exchange is not its first."""
         return self.served > 1
 
     @property
@@ -168,6 +173,7 @@ class UpstreamConnection(FlowControl):
         self.reader.expect(request.method)
 
     def end_body(self, trailers: bytes) -> None:
+        """The request is whole."""
         super().end_body(trailers)
         self.has_sent_all = True
 
@@ -226,11 +232,13 @@ class UpstreamConnection(FlowControl):
         self.is_last = True
 
     def close(self) -> None:
+        """Close behind what was sent."""
         if not self.is_lost:
             self.flush()
             self.transport.close()
 
     def abort(self) -> None:
+        """Close now; what is unsent goes nowhere."""
         if not self.is_lost:
             self.forget_unflushed()
             self.transport.abort()

@@ -120,6 +120,7 @@ class UnaryConnection(FlowControl):
     # --- for callers ---------------------------------------------------------------------------------------------
     @property
     def active(self) -> int:
+        """How many calls are under way."""
         return len(self._calls)
 
     def call(self, headers: Headers, body: bytes, client: str) -> asyncio.Future[UnaryAnswer]:
@@ -147,6 +148,7 @@ class UnaryConnection(FlowControl):
     retire = leave
 
     def close(self) -> None:
+        """Take no more calls, and close behind what was sent."""
         self.is_leaving = True
         if not self.is_lost:
             self.flush()
@@ -154,12 +156,14 @@ class UnaryConnection(FlowControl):
 
     # --- asyncio's callbacks -------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport: the preface goes out (RFC 9113 section 3.4)."""
         super().connection_made(transport)
         self._h2.initiate_connection()
         self._write()
         self._rest()
 
     def data_received(self, data: bytes) -> None:
+        """Frames of the server."""
         self._heard_at = self._wheel.now
         try:
             for kind, frame in self._frames.feed(data):
@@ -175,9 +179,11 @@ class UnaryConnection(FlowControl):
         self._rest()
 
     def eof_received(self) -> bool:
+        """The server sends no more: the connection closes."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Every call under way fails."""
         if self.is_lost:
             return
         self.is_lost = self.is_leaving = True
@@ -189,6 +195,7 @@ class UnaryConnection(FlowControl):
             on_lost(self)
 
     def resume_writing(self) -> None:
+        """The transport has drained: what waits goes out."""
         super().resume_writing()
         if not self.is_lost:
             self._go_on()

@@ -156,6 +156,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             self._finish()
 
     def cut(self, reason: Reason) -> None:
+        """End it now, for this reason; a side with unsent bytes sees a reset."""
         if not self.is_over:
             self.reason = reason
             for end in (self.client, self.upstream):
@@ -170,6 +171,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             self._finish()
 
     def bytes_left(self) -> int:
+        """How many bytes neither side has taken yet."""
         return len(self.client.unsent or b"") + len(self.upstream.unsent or b"")
 
     def _finish(self) -> None:
@@ -212,10 +214,12 @@ class SocketEnd(WatchedSocket):
 
     @property
     def poller(self) -> Poller:  # type: ignore[override]    # nobody sets it
+        """That of the tunnel."""
         return self.tunnel.poller
 
     @property
     def has_ended(self) -> bool:
+        """It sends no more."""
         return self._state is _ENDED
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -325,6 +329,7 @@ class SocketEnd(WatchedSocket):
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def send(self, data: bytes) -> None:
+        """Give this side these bytes; what it does not take is kept."""
         if self.unsent is not None:
             self.unsent += data
             return
@@ -345,35 +350,44 @@ class SocketEnd(WatchedSocket):
         self.other.watch()
 
     def all_sent(self) -> None:
+        """The other side is read again, or its end follows."""
         self.tunnel.sent(self)
 
     def send_failed(self, error: OSError) -> None:
+        """It takes nothing more."""
         self.tunnel.refused(self, error)
 
     def finish_writing(self) -> None:
+        """The other side's end follows what is unsent."""
         if self.unsent is None:
             self.shut_down()
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def hold(self) -> None:
+        """Read nothing more until `resume_reading`."""
         self._state = _HELD
 
     def resume_reading(self) -> None:
+        """Read again what was held back."""
         if self._state is _HELD:
             self._state = _OPEN
             self.watch()
 
     def wants_input(self) -> bool:
+        """Whether it is read: it may speak, and the other side has taken all."""
         return self._state is _OPEN and self.other.unsent is None
 
     def watch(self) -> None:
+        """As the base, while the tunnel lives."""
         if not self.tunnel.is_over:
             super().watch()
 
     def watch_failed(self, error: OSError) -> None:
+        """The tunnel is cut: it could not be relied upon."""
         self.tunnel.cut(Reason.INTERNAL)
 
     def option(self, level: int, name: int, value: int) -> None:
+        """Set an option of its socket. Raises OSError."""
         self.sock.setsockopt(level, name, value)
 
     def __repr__(self) -> str:

@@ -88,7 +88,8 @@ class TunnelEnd(Protocol):
     def hold(self) -> None:
         """Read nothing more."""
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Read again what `hold` has stopped."""
 
     def option(self, level: int, name: int, value: int) -> None:
         """Set an option of its socket. Raises OSError."""
