@@ -38,7 +38,7 @@ ON_BOTH_LOOPS = (
     "test_loop.py",
     "test_poller.py",
     "test_sockets.py",
-    "test_flow.py",
+    "test_flow_control.py",
     "test_dialer.py",
     "test_timers.py",
 )
