@@ -668,3 +668,4 @@ def test_a_port_that_is_closed_by_what_it_accepts_is_closed_and_no_more(monkeypa
         talk.until(lambda: bound.state.is_closed)
     assert talk.metrics.connections_rejected == {}
     assert bound._pause is None
+    talk.close()
