@@ -81,10 +81,6 @@ class Poller:
         """This handler is called from now on; what is watched for stays."""
         self._handlers[fd] = handler
 
-    def serves(self, fd: int, handler: Handler) -> bool:
-        """Whether this handler is the one that is called."""
-        return fd < len(self._handlers) and self._handlers[fd] is handler
-
     def leave(self, fd: int) -> None:
         """Watch no more for anything. The descriptor stays open."""
         self.forget(fd)
@@ -168,11 +164,6 @@ class Poller:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise error
         self._loop.call_exception_handler({"message": message, "exception": error})
-
-    def close(self) -> None:
-        """The loop is closed."""
-        self._handlers.clear()
-        self._epoll.close()
 
     def __repr__(self) -> str:
         return f"Poller({sum(handler is not None for handler in self._handlers)} descriptors)"
