@@ -132,6 +132,16 @@ class Poller:
             finally:
                 self._end_turn()
 
+    def serve_one(self, fd: int, event: int, handler: Handler) -> None:
+        """A turn for a descriptor that the loop watches itself. Raises what `_serve` does."""
+        self._is_due = True
+        try:
+            handler.ready(fd, event)
+        except BaseException as error:
+            self._failed(handler, error)
+        finally:
+            self._end_turn()
+
     def _end_turn(self) -> None:
         try:
             while self._flushing or self._ending:

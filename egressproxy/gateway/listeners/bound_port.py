@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import select
 import socket
 import ssl
 import time
@@ -22,6 +21,7 @@ from egressproxy.gateway.open_connections import BAD_CERTIFICATE, TOO_MANY, Open
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.net.flow_control import peer_name
+from egressproxy.net.listener_watch import ListenerWatch
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
@@ -50,7 +50,7 @@ class BoundPort:
         self._sock = sock
         self._conductor = conductor
         self._metrics = metrics
-        self._is_accepting = False
+        self._watch: ListenerWatch | None = None  # while connections are accepted
         self._pause: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
         self._accept_one = sock._accept  # type: ignore[attr-defined]    # without the Python class around the result
@@ -66,8 +66,7 @@ class BoundPort:
         """
         self._sock.setblocking(False)
         self._poller = poller()
-        self._poller.watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self)
-        self._is_accepting = True
+        self._watch = ListenerWatch(self._poller, self._sock.fileno(), self)
         self._taken = 0
 
     def serve(self, port: Port) -> None:
@@ -90,10 +89,13 @@ class BoundPort:
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
-        if self._is_accepting:
-            self._is_accepting = False
-            self._poller.leave(self._sock.fileno())
+        self._stop_watching()
         self._sock.close()
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
     def ready(self, _fd: int, _events: int) -> None:
         """Connections wait: take as many as the last time, and more where there were more.
@@ -107,7 +109,7 @@ class BoundPort:
                 self._at_once = max(1, self._at_once // 2)
                 break
             except OSError as error:
-                if self._is_accepting:  # else what was just accepted has closed it
+                if self._watch is not None:  # else what was just accepted has closed it
                     self._cannot_accept(error)
                 return
             sock = Socket(self._family, socket.SOCK_STREAM, 0, fd)
@@ -116,12 +118,16 @@ class BoundPort:
             SocketTransport(self._poller, sock, self._accept(), peer).start()
         else:
             self._at_once = min(self._at_once * 2, MAX_AT_ONCE)
-        if self._taken >= TURN_CONNECTIONS and self._is_accepting:
-            self._poller.leave(self._sock.fileno())
-            self._go_on()
+        if self._taken >= TURN_CONNECTIONS and self._watch is not None:
+            self._taken = 0
+            self._watch.let_others_first()
 
     def failed(self, error: Exception) -> None:
         """One connection could not be taken; the next may be."""
+
+    def unwatched(self, error: OSError) -> None:
+        """There is no memory to watch for connections with."""
+        self._cannot_accept(error)
 
     def _cannot_accept(self, error: OSError) -> None:
         """No descriptor or no memory is left: the connections wait where they are, and so do we for a moment."""
@@ -131,8 +137,7 @@ class BoundPort:
         if now >= self._silent_until:
             self._silent_until = now + SILENCE_S
             log.error("no connection can be accepted on %s: %s", self.state.port, error.strerror)
-        self._poller.leave(self._sock.fileno())
-        self._is_accepting = False
+        self._stop_watching()
         self._go_on_later()
 
     def _go_on_later(self) -> None:

@@ -288,6 +288,25 @@ def test_a_listener_that_cannot_be_watched_again_tries_until_it_can(monkeypatch:
     talk.close()
 
 
+def test_a_listener_that_can_be_watched_no_more_is_watched_again_soon():
+    talk = conversation(forward(), wire="sockets")
+    talk.counts_octets = False
+    (bound,) = talk.ports
+
+    def lose() -> None:
+        assert bound._watch is not None
+        bound._watch.close()
+        bound.unwatched(OSError(errno.ENOSPC, "no watches are left"))
+
+    talk.expects_failures = True
+    talk.act(lose)
+    assert bound._watch is None
+    talk.client = talk.connect()
+    exchange(talk)
+    assert talk.metrics.connections_rejected == {"no_memory": 1}
+    talk.close()
+
+
 def test_a_listener_that_waits_for_descriptors_may_be_closed():
     talk = conversation(forward(), wire="sockets")
     talk.counts_octets = False
