@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_status import backend_statuses
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
@@ -27,9 +27,9 @@ from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.generations import first_seen, generations_of
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.load_errors import LoadErrors, problem_at
-from egressproxy.config.compile.policies.denials import Denials
+from egressproxy.config.compile.policies.denials import DeniedBackends
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policy_attachment import Policies
+from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.references import Namespaces, References
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
@@ -114,15 +114,15 @@ class _Run:
         self._tls_policies = BackendTlsPolicies(resources, self._references)
         self._services = Services(resources, self._tls_policies)
         self._extensions = ExtensionCompiler(catalog, self._references, self._load_errors)
-        self._policies = Policies(resources, self._references)
+        self._policies = PolicyAttachments(resources, self._references)
         self._policy_filters = PolicyFilters(self._extensions)
-        self._backends = Backends(resources, self._references, self._services, self._extensions)
+        self._backends = BackendCompiler(resources, self._references, self._services, self._extensions)
         self._certificates = ClientCertificates(resources, self._references)
         self._routes = RouteCompiler(
             self._backends, self._policies, self._extensions, self._policy_filters, self._certificates
         )
         self._validator = RouteValidator(self._backends, self._extensions, defaults.check_pattern)
-        self._denials = Denials(defaults.denials)
+        self._denials = DeniedBackends(defaults.denials)
         self._same_names = SameNames(resources, BACKEND_KINDS, self._backends.target_key)
         self._plans: list[GatewayPlan] = []
         self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}

@@ -1,7 +1,8 @@
 """References between objects: whether the target exists, and whether the reference is permitted.
 
 A reference across namespaces needs a ReferenceGrant in the target's namespace (Gateway API, ReferenceGrant). What
-cannot be resolved raises `Unresolved` with the reason word that Gateway API has for it; the caller puts it into status.
+cannot be resolved raises `UnresolvedRef` with the reason word that Gateway API has for it; the caller puts it into
+status.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import SecretBytes as SecretValue
 
-__all__ = ["Namespaces", "References", "Unresolved", "UnresolvedCollector"]
+__all__ = ["Namespaces", "References", "UnresolvedCollector", "UnresolvedRef"]
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ CREDENTIAL_KEYS: Final = ("token", "apiKey", "api-key")
 _SPACE: Final = b" \t\r\n"
 
 
-class Unresolved(Exception):
+class UnresolvedRef(Exception):
     """A reference whose target does not exist, or that is not permitted. `reason` is a condition's reason.
 
     `message` may be told to clients. `hint` says what else there is: names of objects and keys, for status alone.
@@ -48,7 +49,7 @@ class Unresolved(Exception):
     """
 
     def __init__(
-        self, reason: str, message: str, hint: str = "", field: str = "", others: tuple[Unresolved, ...] = ()
+        self, reason: str, message: str, hint: str = "", field: str = "", others: tuple[UnresolvedRef, ...] = ()
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -62,9 +63,9 @@ class Unresolved(Exception):
         """For status: the message, and the hint in parentheses."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
-    def copy(self, field: str = "", others: tuple[Unresolved, ...] = ()) -> Unresolved:
+    def copy(self, field: str = "", others: tuple[UnresolvedRef, ...] = ()) -> UnresolvedRef:
         """The same error to raise again, with this field or these further faults."""
-        return Unresolved(self.reason, self.message, self.hint, field or self.field, others or self.others)
+        return UnresolvedRef(self.reason, self.message, self.hint, field or self.field, others or self.others)
 
 
 class UnresolvedCollector:
@@ -73,13 +74,13 @@ class UnresolvedCollector:
     __slots__ = ("_found",)
 
     def __init__(self) -> None:
-        self._found: list[Unresolved] = []
+        self._found: list[UnresolvedRef] = []
 
     def take(self, field: str, read: Callable[[], T], default: T) -> T:
-        """What `read` returns; `default` where it raises Unresolved, which is kept for `raise_if_any`."""
+        """What `read` returns; `default` where it raises UnresolvedRef, which is kept for `raise_if_any`."""
         try:
             return read()
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             self._found.append(unresolved.copy(field))
             return default
 
@@ -138,7 +139,7 @@ class References:
         return ", ".join(f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}" for ref in refs)
 
     def check_permitted(self, source: Resource, ref: Reference, kind: str = "") -> None:
-        """Raise Unresolved (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant.
+        """Raise UnresolvedRef (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant.
 
         `kind` is the kind that the object has, where the reference may call it by another ("": it does not): a grant
         for one kind of backends must not open those of another.
@@ -154,7 +155,7 @@ class References:
                 is_here = self._resources.get(ref.group, ref.kind, source.namespace, ref.name) is not None
                 remedy = f"; {source.namespace}/{ref.name} is there: leave namespace out" if is_here else ""
                 hint = f"nothing is in namespace {namespace}{remedy}"
-            raise Unresolved(
+            raise UnresolvedRef(
                 "RefNotPermitted",
                 f"{source} refers to {ref.kind} {namespace}/{ref.name}: add a ReferenceGrant in namespace {namespace} "
                 f"from {f'{source.KIND} ({source.group})' if source.group else source.KIND} "
@@ -164,15 +165,15 @@ class References:
             )
 
     def find(self, source: Resource, ref: Reference) -> Resource | None:
-        """The object meant, None if there is none. Raises Unresolved (RefNotPermitted)."""
+        """The object meant, None if there is none. Raises UnresolvedRef (RefNotPermitted)."""
         self.check_permitted(source, ref)
         return self._resources.get(ref.group, ref.kind, self.namespace_of(source, ref), ref.name)
 
     def data(self, source: Resource, ref: Reference, key: str) -> bytes:
-        """One entry of a ConfigMap or Secret. Raises Unresolved: not permitted, not there, or another kind."""
+        """One entry of a ConfigMap or Secret. Raises UnresolvedRef: not permitted, not there, or another kind."""
         name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
         if ref.group or ref.kind not in ("ConfigMap", "Secret"):
-            raise Unresolved("InvalidKind", f"{name} is neither a ConfigMap nor a Secret")
+            raise UnresolvedRef("InvalidKind", f"{name} is neither a ConfigMap nor a Secret")
         found = self.find(source, ref)
         if isinstance(found, Secret):
             value = found.value(key)
@@ -182,19 +183,19 @@ class References:
         else:
             raise self.not_found("NotFound", ref.group, ref.kind, self.namespace_of(source, ref), ref.name)
         if content is None:
-            raise Unresolved("NotFound", f"{name} has no entry {key}", _keys_of(found))
+            raise UnresolvedRef("NotFound", f"{name} has no entry {key}", _keys_of(found))
         return content
 
     def not_found(
         self, reason: str, group: str, kind: str, namespace: str, name: str, kinds: Collection[tuple[str, str]] = ()
-    ) -> Unresolved:
+    ) -> UnresolvedRef:
         """The error for an object that does not exist, with a hint; `kinds` are others that could be meant."""
         elsewhere = f"add namespace to the reference, and a ReferenceGrant for {kind} there"
         hint = self.suggestions.remedy(group, kind, namespace, name, elsewhere, kinds)
-        return Unresolved(reason, f"{kind} {namespace}/{name} does not exist", hint)
+        return UnresolvedRef(reason, f"{kind} {namespace}/{name} does not exist", hint)
 
     def secret_value(self, source: Resource, ref: SecretReference) -> SecretValue:
-        """One entry of a Secret. Raises Unresolved: RefNotPermitted, SecretNotFound, SecretKeyAmbiguous.
+        """One entry of a Secret. Raises UnresolvedRef: RefNotPermitted, SecretNotFound, SecretKeyAmbiguous.
 
         Where no key is said it is the only one, or the first of `CREDENTIAL_KEYS` that is there.
         """
@@ -207,13 +208,15 @@ class References:
             usual = found.keys if len(found.keys) == 1 else [each for each in CREDENTIAL_KEYS if each in found.keys]
             if not usual:
                 listed = ", ".join(found.keys)
-                raise Unresolved("SecretKeyAmbiguous", f"{name} has the keys {listed}: say which one in secretRef.key")
+                raise UnresolvedRef(
+                    "SecretKeyAmbiguous", f"{name} has the keys {listed}: say which one in secretRef.key"
+                )
             key = usual[0]
         value = found.value(key) if found is not None else None
         if value is None or not value.reveal().strip(_SPACE):
             hint = self.not_found("", "", "Secret", namespace, ref.name).hint if found is None else _keys_of(found)
             hint = hint if value is None else "the value is empty"
-            raise Unresolved("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value", hint)
+            raise UnresolvedRef("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value", hint)
         return value
 
     def secret_object(self, namespace: str, name: str) -> Secret | None:
@@ -224,16 +227,16 @@ class References:
     def key_pair(
         self, source: Resource, ref: Reference, use: CertificateUse, chain_key: str = "tls.crt"
     ) -> CertificateIR:
-        """The certificate and key of a Secret (`tls.crt` or `chain_key`, and `tls.key`). Raises Unresolved."""
+        """The certificate and key of a Secret (`tls.crt` or `chain_key`, and `tls.key`). Raises UnresolvedRef."""
         name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
         if ref.group or ref.kind != "Secret":
-            raise Unresolved("InvalidKind", f"{name} is not a Secret")
+            raise UnresolvedRef("InvalidKind", f"{name} is not a Secret")
         chain, key = self.data(source, ref, chain_key), self.data(source, ref, "tls.key")
         try:
             pair = read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
             self._note(source, ref, use, chain, chain_key)
         except CertificateProblem as problem:
-            raise Unresolved("InvalidCertificate", f"{name}: {problem}") from None
+            raise UnresolvedRef("InvalidCertificate", f"{name}: {problem}") from None
         return pair
 
     def validity(self, source: Resource, ref: Reference, use: CertificateUse) -> Validity:
@@ -252,33 +255,33 @@ class References:
         self.validities[key] = Validity(*key, begin, first, last), source
 
     def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
-        """The CA certificates of a ConfigMap or Secret (under `key`), PEM. Raises Unresolved."""
+        """The CA certificates of a ConfigMap or Secret (under `key`), PEM. Raises UnresolvedRef."""
         pem = self.data(source, ref, key)
         try:
             bundle = read_ca_bundle(pem)
             self._note(source, ref, CertificateUse.CA, pem, key)
         except CertificateProblem as problem:
-            raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+            raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
         return bundle
 
-    def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[Unresolved]]:
+    def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[UnresolvedRef]]:
         """What these references to CA certificates give together, PEM; and why the others give nothing."""
         bundles, problems = [], []
         for ref in refs:
             try:
                 bundles.append(self.ca_bundle(source, ref))
-            except Unresolved as unresolved:
+            except UnresolvedRef as unresolved:
                 problems.append(unresolved)
         return "".join(bundles), problems
 
     def crl(self, source: Resource, ref: Reference) -> str:
-        """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises Unresolved."""
+        """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises UnresolvedRef."""
         pem = self.data(source, ref, "crl.pem")
         try:
             text = read_crls(pem)
             begin, end = crl_span(text)
         except CertificateProblem as problem:
-            raise Unresolved("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+            raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
         key = (CertificateUse.CRL, ref.kind, self.namespace_of(source, ref), ref.name)
         if end != float("inf"):
             self.validities.setdefault(key, (Validity(*key, begin, end, end), source))
@@ -293,7 +296,7 @@ class References:
         for source, ref in refs:
             try:
                 lists[self.crl(source, ref)] = None
-            except Unresolved as unresolved:
+            except UnresolvedRef as unresolved:
                 problems[f"{field} of {source}: {unresolved.message}"] = None
         return "".join(lists)
 

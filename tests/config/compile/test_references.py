@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from egressproxy.config.compile import suggestions
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.backend import Backend
@@ -49,7 +49,7 @@ def test_text_and_bytes_are_read_from_config_maps_and_secrets():
     ],
 )
 def test_what_is_not_there_has_a_reason(kind: str, name: str, key: str, reason: str):
-    with pytest.raises(Unresolved) as caught:
+    with pytest.raises(UnresolvedRef) as caught:
         data(kind, name, key)
     assert caught.value.reason == reason
 

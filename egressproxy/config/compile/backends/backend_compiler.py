@@ -27,7 +27,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
 )
 from egressproxy.config.compile.extensions.extension_faults import must_run
 from egressproxy.config.compile.interface import Key, Reference, kind_of, scope_of
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackendDestination
@@ -39,7 +39,7 @@ from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
 
-__all__ = ["Backends", "ResolvedBackend"]
+__all__ = ["BackendCompiler", "ResolvedBackend"]
 
 #: Upstream gateways in a row: each is another CONNECT and another handshake.
 MAX_PARENTS = 8
@@ -71,7 +71,7 @@ class ResolvedBackend:
 _NOWHERE = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 
-class Backends:
+class BackendCompiler:
     """Resolves backendRefs. Every object is read once, however many routes refer to it."""
 
     __slots__ = ("_busy", "_extensions", "_found", "_names", "_placed", "_references", "_resources", "_services")
@@ -83,7 +83,7 @@ class Backends:
         self._references = references
         self._services = services
         self._extensions = extensions
-        self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | Unresolved] = {}
+        self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | UnresolvedRef] = {}
         self._placed: dict[Key, tuple[RankedExtension, ...]] = {}
         self._busy: list[Key] = []
         every = chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS)
@@ -94,7 +94,7 @@ class Backends:
     ) -> ResolvedBackend:
         """The backend that a reference (maybe with `namespace` and `port`) names, if it speaks one of these protocols.
 
-        Raises Unresolved.
+        Raises UnresolvedRef.
         """
         key = self.target_key(source, ref)
         self._references.check_permitted(source, ref, key[1])
@@ -103,20 +103,20 @@ class Backends:
         if found is None:
             try:
                 found = self._read(*place)
-            except Unresolved as unresolved:
+            except UnresolvedRef as unresolved:
                 found = unresolved
             self._found[place] = found
-        if isinstance(found, Unresolved):
+        if isinstance(found, UnresolvedRef):
             raise found.copy()
         spec = found.spec
         if spec.protocol not in protocols:
-            raise Unresolved(
+            raise UnresolvedRef(
                 "UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet"
             )
         return found
 
     def resolve_port(self, backend: Resource, port: int | None) -> ResolvedBackend:
-        """A port of a Backend object; None: its only one. Raises Unresolved."""
+        """A port of a Backend object; None: its only one. Raises UnresolvedRef."""
         return self.resolve(backend, _OwnReference(*backend.key, port=port))
 
     def target_key(self, source: Resource, ref: Reference) -> Key:
@@ -138,7 +138,7 @@ class Backends:
             key = self.target_key(route, ref)
             try:
                 self._references.check_permitted(route, ref, key[1])
-            except Unresolved:
+            except UnresolvedRef:
                 continue
             if key[:2] == ("", "Service"):
                 found.add(key[2:])
@@ -156,7 +156,7 @@ class Backends:
             if self._resources.get(*key) is None:
                 raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS)
             if port is None:
-                raise Unresolved("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
+                raise UnresolvedRef("BackendNotFound", f"the reference to Service {namespace}/{name} names no port")
             service = self._services.backend(namespace, name, port, is_opaque=is_opaque)
             return ResolvedBackend(service, key, port)
         found = self._resources.get(*key)
@@ -168,7 +168,7 @@ class Backends:
             known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(KNOWN_KINDS))
             message = f"{kind} ({group or 'core'}) is no kind of backend; known are {known}"
             hint = self._references.suggestions.remedy(*key, "write one of the known kinds", KNOWN_KINDS)
-            raise Unresolved("InvalidKind", message, hint)
+            raise UnresolvedRef("InvalidKind", message, hint)
         raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS)
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
@@ -176,14 +176,14 @@ class Backends:
         number = spec.port.value
         if spec.external_hostname is None:
             remedy = "refer to a Service, or to a Backend (egressproxy.io) of type Service"
-            raise Unresolved("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
+            raise UnresolvedRef("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
         if port not in (None, number):
-            raise Unresolved("BackendNotFound", f"{backend} has no port {port}", f"it has {number}")
+            raise UnresolvedRef("BackendNotFound", f"{backend} has no port {port}", f"it has {number}")
         is_plain = spec.tls is None or spec.tls.mode == "None"
         if spec.tls is None and spec.protocol != "H2C":  # whose name says that there is none
-            raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
+            raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         if is_plain and spec.protocol == "WSS":
-            raise Unresolved("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
+            raise UnresolvedRef("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
         made = BackendIR(
             name=backend.full_name,
             destination=Destination.FQDN,
@@ -201,10 +201,10 @@ class Backends:
     ) -> ResolvedBackend:
         destination = backend.spec.destination
         if not isinstance(backend, Backend) and backend.spec.filters:
-            raise Unresolved("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
+            raise UnresolvedRef("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
         if destination.type in ("Failover", "EndpointSelector"):
             message = f"{backend}: a destination of type {destination.type} is not supported yet"
-            raise Unresolved("UnsupportedValue", message)
+            raise UnresolvedRef("UnsupportedValue", message)
         form = _port_form(backend, port_forms(backend.spec), port)
         number = form.number if form is not None else 0
         kind = Destination(destination.type)
@@ -215,7 +215,7 @@ class Backends:
             check_tls(backend, form)
             tls = port_tls(self._references, backend, form.tls, tls_field(backend.spec, number))
             if form.tls is None and (kind is Destination.FQDN or not destination.ports):
-                raise Unresolved("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
+                raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[EndpointAddress, ...] = ()
         hostname = ""
         service = None
@@ -258,7 +258,7 @@ class Backends:
             return replace(found, is_direct=True)
         try:
             return self.through_parent(found, backend, spec.parent)
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             raise unresolved.copy("spec.parent") from None
 
     def is_ambiguous(self, backend: AnyBackend) -> bool:
@@ -287,42 +287,42 @@ class Backends:
         return self._services.backend(ref.namespace, name, port)
 
     def through_parent(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
-        """The backend, reached through the parent that `source` (itself, or a policy) names. Raises Unresolved."""
+        """The backend, reached through the parent that `source` (itself, or a policy) names. Raises UnresolvedRef."""
         parent = self.parent(source, ref)
         credentials = parent_credentials(self._references, source, ref, parent.spec)
         spec = replace(resolved.spec, parent=parent.spec, parent_credentials=credentials)
         return replace(resolved, spec=spec, parents=(parent, *parent.parents))
 
-    def parent_problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, Unresolved]:
+    def parent_problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, UnresolvedRef]:
         """Why what these policies or Backends send through a parent cannot go there, by object."""
         problems = {}
         for source in sources:
             if source.spec.parent is not None and not source.spec.parent.direct:
                 try:
                     self.through_parent(_NOWHERE, source, source.spec.parent)
-                except Unresolved as unresolved:
+                except UnresolvedRef as unresolved:
                     problems[source.key] = unresolved
         return problems
 
     def parent(self, source: Resource, ref: BackendParent) -> ResolvedBackend:
-        """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises Unresolved."""
+        """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises UnresolvedRef."""
         if self._has_too_many(source, ref):
-            raise Unresolved("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
+            raise UnresolvedRef("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
         if source.key in self._busy:
-            raise Unresolved("InvalidParent", f"{source} is its own parent, by way of others")
+            raise UnresolvedRef("InvalidParent", f"{source} is its own parent, by way of others")
         self._busy.append(source.key)
         try:
             parent = self.resolve(source, ref)
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             message = f"the parent of {source} cannot be used: {unresolved.message}"
-            raise Unresolved("InvalidParent", message, unresolved.hint) from None
+            raise UnresolvedRef("InvalidParent", message, unresolved.hint) from None
         finally:
             self._busy.pop()
         if parent.spec.destination is Destination.DYNAMIC:
-            raise Unresolved("InvalidParent", f"the parent of {source} is Dynamic: name a fixed gateway")
+            raise UnresolvedRef("InvalidParent", f"the parent of {source} is Dynamic: name a fixed gateway")
         if any(must_run(placed.spec) for placed in parent.extensions):
             # They might refuse something, so leaving them out in silence would open what they close.
-            raise Unresolved(
+            raise UnresolvedRef(
                 "UnsupportedValue", f"the parent of {source} has extensions, which are not supported yet on a parent"
             )
         return parent
@@ -365,8 +365,8 @@ def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None)
     if number is not None and ports:
         form = next((port for port in ports if port.number in (number, 0)), None)
         if form is None:
-            raise Unresolved("BackendNotFound", f"{backend} has no port {number}", f"it has {listed}")
+            raise UnresolvedRef("BackendNotFound", f"{backend} has no port {number}", f"it has {listed}")
         return form
     if len(ports) > 1:
-        raise Unresolved("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
+        raise UnresolvedRef("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
     return ports[0] if ports else None

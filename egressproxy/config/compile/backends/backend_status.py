@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import stream_carriers
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, AnyBackend
 from egressproxy.config.compile.backends.published_forms import (
@@ -17,7 +17,7 @@ from egressproxy.config.compile.backends.published_forms import (
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Key, Status
-from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
@@ -32,7 +32,10 @@ _NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
 
 
 def backend_statuses(
-    resources: ResourceSet, backends: Backends, faults: Mapping[Key, ExtensionFaults], generation: Callable[[Key], int]
+    resources: ResourceSet,
+    backends: BackendCompiler,
+    faults: Mapping[Key, ExtensionFaults],
+    generation: Callable[[Key], int],
 ) -> dict[Key, Status]:
     """The status of every Backend object. Reads all of them, so that every load error is found.
 
@@ -49,7 +52,7 @@ def backend_statuses(
 
 
 def _set_conditions(
-    conditions: Conditions, backends: Backends, backend: AnyBackend, faults: Mapping[Key, ExtensionFaults]
+    conditions: Conditions, backends: BackendCompiler, backend: AnyBackend, faults: Mapping[Key, ExtensionFaults]
 ) -> None:
     """Accepted, ResolvedRefs and Degraded: of each port, the parent and the extensions."""
     read_as = summary(backend)
@@ -65,7 +68,7 @@ def _set_conditions(
     for port in ports:
         try:
             backends.resolve_port(backend, port)
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             failed += 1
             _set_unresolved(unresolved, conditions)
     if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
@@ -89,7 +92,7 @@ def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: boo
         conditions.add_note("Accepted", note)
 
 
-def _set_unresolved(unresolved: Unresolved, conditions: Conditions) -> None:
+def _set_unresolved(unresolved: UnresolvedRef, conditions: Conditions) -> None:
     """Say in a Backend's conditions what is wrong, each fault with its field."""
     for each in (unresolved, *unresolved.others):
         message = f"{each.field}: {each.with_hint}" if each.field else each.with_hint

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from egressproxy.config.compile.interface import Key, Status, age_of
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Ancestors, Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy
@@ -38,7 +38,7 @@ class BackendTlsPolicies:
         self._resources = resources
         self._references = references
         self._policies = sorted(resources.of(BackendTlsPolicy), key=age_of)
-        self._trust: dict[Key, tuple[str, list[Unresolved]]] = {}
+        self._trust: dict[Key, tuple[str, list[UnresolvedRef]]] = {}
         #: (namespace, service, port name or "") -> the policy that holds there.
         self._by_target: dict[tuple[str, str, str], BackendTlsPolicy] = {}
         #: (namespace, service) -> the Gateways whose routes lead there.
@@ -49,7 +49,7 @@ class BackendTlsPolicies:
                     self._by_target.setdefault((policy.namespace, ref.name, ref.section_name or ""), policy)
 
     def tls(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
-        """How this port is spoken to; None where no policy says it. Raises Unresolved where the policy cannot hold."""
+        """How this port is spoken to; None without a policy. Raises UnresolvedRef for a policy that cannot hold."""
         place = (service.namespace, service.name)
         policy = self._by_target.get((*place, entry.name)) if entry.name else None
         policy = policy or self._by_target.get((*place, ""))
@@ -57,7 +57,7 @@ class BackendTlsPolicies:
             return None
         pem, problems = self._trusted(policy)
         if problems and not pem:
-            raise Unresolved("InvalidBackend", f"{service} cannot be verified: {policy}: {problems[0].message}")
+            raise UnresolvedRef("InvalidBackend", f"{service} cannot be verified: {policy}: {problems[0].message}")
         return validated_tls(policy, policy.spec.validation, pem, self._references)
 
     def note_use(self, gateway: Gateway, services: Iterable[tuple[str, str]]) -> None:
@@ -113,25 +113,27 @@ class BackendTlsPolicies:
         if policy.spec.options:
             conditions.add_note("Accepted", "options are not supported and do nothing.")
 
-    def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> Unresolved | None:
+    def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> UnresolvedRef | None:
         if (ref.group, ref.kind) != _SERVICE:
             message = f"only Services can be targets, not {ref.kind}: a Backend says tls itself"
-            return Unresolved("TargetNotFound", message)
+            return UnresolvedRef("TargetNotFound", message)
         service = self._resources.get(*_SERVICE, policy.namespace, ref.name)
         if not isinstance(service, Service):
             remedy = self._references.suggestions.remedy(
                 *_SERVICE, policy.namespace, ref.name, "a policy stands beside it"
             )
-            return Unresolved("TargetNotFound", f"Service {ref.name} does not exist", remedy)
+            return UnresolvedRef("TargetNotFound", f"Service {ref.name} does not exist", remedy)
         if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
             named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"
-            return Unresolved("TargetNotFound", f"{service} has no port named {ref.section_name} (its ports: {named})")
+            return UnresolvedRef(
+                "TargetNotFound", f"{service} has no port named {ref.section_name} (its ports: {named})"
+            )
         winner = self._by_target[policy.namespace, ref.name, ref.section_name or ""]
         if winner is not policy:
-            return Unresolved("Conflicted", f"{winner} is older and has the same target")
+            return UnresolvedRef("Conflicted", f"{winner} is older and has the same target")
         return None
 
-    def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[Unresolved]]:
+    def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[UnresolvedRef]]:
         """The CA certificates of a policy, PEM ("" for the system's), and why some of them cannot be had."""
         if policy.key not in self._trust:
             refs = policy.spec.validation.ca_certificate_refs

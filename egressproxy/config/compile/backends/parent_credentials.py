@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.ir.backend import BackendIR, ParentCredentials
@@ -25,7 +25,7 @@ def parent_credentials(
 ) -> ParentCredentials | None:
     """What `source` has its parent shown; None where it names no credentials.
 
-    Raises Unresolved where the Secret is missing, not permitted, or no user and password, and where the parent is
+    Raises UnresolvedRef where the Secret is missing, not permitted, or no user and password, and where the parent is
     reached without TLS and that is not allowed.
     """
     secret = ref.credentials_ref
@@ -33,13 +33,15 @@ def parent_credentials(
         return None
     name = references.names(source, (secret,))
     if secret.group or secret.kind != "Secret":
-        raise Unresolved("InvalidKind", f"parent.credentialsRef of {source}: {name} is not a Secret")
+        raise UnresolvedRef("InvalidKind", f"parent.credentialsRef of {source}: {name} is not a Secret")
     user = _part(references.data(source, secret, "username"), name, "username")
     password = _part(references.data(source, secret, "password"), name, "password")
     if b":" in user:
-        raise Unresolved("InvalidCredentials", f"{name}: username holds a colon, which Basic cannot carry (RFC 7617)")
+        raise UnresolvedRef(
+            "InvalidCredentials", f"{name}: username holds a colon, which Basic cannot carry (RFC 7617)"
+        )
     if parent.tls is None and not ref.allow_plaintext:
-        raise Unresolved(
+        raise UnresolvedRef(
             "PlaintextCredentials",
             f"the credentials of {source} for its parent {parent.name} would go there in plain text: give the parent's "
             "port tls, or write allowPlaintext: true beside parent.credentialsRef",
@@ -51,5 +53,5 @@ def _part(value: bytes, name: str, key: str) -> bytes:
     """Without the line end that an editor or `echo` has left."""
     value = value.removesuffix(b"\n").removesuffix(b"\r")
     if _CONTROL.search(value):
-        raise Unresolved("InvalidCredentials", f"{name}: {key} holds a control character (CR, LF or the like)")
+        raise UnresolvedRef("InvalidCredentials", f"{name}: {key} holds a control character (CR, LF or the like)")
     return value

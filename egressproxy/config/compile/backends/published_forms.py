@@ -1,7 +1,7 @@
 """The published forms of a Backend's destination, read into one: its ports, each with what is spoken and its TLS.
 
 The working group's proposals write port, protocol and TLS in several places and spellings (`resources.destination`).
-This is the only place that knows them. What a schema admits and cannot be served is an `Unresolved`, for that port
+This is the only place that knows them. What a schema admits and cannot be served is an `UnresolvedRef`, for that port
 alone. Sources: as in `resources.destination`; MCP revisions: modelcontextprotocol.io, Versioning.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from egressproxy.config.compile.interface import Reference
-from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
 from egressproxy.config.resources.destination import BackendPort, BackendTls, FqdnTls, McpOptions
 from egressproxy.ir.backend import Protocol
@@ -107,7 +107,7 @@ def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
 def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol:
     """What is spoken to a port, by the connections of a stream (TLSRoute, TCPRoute) or by requests.
 
-    Raises Unresolved for a protocol of a vendor's own.
+    Raises UnresolvedRef for a protocol of a vendor's own.
     """
     if form.protocol in _OVER_TLS:
         return Protocol.TCP if is_stream else Protocol.HTTP
@@ -115,24 +115,24 @@ def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol
         return Protocol.HTTP
     if "/" in form.protocol:
         message = f"protocol {form.protocol} of {backend} is not known here: write HTTP, if it is that beneath"
-        raise Unresolved("UnsupportedProtocol", message)
+        raise UnresolvedRef("UnsupportedProtocol", message)
     return Protocol(form.protocol)
 
 
 def check_tls(backend: object, form: PortForm) -> None:
-    """Raise Unresolved where a port's TLS cannot be served as it is written."""
+    """Raise UnresolvedRef where a port's TLS cannot be served as it is written."""
     tls = form.tls
     if tls is None:
         return
     if tls.mode in ("Passthrough", "Terminate"):
-        raise Unresolved(
+        raise UnresolvedRef(
             "UnsupportedValue",
             f"tls.mode {tls.mode} of {backend} is the listener's business (a TLSRoute on a TLS listener): write Simple "
             "for a backend that is reached over TLS",
         )
     if tls.mode == "Mutual" and tls.client is None:
         message = f"tls.mode Mutual of {backend} needs clientCertificateRef: add it, or write Simple"
-        raise Unresolved("UnsupportedValue", message)
+        raise UnresolvedRef("UnsupportedValue", message)
 
 
 def notes(spec: DestinationSpec) -> Iterator[str]:

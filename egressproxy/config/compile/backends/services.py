@@ -9,7 +9,7 @@ from collections import defaultdict
 from ipaddress import ip_address
 
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
-from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import EndpointSlice, Service, ServicePort
 from egressproxy.ir.backend import BackendIR, Destination, EndpointAddress, Protocol
@@ -43,27 +43,31 @@ class Services:
                 self._by_service[piece.namespace, piece.service].append(piece)
 
     def backend(self, namespace: str, name: str, port: int, *, is_opaque: bool = False) -> BackendIR:
-        """The Service as a backend. `is_opaque`: for streams, whose protocol does not matter. Raises Unresolved."""
+        """The Service as a backend. `is_opaque`: for streams, whose protocol does not matter. Raises UnresolvedRef."""
         service = self._resources.get("", "Service", namespace, name)
         if not isinstance(service, Service):
-            raise Unresolved("BackendNotFound", f"Service {namespace}/{name} does not exist")
+            raise UnresolvedRef("BackendNotFound", f"Service {namespace}/{name} does not exist")
         if service.spec.type == "ExternalName":
             remedy = "use a Backend with a destination of type Fqdn"
-            raise Unresolved("UnsupportedValue", f"{service} is of type ExternalName, which is not supported: {remedy}")
+            raise UnresolvedRef(
+                "UnsupportedValue", f"{service} is of type ExternalName, which is not supported: {remedy}"
+            )
         entry = next((p for p in service.spec.ports if p.port == port), None)
         if entry is None:
             listed = ", ".join(str(p.port) for p in service.spec.ports) or "none"
-            raise Unresolved("BackendNotFound", f"{service} has no port {port}", f"it has {listed}")
+            raise UnresolvedRef("BackendNotFound", f"{service} has no port {port}", f"it has {listed}")
         app_protocol = "tcp" if is_opaque else (entry.app_protocol or "").lower()
         if entry.protocol != "TCP" or app_protocol not in _APP_PROTOCOLS:
             spoken = entry.app_protocol or entry.protocol
-            raise Unresolved("UnsupportedProtocol", f"port {port} of {service} speaks {spoken}, which is not supported")
+            raise UnresolvedRef(
+                "UnsupportedProtocol", f"port {port} of {service} speaks {spoken}, which is not supported"
+            )
         tls = self._policies.tls(service, entry)
         if tls is None and app_protocol in _NEEDS_TLS:
             message = (
                 f"port {port} of {service} speaks {entry.app_protocol}, and no BackendTLSPolicy says how to verify it"
             )
-            raise Unresolved("UnsupportedProtocol", message)
+            raise UnresolvedRef("UnsupportedProtocol", message)
         return BackendIR(
             name=service.full_name,
             destination=Destination.SERVICE,

@@ -21,7 +21,7 @@ __all__ = ["port_tls", "x_backend_tls"]
 
 
 def port_tls(references: References, backend: Resource, form: TlsForm | None, field: str) -> BackendTlsIR | None:
-    """TLS to a port of a Backend as it is written at `field`; None for plain text. Raises Unresolved."""
+    """TLS to a port of a Backend as it is written at `field`; None for plain text. Raises UnresolvedRef."""
     if form is None or form.mode == "None":
         return None
     found = UnresolvedCollector()
@@ -54,7 +54,7 @@ def port_tls(references: References, backend: Resource, form: TlsForm | None, fi
 
 
 def x_backend_tls(references: References, backend: XBackend) -> BackendTlsIR:
-    """TLS to an XBackend that has a `tls` section. Raises Unresolved."""
+    """TLS to an XBackend that has a `tls` section. Raises UnresolvedRef."""
     written, made = backend.spec.tls, BackendTlsIR()
     if written is None:
         return made

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.load_errors import LoadErrors
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
@@ -277,8 +277,8 @@ class ExtensionCompiler:
                     # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
                     where = f"{self._references.namespace_of(owner, ref)}/{ref.name} key {ref.key or '(the only one)'}"
                     why = "it holds a line break or another control character; store the credential alone, on one line"
-                    raise Unresolved("SecretNotFound", f"a usable value of Secret {where} ({why})")
-            except Unresolved as unresolved:
+                    raise UnresolvedRef("SecretNotFound", f"a usable value of Secret {where} ({why})")
+            except UnresolvedRef as unresolved:
                 self.faults[owner.key].note_secret(unresolved, f"{path}.secretRef")
                 continue
             secrets.append((ref.label, value))

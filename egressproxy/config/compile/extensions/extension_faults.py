@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.ir.policy import ExtensionIR
 
@@ -34,7 +34,7 @@ class ExtensionFaults:
         sentence = f"{path}.type: extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"
         self.unknown[sentence] = None
 
-    def note_secret(self, unresolved: Unresolved, path: str) -> None:
+    def note_secret(self, unresolved: UnresolvedRef, path: str) -> None:
         """A Secret that gives no value; `path` is the field that names it."""
         is_gone = unresolved.reason == "SecretNotFound"
         sentence = (

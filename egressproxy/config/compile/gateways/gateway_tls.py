@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.gateway import FrontendValidation, Gateway
@@ -53,7 +53,7 @@ class ClientCertificates:
     __slots__ = ("_by_gateway", "_shown")
 
     def __init__(self, resources: ResourceSet, references: References) -> None:
-        self._by_gateway: dict[str, CertificateIR | Unresolved] = {}
+        self._by_gateway: dict[str, CertificateIR | UnresolvedRef] = {}
         self._shown: dict[tuple[BackendIR, str], BackendIR] = {}
         for gateway in resources.of(Gateway):
             tls = gateway.spec.tls
@@ -63,13 +63,13 @@ class ClientCertificates:
                 self._by_gateway[str(gateway)] = references.key_pair(
                     gateway, tls.backend.client_certificate_ref, CertificateUse.CLIENT
                 )
-            except Unresolved as unresolved:
+            except UnresolvedRef as unresolved:
                 self._by_gateway[str(gateway)] = unresolved
 
     def set_condition(self, gateway: Gateway, conditions: Conditions) -> None:
         """State `ResolvedRefs` of a Gateway that has one; it stays accepted, whatever becomes of its certificate."""
         found = self._by_gateway.get(str(gateway))
-        if isinstance(found, Unresolved):
+        if isinstance(found, UnresolvedRef):
             reason = found.reason if found.reason == "RefNotPermitted" else "InvalidClientCertificateRef"
             message = f"{found.with_hint}; backends with TLS are answered with 500 until it is there"
             conditions.set("ResolvedRefs", False, reason, message)
@@ -80,14 +80,14 @@ class ClientCertificates:
         """The backend as routes of this Gateway reach it: shown its certificate, unless it brings one of its own.
 
         A destination that a client names (Dynamic) is shown nothing: it is the client's choice who that is. Raises
-        Unresolved where the certificate cannot be had: a backend may let an unknown client do something else.
+        UnresolvedRef where the certificate cannot be had: a backend may let an unknown client do something else.
         """
         tls, found = backend.tls, self._by_gateway.get(gateway)
         if found is None or tls is None or tls.client_certificate or backend.destination is Destination.DYNAMIC:
             return backend
-        if isinstance(found, Unresolved):
+        if isinstance(found, UnresolvedRef):
             message = f"the client certificate of {gateway} cannot be used: {found.message}"
-            raise Unresolved("InvalidClientCertificateRef", message)
+            raise UnresolvedRef("InvalidClientCertificateRef", message)
         made = self._shown.get((backend, gateway))
         if made is None:
             shown = replace(

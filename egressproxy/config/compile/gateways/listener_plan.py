@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from egressproxy.config.compile.certificates import covers
 from egressproxy.config.compile.gateways.gateway_tls import frontend_validation
 from egressproxy.config.compile.interface import Status
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
 from egressproxy.config.resources.meta import GATEWAY_GROUP
@@ -174,7 +174,7 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
     for ref in tls.certificate_refs:
         try:
             certificates.append(references.key_pair(plan.owner, ref, CertificateUse.LISTENER))
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             problems.append(unresolved)
     if problems:
         reason = "RefNotPermitted" if problems[0].reason == "RefNotPermitted" else "InvalidCertificateRef"

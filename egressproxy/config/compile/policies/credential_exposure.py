@@ -13,7 +13,7 @@ from typing import Final
 from egressproxy.config.compile.backends.backend_compiler import ResolvedBackend
 from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policy_attachment import Policies
+from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_merge import ChosenParent
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
@@ -29,7 +29,7 @@ class CredentialDns:
 
     __slots__ = ("_policies", "_with_own_dns")
 
-    def __init__(self, policies: Policies) -> None:
+    def __init__(self, policies: PolicyAttachments) -> None:
         self._policies = policies
         self._with_own_dns: dict[tuple[int, DnsIR], PolicyIR] = {}
 

@@ -1,4 +1,4 @@
-"""Denials: backends whose destination a policy denies, for the status of the routes that lead there.
+"""DeniedBackends: those whose destination a policy denies, for the status of the routes that lead there.
 
 Depends on configuration alone: the hostname of an Fqdn backend, the addresses of an Ip or Service backend, or those of
 a parent on the way, and whether a credential would go in plain text. The data plane decides by the functions that
@@ -17,13 +17,13 @@ from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 
-__all__ = ["Denials"]
+__all__ = ["DeniedBackends"]
 
 #: As the filter says it to who asks.
 PLAINTEXT_REMEDY: Final = "add `tls` to the Backend, or `allowPlaintext: true` to the filter's config"
 
 
-class Denials:
+class DeniedBackends:
     """Asks about many backends under few policies; each policy is compiled once."""
 
     __slots__ = ("_compile", "_compiled")

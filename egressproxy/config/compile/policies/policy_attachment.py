@@ -19,7 +19,7 @@ from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden
 from egressproxy.config.compile.policies.retries import retry_problem
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Ancestors, Conditions
 from egressproxy.config.reading.load import ResourceSet
@@ -29,7 +29,7 @@ from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
 
-__all__ = ["Policies"]
+__all__ = ["PolicyAttachments"]
 
 #: The kinds that policies hold for.
 _TARGETS = (
@@ -38,7 +38,7 @@ _TARGETS = (
 )  # fmt: skip
 
 
-class Policies:
+class PolicyAttachments:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Policies:
         return self._policies
 
     def statuses(
-        self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, Unresolved]
+        self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, UnresolvedRef]
     ) -> dict[Key, Status]:
         """The status of every EgressPolicy, per target. Call it when everything has been merged.
 
@@ -105,7 +105,7 @@ class Policies:
         }
 
     def _status(
-        self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults], parent: Unresolved | None
+        self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults], parent: UnresolvedRef | None
     ) -> Status:
         ancestors = Ancestors(generation)
         for ref in policy.spec.target_refs:

@@ -35,7 +35,7 @@ from egressproxy.config.compile.policies.restrictions import (
     merge_limits,
 )
 from egressproxy.config.compile.policies.retries import policy_retry
-from egressproxy.config.compile.references import References, Unresolved
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy
@@ -257,7 +257,7 @@ class Merger:
                 continue
             try:
                 bundle = "".join(self._references.ca_bundle(policy, ref) for ref in policy.spec.tls.ca_bundle_refs)
-            except Unresolved as unresolved:
+            except UnresolvedRef as unresolved:
                 blockers[f"tls.caBundleRefs of {policy}: {unresolved.message}"] = None
                 continue
             shared = common_ca(common, bundle)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
-from egressproxy.config.compile.backends.backend_compiler import Backends, ResolvedBackend
+from egressproxy.config.compile.backends.backend_compiler import BackendCompiler, ResolvedBackend
 from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
@@ -17,11 +17,11 @@ from egressproxy.config.compile.interface import Key, scope_of
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns, exposed_by_parent
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.narrowed_layers import denials_of, restrictions_of
-from egressproxy.config.compile.policies.policy_attachment import Policies
+from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.policy_merge import Merged
 from egressproxy.config.compile.policies.tls_floor import TlsFloor
-from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
@@ -65,7 +65,11 @@ class BackendRefCompiler:
     )
 
     def __init__(
-        self, backends: Backends, policies: Policies, placement: PolicyFilters, certificates: ClientCertificates
+        self,
+        backends: BackendCompiler,
+        policies: PolicyAttachments,
+        placement: PolicyFilters,
+        certificates: ClientCertificates,
     ) -> None:
         self._backends = backends
         self._certificates = certificates
@@ -139,7 +143,7 @@ class BackendRefCompiler:
                     found = resolved
                 else:
                     found = replace(found, parent_by=str(chosen.policy))
-            except Unresolved as unresolved:
+            except UnresolvedRef as unresolved:
                 error = unresolved.message
                 if str(chosen.policy) not in error:
                     error = f"parent of {chosen.policy}: {error}"
@@ -162,7 +166,7 @@ class BackendRefCompiler:
         """
         try:
             resolved = self._backends.resolve(route, ref, protocols)
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             return WeightedBackend(None, error=unresolved.message)
         resolved, layers = self._with_layers(resolved, layers)
         limits: tuple[RankedExtension, ...] = ()
@@ -190,7 +194,7 @@ class BackendRefCompiler:
     ) -> WeightedBackend:
         try:
             resolved = self._backends.resolve(route, ref)
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             return WeightedBackend(None, ref.weight, error=unresolved.message)
         resolved, layers = self._with_layers(resolved, layers)
         merged = self._policies.merge(layers, is_routed=True)
@@ -291,7 +295,7 @@ class BackendRefCompiler:
             return WeightedBackend(None, weight, error=error, unknown_extension=unknown, parent_by=parent_by)
         try:
             spec = self._certificates.shown_to(spec, scopes.gateway)
-        except Unresolved as unresolved:
+        except UnresolvedRef as unresolved:
             return WeightedBackend(None, weight, error=unresolved.message)
         own = (*resolved.extensions, *placed)
         error = exposed_by_parent(resolved, merged.parent, own)

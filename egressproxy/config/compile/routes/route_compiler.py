@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import rule_filters
 from egressproxy.config.compile.extensions.extension_compiler import (
     ExtensionCompiler,
@@ -24,7 +24,7 @@ from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policy_attachment import Policies
+from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.retries import rule_retry
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes
@@ -68,8 +68,8 @@ class RouteCompiler:
 
     def __init__(
         self,
-        backends: Backends,
-        policies: Policies,
+        backends: BackendCompiler,
+        policies: PolicyAttachments,
         extensions: ExtensionCompiler,
         placement: PolicyFilters,
         certificates: ClientCertificates,

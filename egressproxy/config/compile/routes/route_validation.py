@@ -10,12 +10,12 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from egressproxy.config.compile.backends.backend_compiler import Backends
+from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import rule_filters, rule_refs
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.route_filters import route_filters
 from egressproxy.config.compile.policies.retries import retry_problem
-from egressproxy.config.compile.references import Unresolved
+from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.routes.matches import MAX_PATTERNS, NO_GRPC, grpc_patterns, http_patterns
 from egressproxy.config.compile.routes.session_persistence import session_problem
 from egressproxy.config.compile.status import supported_features
@@ -87,7 +87,7 @@ class RouteValidator:
     __slots__ = ("_backends", "_check_pattern", "_extensions")
 
     def __init__(
-        self, backends: Backends, extensions: ExtensionCompiler, check_pattern: Callable[[str], object]
+        self, backends: BackendCompiler, extensions: ExtensionCompiler, check_pattern: Callable[[str], object]
     ) -> None:
         self._backends = backends
         self._extensions = extensions
@@ -199,7 +199,7 @@ class RouteValidator:
         for where, ref in refs:
             try:
                 self._backends.resolve(route, ref, protocols)
-            except Unresolved as unresolved:
+            except UnresolvedRef as unresolved:
                 problem = unresolved.message
                 validation.errors.add(problem)
                 validation.unresolved.append((unresolved.reason, f"{where}: {unresolved.with_hint}"))
@@ -209,7 +209,7 @@ class RouteValidator:
         """The backends of a rule that are reached through a parent, which has retries of its own."""
         behind: dict[str, None] = {}
         for ref in rule.backend_refs:
-            with suppress(Unresolved):
+            with suppress(UnresolvedRef):
                 spec = self._backends.resolve(route, ref).spec
                 if spec.parent is not None:
                     behind[spec.name] = None
