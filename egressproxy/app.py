@@ -28,8 +28,7 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 from egressproxy.model.steps import finished
 from egressproxy.net.file_lock import FileLock, memory_file
-from egressproxy.net.loop import new_loop
-from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
@@ -478,7 +477,15 @@ class App:
                 print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)  # in one piece, beside other lines
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, _place(address, port))
-        log.info("event loop: %s", LOOP_NAME)
+        error = why_not_uvloop()
+        if error is not None and find_spec("uvloop") is not None:
+            log.warning(
+                "uvloop is installed but cannot be imported (%s: %s); asyncio's event loop serves instead, which is"
+                " slower: install a uvloop for this Python and this system, or remove it",
+                type(error).__name__,
+                error,
+            )
+        log.info("event loop: %s", loop_name())
         if serving := self._fleet.announcement():
             log.info("%s", serving)
         if self._is_configured:

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import settings
 
 from egressproxy.net import sockets, tls
-from egressproxy.net.loop import new_loop
-from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.net.loop import loop_name, new_loop
 from egressproxy.protocols.http1 import downstream
 from egressproxy.protocols.tunnel import tunnel
 from egressproxy.protocols.tunnel.relay import TransportEnd
@@ -49,8 +48,8 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop of the product; those whose subject is the loop, on the other one, too."""
     if item.path.name in ON_BOTH_LOOPS:
-        return {LOOP_NAME: new_loop, "asyncio": asyncio.SelectorEventLoop}
-    return {LOOP_NAME: new_loop}
+        return {loop_name(): new_loop, "asyncio": asyncio.SelectorEventLoop}
+    return {loop_name(): new_loop}
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -1,22 +1,41 @@
 """The event loop of a process, and the poller on it.
 
-The loop is uvloop's, or asyncio's own where uvloop is not installed. Timers, tasks, DNS and the admin server use it as
-anywhere. The sockets of the data path are on the epoll descriptor of a `Poller`, which the loop watches as one reader.
+The loop is uvloop's, or asyncio's own where uvloop cannot be imported. Timers, tasks, DNS and the admin server use it
+as anywhere. The sockets of the data path are on the epoll descriptor of a `Poller`, which the loop watches as one
+reader.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 
-from egressproxy.net.loop_name import LOOP_NAME
 from egressproxy.net.poller import Poller
 
-__all__ = ["new_loop", "poller"]
+__all__ = ["loop_name", "new_loop", "poller", "why_not_uvloop"]
+
+
+@cache
+def why_not_uvloop() -> Exception | None:
+    """None where uvloop can be imported, else what its import raised.
+
+    Any error counts, not ImportError alone: a package may be broken in many ways, and asyncio's loop serves as well.
+    """
+    try:
+        import uvloop  # noqa: F401   takes 3 ms: only processes that make a loop import it
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+def loop_name() -> str:
+    """The package of the loop that `new_loop` makes: "uvloop" or "asyncio"."""
+    return "uvloop" if why_not_uvloop() is None else "asyncio"
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """A loop for `asyncio.Runner(loop_factory=new_loop)`."""
-    if LOOP_NAME == "asyncio":
+    if why_not_uvloop() is not None:
         return asyncio.SelectorEventLoop()
     import uvloop
 

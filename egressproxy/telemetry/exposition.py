@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from egressproxy.model.certificate import Validity
-from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.net.loop import loop_name
 from egressproxy.telemetry.metrics import BUCKETS_S, Counts, MetricKind
 from egressproxy.telemetry.process_figures import ProcessFigures
 
@@ -60,7 +60,7 @@ class Exposition:
 
     def _build(self) -> Metric:
         build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version", "event_loop"))
-        build.add_metric((self._version, LOOP_NAME), 1)
+        build.add_metric((self._version, loop_name()), 1)
         return build
 
 

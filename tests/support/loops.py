@@ -1,4 +1,4 @@
-"""The event loops on which the data path runs: uvloop's, and asyncio's own where uvloop is not installed."""
+"""The event loops on which the data path runs: uvloop's, and asyncio's own where uvloop cannot be imported."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 
 import pytest
 
-from egressproxy.net.loop import new_loop
-from egressproxy.net.loop_name import LOOP_NAME
+from egressproxy.net.loop import loop_name, new_loop
 
 __all__ = ["BOTH_LOOPS"]
 
 #: For a test that makes its loop itself, with the argument `factory`.
 BOTH_LOOPS = pytest.mark.parametrize(
-    "factory", [pytest.param(new_loop, id=LOOP_NAME), pytest.param(asyncio.SelectorEventLoop, id="asyncio")]
+    "factory", [pytest.param(new_loop, id=loop_name()), pytest.param(asyncio.SelectorEventLoop, id="asyncio")]
 )
