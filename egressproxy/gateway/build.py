@@ -222,8 +222,8 @@ class _Builder:
         return made
 
     def route(
-        self, listener: ListenerIR, name: str, extensions: tuple[ExtensionIR, ...], backends:
-        Sequence[WeightedBackend],
+        self, listener: ListenerIR, name: str, extensions: tuple[ExtensionIR, ...],
+        weighted: Sequence[WeightedBackend],
         policy: PolicyIR, request_s: float, backend_request_s: float | None, auth: ExternalAuthIR | None = None,
         mirrors: Sequence[MirrorIR] = (), retry: RetryIR | None = None, session: SessionIR | None = None,
         kind: str = "", names: tuple[str, ...] | None = None,
@@ -238,20 +238,22 @@ class _Builder:
         copied = self.mirrors(
             listener, name, mirrors, names
         )  # one for all backends: each request counts once in its share
-        choices = [
-            self.choice(listener, name, extensions, backend, backend_request_s, copied, names) for backend in backends
+        backends = [
+            self.backend(listener, name, extensions, each, backend_request_s, copied, names) for each in weighted
         ]
         series = self.metrics.series(listener.gateway, name, "-")
         retries = None
-        is_short = any(0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(c.backend_request_s for c in choices)))
-        notes = any(choice.denied is not None and choice.connector is not None for choice in choices)
+        is_short = any(
+            0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(each.backend_request_s for each in backends))
+        )
+        notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
         if session is not None or retry is not None or is_short or notes:
-            sessions = PersistentSessions(session, self.network.session_key, choices) if session is not None else None
+            sessions = PersistentSessions(session, self.network.session_key, backends) if session is not None else None
             retries = RetryPolicy(retry or NO_RETRIES, sessions, monotonic)
         return Route(
-            name, self.chain(extensions), choices, series, policy, self.destination_policy(policy),
+            name, self.chain(extensions), backends, series, policy, self.destination_policy(policy),
             request_s=request_s, auth=asking, retries=retries, kind=kind,
-            permission=self.permission(listener, name, kind, names, policy, backends),
+            permission=self.permission(listener, name, kind, names, policy, weighted),
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
             and not self.destination_policy(listener.policy).is_firm,
         )  # fmt: skip
@@ -279,25 +281,25 @@ class _Builder:
     def placed(self, spec: ExtensionIR) -> PlacedFilter:
         return self.asking.get(spec) or self.filters.place(spec)
 
-    def choice(
-        self, listener: ListenerIR, route: str, extensions: tuple[ExtensionIR, ...], backend: WeightedBackend,
+    def backend(
+        self, listener: ListenerIR, route: str, extensions: tuple[ExtensionIR, ...], weighted: WeightedBackend,
         backend_request_s: float | None, mirrors: tuple[Mirror, ...], names: tuple[str, ...] | None,
     ) -> RouteBackend:  # fmt: skip
         """One backendRef of a rule. `backend_request_s` None: that of the policy, in seconds."""
-        name = backend.backend.label if backend.backend is not None else "-"
-        policy = backend.policy
+        name = weighted.backend.label if weighted.backend is not None else "-"
+        policy = weighted.policy
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
-        denied = self.denial(backend)
+        denied = self.denial(weighted)
         is_closed = denied is not None and denied.holds(policy.mode)
         return RouteBackend(
-            name, None if is_closed else self.connector(backend), self.chain(extensions + backend.extensions),
+            name, None if is_closed else self.connector(weighted), self.chain(extensions + weighted.extensions),
             self.metrics.series(listener.gateway, route, name),
-            weight=backend.weight, error=backend.error, backend_request_s=backend_request_s,
-            mirrors=mirrors + self.mirrors(listener, route, backend.mirrors, names) or None, denied=denied,
-            served_ports=served_ports(backend.backend) if backend.backend is not None else NO_PORTS,
-            unknown_extension=backend.unknown_extension,
-            parent_by=backend.parent_by,
+            weight=weighted.weight, error=weighted.error, backend_request_s=backend_request_s,
+            mirrors=mirrors + self.mirrors(listener, route, weighted.mirrors, names) or None, denied=denied,
+            served_ports=served_ports(weighted.backend) if weighted.backend is not None else NO_PORTS,
+            unknown_extension=weighted.unknown_extension,
+            parent_by=weighted.parent_by,
         )  # fmt: skip
 
     def mirrors(

@@ -31,9 +31,9 @@ class Route:
         "_ports",
         "_turn",
         "auth",
+        "backends",
         "buffers_request",
         "chain",
-        "choices",
         "clock_s",
         "destinations",
         "idle_s",
@@ -55,7 +55,7 @@ class Route:
         self,
         name: str,
         chain: Chain,
-        choices: Sequence[RouteBackend],
+        backends: Sequence[RouteBackend],
         series: Series,
         policy: PolicyIR,
         destinations: DestinationPolicy,
@@ -76,8 +76,8 @@ class Route:
         self.buffers_request = (auth is not None and auth.max_body > 0) or (
             body is not None and any(step.max_buffer_bytes >= 0 for step in body.steps)
         )
-        self.choices = tuple(choice for choice in choices if choice.weight > 0)
-        self.total = sum(choice.weight for choice in self.choices)
+        self.backends = tuple(backend for backend in backends if backend.weight > 0)
+        self.total = sum(backend.weight for backend in self.backends)
         self.series = series
         self.mode: Mode = policy.mode
         self.only_reports = only_reports  # of what a tunnel carries: mode Report lifts all policies
@@ -89,7 +89,7 @@ class Route:
         self.idle_s = policy.timeouts.idle_s
         self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
         self.retries = retries  # None: one attempt, by weight
-        self._ports = served_ports(choices)
+        self._ports = served_ports(backends)
         self._turn = random.random()  # noqa: S311 (a share of traffic is no secret)
         self.is_tls_only = is_tls_only  # a TLSRoute: what the tunnel carries has to be TLS
 
@@ -111,27 +111,27 @@ class Route:
         """A backend by weight, whose share is met by each few requests in a row. Raises GatewayFault (500) where there
         is none (Gateway API, HTTPRouteRule.backendRefs), Denied (403) where policy denies the place.
         """
-        choices = self.choices
-        if len(choices) == 1:
-            choice = choices[0]
-        elif not choices:
+        backends = self.backends
+        if len(backends) == 1:
+            backend = backends[0]
+        elif not backends:
             raise GatewayFault(Reason.BACKEND_INVALID, f"route {self.name} has no backend", rule=self.rule)
         else:
             point = self._turn * self.total
             self._turn = (self._turn + GOLDEN) % 1.0
-            for choice in choices:
-                point -= choice.weight
+            for backend in backends:
+                point -= backend.weight
                 if point < 0:
                     break
-        if choice.connector is None:
-            raise choice.fault(self.name, self.rule)
-        return choice
+        if backend.connector is None:
+            raise backend.fault(self.name, self.rule)
+        return backend
 
     def counted_in(self, series: Series) -> Route:
         """The same, with what it shares (pools, filters, budgets of retries), whose traffic is counted elsewhere."""
         made = copy(self)
         made.series = series
-        made.choices = tuple(choice.counted_in(series) for choice in self.choices)
+        made.backends = tuple(backend.counted_in(series) for backend in self.backends)
         return made
 
     @property
@@ -140,12 +140,12 @@ class Route:
         return self.name == "-"
 
     def __repr__(self) -> str:
-        return f"Route({self.name}, {len(self.choices)} choices)"
+        return f"Route({self.name}, {len(self.backends)} backends)"
 
 
-def served_ports(choices: Sequence[RouteBackend]) -> Mapping[str, Collection[int]]:
+def served_ports(backends: Sequence[RouteBackend]) -> Mapping[str, Collection[int]]:
     """By hostname of an Fqdn backend: the ports under which a client may name it."""
-    each = [choice.served_ports for choice in choices if choice.connector is not None or choice.denied is not None]
+    each = [backend.served_ports for backend in backends if backend.connector is not None or backend.denied is not None]
     if len(each) <= 1:
         return each[0] if each else NO_PORTS
     ports: dict[str, set[int]] = {}

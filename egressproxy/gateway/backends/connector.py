@@ -246,7 +246,7 @@ class Connector:
             deadline.close()
             del future  # its error's traceback holds this frame: no cycle
 
-    # --- life --------------------------------------------------------------------------------------------------
+    # --- the end -----------------------------------------------------------------------------------------------
     def retire(self) -> None:
         """The configuration no longer has it: idle connections go now, busy ones when their exchange ends."""
         self.targets.retire()

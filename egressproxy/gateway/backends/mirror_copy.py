@@ -103,7 +103,7 @@ class Copy(UpstreamCaller):
         "_upstream",
         "_x",
         "driver",
-        "life",
+        "resources",
     )
 
     def __init__(self, mirror: Mirror, x: Exchange) -> None:
@@ -118,7 +118,7 @@ class Copy(UpstreamCaller):
         own.notes = None
         own.max_body_bytes = -1
         own.attempts = 0
-        self.life = HeldConnection()
+        self.resources = HeldConnection()
         self._upstream: UpstreamConnection | None = None  # takes the body
         self._held = Pieces()
         self._held_octets = 0
@@ -214,7 +214,7 @@ class Copy(UpstreamCaller):
         finally:
             self._is_over = True
             self._upstream = None
-            self.life.release(reusable=False)
+            self.resources.release(reusable=False)
             self._deadline.close()
             self._held.clear()
             if self._held_octets:
@@ -244,8 +244,8 @@ class Copy(UpstreamCaller):
             with suppress(GatewayError):  # how its body ends is nobody's concern
                 await upstream.response_end()
         self._upstream = None
-        via = self.life.connector
-        self.life.release(reusable=upstream.is_reusable)
+        via = self.resources.connector
+        self.resources.release(reusable=upstream.is_reusable)
         if x.response.status == 407 and via is not connector:
             raise refused_credentials(connector.spec.backend)
 

@@ -56,15 +56,15 @@ class RetryPolicy:
         if self._budget is not None:
             self._budget.count_request()
 
-    def notes(self, choices: Sequence[RouteBackend] = ()) -> list[str]:
+    def notes(self, backends: Sequence[RouteBackend] = ()) -> list[str]:
         """What it does for these backends, in sentences for people."""
         notes, retry = [], self._retry
         if retry.attempts:
-            are_applied = not choices or not all(map(has_parent, choices))
+            are_applied = not backends or not all(map(has_parent, backends))
             codes = f", and after {', '.join(map(str, retry.codes))}" if retry.codes and are_applied else ""
             times = "once more" if retry.attempts == 1 else f"up to {retry.attempts} times more"
             notes.append(f"a request goes again {times} where its backend cannot be reached or is too slow{codes}")
-            behind = sorted({choice.backend for choice in choices if has_parent(choice)})
+            behind = sorted({backend.name for backend in backends if has_parent(backend)})
             if behind:
                 notes.append(
                     f"toward the parent of {', '.join(behind)} only connections are tried again: {PARENT_RETRIES}"
@@ -133,9 +133,9 @@ class Budget:
         return f"Budget({self._retries} of {self._requests})"
 
 
-def untried(choice: RouteBackend, x: Exchange, tried: Collection[Target], down: Collection[Target]) -> Target:
+def untried(backend: RouteBackend, x: Exchange, tried: Collection[Target], down: Collection[Target]) -> Target:
     """The next endpoint in turn that was not tried for this request; where all were, one that was not found down."""
-    connector = choice.connector
+    connector = backend.connector
     assert connector is not None
     target = connector.target(x)
     for avoided in (tried, down):
@@ -146,20 +146,20 @@ def untried(choice: RouteBackend, x: Exchange, tried: Collection[Target], down: 
     return target
 
 
-def may_go_again(x: Exchange, error: UpstreamFault, choices: Sequence[RouteBackend], choice: RouteBackend) -> bool:
+def may_go_again(x: Exchange, error: UpstreamFault, backends: Sequence[RouteBackend], backend: RouteBackend) -> bool:
     """Whether this failure leaves it open that another attempt does better, and does no harm."""
     if error.reason in SETTLED:
-        has_others = choice.connector is not None and len(choice.connector.endpoints) > 1
-        return has_others or len(choices) > 1
+        has_others = backend.connector is not None and len(backend.connector.endpoints) > 1
+        return has_others or len(backends) > 1
     if error.retry is RetrySafety.SAFE:
         return True
-    if has_parent(choice):
+    if has_parent(backend):
         return x.method in IDEMPOTENT and error.retry is RetrySafety.IF_REUSED
     return x.method in IDEMPOTENT and (
         error.retry is not RetrySafety.NEVER or error.reason is Reason.UPSTREAM_INCOMPLETE
     )
 
 
-def has_parent(choice: RouteBackend) -> bool:
+def has_parent(backend: RouteBackend) -> bool:
     """Whether this backend is reached through another gateway."""
-    return choice.connector is not None and choice.connector.parent is not None
+    return backend.connector is not None and backend.connector.parent is not None

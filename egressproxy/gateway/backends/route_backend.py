@@ -31,13 +31,13 @@ class RouteBackend:
     """
 
     __slots__ = (
-        "backend", "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "parent_by",
+        "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "name", "parent_by",
         "series", "served_ports", "unknown_extension", "weight",
     )  # fmt: skip
 
     def __init__(
         self,
-        backend: str,
+        name: str,
         connector: Connector | None,
         chain: Chain,
         series: Series,
@@ -51,7 +51,7 @@ class RouteBackend:
         unknown_extension: str = "",
         parent_by: str = "",
     ) -> None:
-        self.backend = backend
+        self.name = name
         self.connector = connector
         self.chain = chain
         self.series = series
@@ -99,7 +99,7 @@ class RouteBackend:
         return made
 
     def __repr__(self) -> str:
-        return f"RouteBackend({self.backend}, weight={self.weight})"
+        return f"RouteBackend({self.name}, weight={self.weight})"
 
 
 def on_the_wheel(seconds: float) -> float:

@@ -38,35 +38,35 @@ _PATH = re.compile(rb"/[!-:<-~]*")
 
 
 class Session:
-    """A valid token: the choice and the endpoint (None where a backend has none of its own)."""
+    """A valid token: the backend and the endpoint (None where a backend has none of its own)."""
 
-    __slots__ = ("began_ms", "choice", "endpoint", "place", "renewed_ms")
+    __slots__ = ("backend", "began_ms", "endpoint", "place", "renewed_ms")
 
     def __init__(
-        self, began_ms: int, renewed_ms: int, place: bytes, choice: RouteBackend, endpoint: EndpointAddress | None
+        self, began_ms: int, renewed_ms: int, place: bytes, backend: RouteBackend, endpoint: EndpointAddress | None
     ) -> None:
         self.began_ms = began_ms
         self.renewed_ms = renewed_ms
         self.place = place
-        self.choice = choice
+        self.backend = backend
         self.endpoint = endpoint
 
     def target(self, x: Exchange) -> Target:
         """Where the session's requests go: its endpoint, or the backend's next target. Raises GatewayError."""
-        connector = self.choice.connector
+        connector = self.backend.connector
         assert connector is not None
         return connector.target(x) if self.endpoint is None else connector.endpoint_target(self.endpoint)
 
     def __repr__(self) -> str:
-        return f"Session({self.choice})"
+        return f"Session({self.backend})"
 
 
 class PersistentSessions:
-    """The session persistence of one rule, over all its choices, those of weight 0 included."""
+    """The session persistence of one rule, over all its backends, those of weight 0 included."""
 
     __slots__ = ("_cookie", "_key", "_name", "_names", "_places", "_spec")
 
-    def __init__(self, spec: SessionIR, key: SecretBytes, choices: Sequence[RouteBackend]) -> None:
+    def __init__(self, spec: SessionIR, key: SecretBytes, backends: Sequence[RouteBackend]) -> None:
         self._spec = spec
         self._key = key
         self._name = spec.name.encode()
@@ -76,17 +76,17 @@ class PersistentSessions:
         #: Endpoints by their digest, and the other way round.
         self._places: dict[bytes, tuple[RouteBackend, EndpointAddress | None]] = {}
         self._names: dict[tuple[RouteBackend, str, int], bytes] = {}
-        for choice in choices:
-            if choice.connector is None:
+        for backend in backends:
+            if backend.connector is None:
                 continue
-            backend = choice.connector.spec.backend
-            name = f"{backend.kind} {backend.name} {backend.port}"  # backends of several groups may have one name
-            endpoints: Sequence[EndpointAddress | None] = choice.connector.endpoints or (None,)
+            ir = backend.connector.spec.backend
+            name = f"{ir.kind} {ir.name} {ir.port}"  # backends of several groups may have one name
+            endpoints: Sequence[EndpointAddress | None] = backend.connector.endpoints or (None,)
             for endpoint in endpoints:
                 host, port = (str(endpoint.address), endpoint.port) if endpoint is not None else ("", 0)
                 place = self._digest(b"endpoint", f"{name} {host} {port}".encode())[:12]
-                self._places.setdefault(place, (choice, endpoint))
-                self._names[choice, host, port] = place
+                self._places.setdefault(place, (backend, endpoint))
+                self._names[backend, host, port] = place
 
     @property
     def shown_as(self) -> str:
@@ -128,11 +128,11 @@ class PersistentSessions:
         return Session(began_ms, renewed_ms, place, *found) if found is not None else None
 
     # --- the response ----------------------------------------------------------------------------------------------
-    def keep(self, x: Exchange, session: Session | None, choice: RouteBackend, target: Target) -> None:
+    def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: Target) -> None:
         """Tell the client, in `x.response`, what it has to show from now on; nothing where it does so already."""
-        assert choice.connector is not None
-        has_endpoints = bool(choice.connector.endpoints)
-        place = self._names[(choice, target.host, target.port) if has_endpoints else (choice, "", 0)]
+        assert backend.connector is not None
+        has_endpoints = bool(backend.connector.endpoints)
+        place = self._names[(backend, target.host, target.port) if has_endpoints else (backend, "", 0)]
         now_ms, spec = _now_ms(), self._spec
         if session is None or session.place != place:
             began_ms = now_ms

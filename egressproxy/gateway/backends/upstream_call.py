@@ -84,7 +84,7 @@ class UpstreamCaller:
     __slots__ = ()
 
     driver: Driver
-    life: HeldConnection
+    resources: HeldConnection
 
     def start_attempt(self) -> None:
         """An attempt begins: start its clock."""
@@ -94,9 +94,9 @@ class UpstreamCaller:
 
     def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
         """Send the head of `x.request`, and begin to send its body; here one that is whole."""
-        assert self.life.connector is not None
+        assert self.resources.connector is not None
         upstream.begin(self.driver, x.request)
-        upstream.send(request_bytes(x.request, x.upstream_host, self.life.connector.network.pseudonym))
+        upstream.send(request_bytes(x.request, x.upstream_host, self.resources.connector.network.pseudonym))
         if isinstance(body, bytes):
             upstream.send_body(body)
             upstream.end_body(b"")
@@ -119,7 +119,7 @@ async def call_upstream(
     Returns the connection, which the caller holds and has to release; or the response of a backend-request filter,
     and nothing is held. Raises GatewayError; one with RetrySafety.IF_REUSED says that an idle connection had died.
     """
-    head, held = x.request, caller.life
+    head, held = x.request, caller.resources
     block, path, host = head.fields.block, head.path, x.upstream_host
     while True:
         x.attempts += 1

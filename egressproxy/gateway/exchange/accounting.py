@@ -43,29 +43,29 @@ class Accounting:
         x.series = listener.series
         return x
 
-    def blame(self, x: Exchange, life: HeldResources, error: GatewayError) -> None:
+    def blame(self, x: Exchange, resources: HeldResources, error: GatewayError) -> None:
         """Say what ended the exchange, and tell of it where an operator should hear of it."""
         x.reason = error.reason
         x.rule = error.rule
         x.detail = error.detail
         x.denied = is_denial(error)
         if x.denied or is_told(error):
-            self.notices.refused(x.series, error, "" if life.route is None else life.route.kind)
+            self.notices.refused(x.series, error, "" if resources.route is None else resources.route.kind)
         if error.policy != "-":
             x.series = self.metrics.denied_by(x.series, error.policy, error.entry)
 
-    def account(self, x: Exchange, life: HeldResources) -> None:
+    def account(self, x: Exchange, resources: HeldResources) -> None:
         """Give back what the exchange holds, and say what it was."""
-        if life.upstream is not None:
-            life.release(reusable=False)
-        if life.request_filter is not None or life.response_filter is not None:
-            life.end_filters()
+        if resources.upstream is not None:
+            resources.release(reusable=False)
+        if resources.request_filter is not None or resources.response_filter is not None:
+            resources.end_filters()
         if x.notes is not None:
-            for place in (life.choice, life.route):
+            for place in (resources.backend, resources.route):
                 if place is not None and place.chain.complete is not None:
                     finish(place.chain.complete, x)
-        if life.on_complete is not None:
-            life.on_complete()
+        if resources.on_complete is not None:
+            resources.on_complete()
         if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
             x.reason = Reason.DRAINED
         x.ended_at = monotonic()

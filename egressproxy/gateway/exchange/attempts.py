@@ -55,7 +55,7 @@ async def _reach(
     policy: RetryPolicy, x: Exchange, client: ClientConnection, route: Route, collected: bytes | None,
     chosen: list[RouteBackend],
 ) -> UpstreamConnection | LocalResponse:  # fmt: skip
-    head, life, sessions = x.request, client.life, policy.sessions
+    head, resources, sessions = x.request, client.resources, policy.sessions
     block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
     expects_continue = head.expect_continue
     body = kept_body(x, client, route, collected) if policy.attempts or sessions is not None else None
@@ -66,33 +66,33 @@ async def _reach(
     retries = 0
     policy.count_request()
     while True:
-        choice = life.choice = session.choice if session is not None else route.choose()
-        chosen.append(choice)
-        if choice.denied is not None:
-            choice.note_denied(x)
-        x.backend = choice.backend
-        x.series = choice.series
-        if choice.mirrors is not None and not failures:
-            life.copies = copies_of(choice.mirrors, x)
+        backend = resources.backend = session.backend if session is not None else route.choose()
+        chosen.append(backend)
+        if backend.denied is not None:
+            backend.note_denied(x)
+        x.backend = backend.name
+        x.series = backend.series
+        if backend.mirrors is not None and not failures:
+            resources.copies = copies_of(backend.mirrors, x)
         timer = None
         try:
-            target = session.target(x) if session is not None else untried(choice, x, tried, down)
+            target = session.target(x) if session is not None else untried(backend, x, tried, down)
             tried.add(target)
-            if 0 < choice.backend_request_s < EXACT_BELOW_S:  # the wheel of timers may be late by all of it
-                timer = asyncio.get_running_loop().call_later(choice.backend_request_s, client.end_late_attempt)
+            if 0 < backend.backend_request_s < EXACT_BELOW_S:  # the wheel of timers may be late by all of it
+                timer = asyncio.get_running_loop().call_later(backend.backend_request_s, client.end_late_attempt)
             upstream = await call_upstream(
                 client,
                 x,
-                choice.connector,  # type: ignore[arg-type]  # the target is of it
+                backend.connector,  # type: ignore[arg-type]  # the target is of it
                 target,
-                choice.chain,
+                backend.chain,
                 body or collected,
                 policy.repeat,
             )
             if isinstance(upstream, LocalResponse):
                 return upstream
             status = x.response.status
-            if status not in policy.codes or has_parent(choice) or not policy.has_another(retries, body):
+            if status not in policy.codes or has_parent(backend) or not policy.has_another(retries, body):
                 break
             failures.append(f"status {status}")
             discard(client, upstream)
@@ -102,7 +102,9 @@ async def _reach(
             moves = session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
             if moves and not policy.attempts:
                 retries -= 1
-            elif not (moves or may_go_again(x, error, route.choices, choice)) or not policy.has_another(retries, body):
+            elif not (moves or may_go_again(x, error, route.backends, backend)) or not policy.has_another(
+                retries, body
+            ):
                 raise
             failures.append(error.reason.value)
             is_stale = error.retry is RetrySafety.IF_REUSED
@@ -123,7 +125,7 @@ async def _reach(
     if failures:
         x.detail = f"retried after {', '.join(dict.fromkeys(failures))}"
     if sessions is not None:
-        sessions.keep(x, shown, choice, target)
+        sessions.keep(x, shown, backend, target)
     return upstream
 
 
@@ -131,9 +133,9 @@ def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) ->
     """Run `complete` of the filters of backends that were left for others; those of the last one run in the end."""
     last = chosen[-1]
     later = {completion.mark for place in (route, last) for completion in place.chain.complete or ()}
-    for choice in chosen:
-        if choice is not last:
-            finish([each for each in choice.chain.complete or () if each.mark not in later], x)
+    for backend in chosen:
+        if backend is not last:
+            finish([each for each in backend.chain.complete or () if each.mark not in later], x)
 
 
 def kept_body(x: Exchange, client: ClientConnection, route: Route, collected: bytes | None) -> ReplayableBody | None:
@@ -148,7 +150,7 @@ def kept_body(x: Exchange, client: ClientConnection, route: Route, collected: by
         if plan is None:
             client.send_request_body_to(sink)
             return client
-        body_filter = client.life.request_filter = BodyFilter(x, plan.begin(x), sink, client, client.driver)
+        body_filter = client.resources.request_filter = BodyFilter(x, plan.begin(x), sink, client, client.driver)
         client.send_request_body_to(body_filter)
         return body_filter
 
@@ -159,7 +161,7 @@ def discard(client: ClientConnection, upstream: UpstreamConnection) -> None:
     """The answer goes nowhere. Its connection is used again if all of the answer is here, else closed."""
     if not upstream.has_ended:
         upstream.whole_body()
-    client.life.release(reusable=upstream.is_reusable)
+    client.resources.release(reusable=upstream.is_reusable)
 
 
 async def pause(client: ClientConnection, seconds: float) -> None:

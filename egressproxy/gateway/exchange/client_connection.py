@@ -31,21 +31,21 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
         "attempt_ends_at",
         "exchange_ends_at",
         "idle_limit_s",
-        "life",
+        "resources",
         "seen_octets",
         "server_name",
         "state",
         "tunnel_authority",
     )
 
-    life: HeldResources
+    resources: HeldResources
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections) -> None:
         port, times = state.port, state.port.first.timeouts
         super().__init__(handler, wheel, port.head_limits, times.request_headers_s, times.idle_s)
         self.state = state
         self.server_name = ""  # what the client's ClientHello named, on a listener that terminates TLS
-        self.life = HeldResources()
+        self.resources = HeldResources()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
@@ -61,15 +61,15 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
         """Not where a filter looks at the head: it has not seen them, and some origins read them as fields that a
         filter, or the server that it asks, alone may set.
         """
-        route, choice = self.life.route, self.life.choice
+        route, backend = self.resources.route, self.resources.backend
         return (route is None or route.chain.request_headers is None) and (
-            choice is None or choice.chain.backend_request is None
+            backend is None or backend.chain.backend_request is None
         )
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
         """Those of an answer: none where a filter looks at its head, as with those of requests."""
-        choice = self.life.choice
-        if choice is None or (choice.chain.backend_response is None and choice.chain.response_headers is None):
+        backend = self.resources.backend
+        if backend is None or (backend.chain.backend_response is None and backend.chain.response_headers is None):
             return trailers
         return b""
 
@@ -95,7 +95,7 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
 
     def start_attempt(self) -> None:
         """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
-        backend_request_s = self.life.choice.clock_s  # type: ignore[union-attr]  # it is chosen before
+        backend_request_s = self.resources.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
         if backend_request_s > 0:
             at = self.attempt_ends_at = self.wheel.now + backend_request_s
             if at < self.deadline.at:
@@ -104,27 +104,27 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
             self.attempt_ends_at = NEVER
 
     def count_attempt(self, result: str) -> None:
-        self.life.choice.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
+        self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
 
     def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
-        head, life = x.request, self.life
+        head, resources = x.request, self.resources
         plan = None
         if body is not None:
             head.body = len(body) if isinstance(body, bytes) else body.length
-        elif head.body != 0 and life.route is not None:
-            plan = life.route.chain.request_body
+        elif head.body != 0 and resources.route is not None:
+            plan = resources.route.chain.request_body
             if plan is not None and not plan.keeps_length:
                 head.body = CHUNKED
         has_body = head.body != 0
         upstream.begin(self.driver, head)
-        upstream.send(request_bytes(head, x.upstream_host, life.connector.network.pseudonym))  # type: ignore[union-attr]
+        upstream.send(request_bytes(head, x.upstream_host, resources.connector.network.pseudonym))  # type: ignore[union-attr]
         sink: BodySink = upstream
-        if life.copies is not None:
-            sink, life.copies = life.copies, None
+        if resources.copies is not None:
+            sink, resources.copies = resources.copies, None
             sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
             if has_body:
-                life.on_complete = sink.end
+                resources.on_complete = sink.end
         if not has_body:
             return
         if body is not None:
@@ -138,18 +138,18 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
             upstream.feed_from(self)
             self.send_request_body_to(sink)
         else:
-            body_filter = life.request_filter = BodyFilter(x, plan.begin(x), sink, self, self.driver)
+            body_filter = resources.request_filter = BodyFilter(x, plan.begin(x), sink, self, self.driver)
             upstream.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
         """Interim responses are passed on to 1.1 clients."""
-        choice, connector = self.life.choice, self.life.connector
-        assert choice is not None
+        backend, connector = self.resources.backend, self.resources.connector
+        assert backend is not None
         assert connector is not None
         if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
             return
-        if choice.chain.backend_response is None and choice.chain.response_headers is None:
+        if backend.chain.backend_response is None and backend.chain.response_headers is None:
             self.send(interim_bytes(head, connector.network.pseudonym))
         elif head.status == 100:
             self.send(CONTINUE)  # without its fields, which no filter would have seen
@@ -185,7 +185,7 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
         return None
 
     def _late(self) -> UpstreamFault:
-        retry = RetrySafety.SAFE if self.life.upstream is None else RetrySafety.IF_IDEMPOTENT
+        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
         return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
 
     def _waits_for_answer(self) -> bool:
@@ -195,7 +195,7 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
         is ANSWER_S, since a client that waits cannot be seen to have left; but one that has ended its side has left,
         nearly always: that `idle` is long enough for the few that have not.
         """
-        upstream = self.life.upstream
+        upstream = self.resources.upstream
         if self.has_ended:
             return False
         if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:

@@ -90,7 +90,7 @@ class Conductor:
     async def serve(self, client: ClientConnection, head: RequestHead) -> None:
         """Name, decide, filter, choose, exchange, answer."""
         listener = client.state.port.first
-        life = client.life
+        resources = client.resources
         x = self.accounting.new_exchange(client.client, listener)
         x.request = head
         x.method = head.method
@@ -104,7 +104,7 @@ class Conductor:
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
             route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
-            life.route = route
+            resources.route = route
             x.route = route.name
             x.series = route.series
             if noted:
@@ -121,7 +121,7 @@ class Conductor:
                     x.note(HELD, BufferedRequest(client, head))
                 outcome = run(steps, x)
                 if outcome is not None:
-                    answer = await answer_of(outcome, steps, x, life)
+                    answer = await answer_of(outcome, steps, x, resources)
                     if answer is not None:
                         self.answer(x, client, answer)
                         return
@@ -130,51 +130,53 @@ class Conductor:
             if route.buffers_request and head.body != 0:
                 body = await self.collect_body(x, client, head, route)
             if route.retries is None:
-                choice = life.choice = route.choose()
-                x.backend = choice.backend
-                x.series = choice.series
-                if choice.mirrors is not None:
-                    life.copies = copies_of(choice.mirrors, x)  # before filters of this backend add its credential
-                connector: Connector = choice.connector  # type: ignore[assignment]  # `choose` gives none without
-                found = await call_upstream(client, x, connector, connector.target(x), choice.chain, body, _IF_STALE)
+                backend = resources.backend = route.choose()
+                x.backend = backend.name
+                x.series = backend.series
+                if backend.mirrors is not None:
+                    resources.copies = copies_of(
+                        backend.mirrors, x
+                    )  # before filters of this backend add its credential
+                connector: Connector = backend.connector  # type: ignore[assignment]  # `choose` gives none without
+                found = await call_upstream(client, x, connector, connector.target(x), backend.chain, body, _IF_STALE)
             else:
                 found = await reach_with_retries(route.retries, x, client, route, body)
-                choice = life.choice  # type: ignore[assignment]  # that of the last attempt
+                backend = resources.backend  # type: ignore[assignment]  # that of the last attempt
             if isinstance(found, LocalResponse):
-                self.answer(x, client, await dressed(found, x, life))
+                self.answer(x, client, await dressed(found, x, resources))
                 return
             if x.response.status == 407:
-                raise wanted_credentials(x, choice)
-            for steps in choice.chain.response_phases:
+                raise wanted_credentials(x, backend)
+            for steps in backend.chain.response_phases:
                 outcome = run(steps, x)
                 if outcome is not None:
-                    answer = await answer_of(outcome, steps, x, life)
+                    answer = await answer_of(outcome, steps, x, resources)
                     if answer is not None:
                         self.answer(x, client, answer)
                         return
             if x.response.status == 101:
                 await switch_protocols(self.accounting, x, client)
-            elif not self.begin_response(x, client, choice, found):
-                await self.relay_response(x, client, choice, found)
+            elif not self.begin_response(x, client, backend, found):
+                await self.relay_response(x, client, backend, found)
         except GatewayError as error:
             self.rescue(x, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
             log.error("internal error in exchange %s", x.request_id, exc_info=error)
             self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
         finally:
-            if not life.is_handed_over:
+            if not resources.is_handed_over:
                 self.complete(x, client)
 
     def begin_response(
-        self, x: Exchange, client: ClientConnection, choice: RouteBackend, upstream: UpstreamConnection
+        self, x: Exchange, client: ClientConnection, backend: RouteBackend, upstream: UpstreamConnection
     ) -> bool:
         """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent."""
-        response, request, life = x.response, x.request, client.life
-        plan = choice.chain.response_body
+        response, request, resources = x.response, x.request, client.resources
+        plan = backend.chain.response_body
         if plan is not None and response.body != 0 and not plan.keeps_length:
             response.body = CHUNKED
-        close = life.close = (
-            life.close
+        close = resources.close = (
+            resources.close
             or request.connection_close
             or self.is_draining
             or client.state.is_closed
@@ -194,26 +196,26 @@ class Conductor:
                 client.send(head)
                 return False
             client.send(head + body)
-        life.release(reusable=upstream.is_reusable)
+        resources.release(reusable=upstream.is_reusable)
         return True
 
     async def relay_response(
-        self, x: Exchange, client: ClientConnection, choice: RouteBackend, upstream: UpstreamConnection
+        self, x: Exchange, client: ClientConnection, backend: RouteBackend, upstream: UpstreamConnection
     ) -> None:
         """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
-        life, plan = client.life, choice.chain.response_body
+        resources, plan = client.resources, backend.chain.response_body
         if plan is None:
             upstream.send_response_body_to(client)
             client.feed_from(upstream)
             await upstream.response_end()
         else:
-            body_filter = life.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
+            body_filter = resources.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
             upstream.send_response_body_to(body_filter)
             client.feed_from(body_filter)
             await upstream.response_end()
             while not body_filter.is_over:
                 await pause()
-        life.release(reusable=upstream.is_reusable)
+        resources.release(reusable=upstream.is_reusable)
 
     # --- bodies ----------------------------------------------------------------------------------------------------
     async def collect_body(
@@ -226,7 +228,7 @@ class Conductor:
         if plan is None:
             return early
         collector = Collector(client.driver)
-        body_filter = client.life.request_filter = BodyFilter(x, plan.begin(x), collector, client, client.driver)
+        body_filter = client.resources.request_filter = BodyFilter(x, plan.begin(x), collector, client, client.driver)
         if early is None:
             invite_body(client, head)
             client.send_request_body_to(body_filter)
@@ -240,36 +242,36 @@ class Conductor:
     # --- the end -------------------------------------------------------------------------------------------------
     def answer(self, x: Exchange, client: ClientConnection, answer: LocalResponse) -> None:
         """A response that a filter or we ourselves have made."""
-        close = client.life.close or self.must_close(client, x.request) or not client.is_request_read
-        client.life.close = close or has_stray_octets(x, client)
+        close = client.resources.close or self.must_close(client, x.request) or not client.is_request_read
+        client.resources.close = close or has_stray_octets(x, client)
         x.status = answer.status
-        client.send(answer_bytes(answer, close=client.life.close, with_body=x.method != b"HEAD"))
+        client.send(answer_bytes(answer, close=client.resources.close, with_body=x.method != b"HEAD"))
 
     def rescue(self, x: Exchange, client: ClientConnection, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
-        life = client.life
-        self.accounting.blame(x, life, error)
-        life.release(reusable=False)
+        resources = client.resources
+        self.accounting.blame(x, resources, error)
+        resources.release(reusable=False)
         if client.is_lost or isinstance(error, ClientGone) or x.status:
-            life.close = True
+            resources.close = True
             client.abort()
             return
-        life.close = life.close or error.close or x.request is None or not client.is_request_read
+        resources.close = resources.close or error.close or x.request is None or not client.is_request_read
         self.answer(x, client, answer_for(error, x.request_id))
 
     def complete(self, x: Exchange, client: ClientConnection) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""
-        request, life = x.request, client.life
+        request, resources = x.request, client.resources
         try:
             if not x.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
                 x.bytes_in = client.octets_in - (client.reader.buffered if request is not None else 0)
                 x.bytes_out = client.octets_out
-            self.accounting.account(x, life)
+            self.accounting.account(x, resources)
         finally:
-            close = life.close or self.is_draining or client.state.is_closed
-            life.reset()  # what waits for its next request holds nothing of the last
+            close = resources.close or self.is_draining or client.state.is_closed
+            resources.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)
             else:
@@ -285,11 +287,11 @@ class Conductor:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
 
 
-def wanted_credentials(x: Exchange, choice: RouteBackend) -> UpstreamFault:
+def wanted_credentials(x: Exchange, backend: RouteBackend) -> UpstreamFault:
     """Why a 407 does not reach the client: it would send what is meant for us. Plain http to a parent is answered by
     that; whatever else asks for proxy credentials is no proxy of ours.
     """
-    connector = choice.connector
+    connector = backend.connector
     if connector is not None and connector.parent is not None and not (x.backend_is_secure or x.request.upgrade):
         return refused_credentials(connector.spec.backend)
     return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")

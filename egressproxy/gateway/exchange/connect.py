@@ -53,8 +53,8 @@ async def serve_connect(
 ) -> LocalResponse | None:
     """A CONNECT: decide, dial, answer 200, relay. In a tunnel to port 80 the answer comes first, then the decision.
 
-    Returns the response of a filter instead of a tunnel. Where `client.life.is_handed_over` then, the tunnel has the
-    exchange and completes it. Raises GatewayError. Source: RFC 9110 section 9.3.6.
+    Returns the response of a filter instead of a tunnel. Where `client.resources.is_handed_over` then, the tunnel has
+    the exchange and completes it. Raises GatewayError. Source: RFC 9110 section 9.3.6.
     """
     listener = client.listener
     x.is_tunnel = True
@@ -93,9 +93,9 @@ async def serve_http_port(
     try:
         route, noted = route_tunnel(listener, authority)
     except Denied as denied:
-        accounting.blame(x, client.life, denied)
+        accounting.blame(x, client.resources, denied)
         client.send(ACCESS_DENIED)
-        client.life.close = True
+        client.resources.close = True
         return None
     x.note_denials(noted)
     return await open_tunnel(accounting, x, client, authority, route)
@@ -121,8 +121,8 @@ async def open_tunnel(
     accounting: Accounting, x: Exchange, client: ClientConnection, authority: Authority, route: Route
 ) -> LocalResponse | None:
     """Filter, choose, dial, answer 200 unless that was said already, relay. Returns and raises as `serve_connect`."""
-    listener, life = client.listener, client.life
-    life.route = route
+    listener, resources = client.listener, client.resources
+    resources.route = route
     x.route = route.name
     x.series = route.series
     client.start_clock(route.clock_s, route.idle_s)
@@ -133,14 +133,14 @@ async def open_tunnel(
             if x.status:
                 await refuse_answer(outcome)
             else:
-                answer = await answer_of(outcome, steps, x, life)
+                answer = await answer_of(outcome, steps, x, resources)
                 if answer is not None:
                     return answer
-    choice = life.choice = route.choose()
-    choice.note_denied(x)
-    x.backend = choice.backend
-    x.series = choice.series
-    take_tunnel_slot(x, client.state, life, listener)
+    backend = resources.backend = route.choose()
+    backend.note_denied(x)
+    x.backend = backend.name
+    x.series = backend.series
+    take_tunnel_slot(x, client.state, resources, listener)
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is SniCheck.MATCH
     if is_tls or checks_name or x.status:
@@ -148,8 +148,8 @@ async def open_tunnel(
             authority, must_be_tls=is_tls or x.status != 0, only_reports=route.only_reports,
             checks_name=is_tls or checks_name,
         )  # fmt: skip
-    upstream = await dial(x, choice)
-    through_parent = choice.connector is not None and choice.connector.parent is not None
+    upstream = await dial(x, backend)
+    through_parent = backend.connector is not None and backend.connector.parent is not None
     if not x.status:
         client.send(TUNNEL_ESTABLISHED)
         x.status = 200
@@ -171,44 +171,44 @@ async def refuse_answer(outcome: Outcome) -> None:
         raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
 
 
-async def dial(x: Exchange, choice: RouteBackend, *, terminated: bool = False) -> PendingProtocol:
+async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) -> PendingProtocol:
     """A transport to this backend, with whatever it has said already. `terminated`: the client's TLS ends with us."""
-    connector = choice.connector
+    connector = backend.connector
     assert connector is not None
     x.attempts += 1
     try:
         if terminated:
             parked = PendingProtocol()
-            await connector.opener.open(x, connector.target(x), choice.chain.connect, parked)
+            await connector.opener.open(x, connector.target(x), backend.chain.connect, parked)
         else:
-            parked = await connector.opener.park(x, connector.tunnel_target(x), choice.chain.connect)
+            parked = await connector.opener.park(x, connector.tunnel_target(x), backend.chain.connect)
     except GatewayError as error:
-        choice.series.attempt(error.reason.value)
+        backend.series.attempt(error.reason.value)
         raise
-    choice.series.attempt("ok")
+    backend.series.attempt("ok")
     return parked
 
 
 async def switch_protocols(accounting: Accounting, x: Exchange, client: ClientConnection) -> None:
     """After a 101 the connection is the upgraded protocol's (RFC 9110 section 7.8)."""
-    life = client.life
-    assert life.route is not None
-    assert life.upstream is not None
-    if life.upstream.is_leaving:  # a filter has waited meanwhile
+    resources = client.resources
+    assert resources.route is not None
+    assert resources.upstream is not None
+    if resources.upstream.is_leaving:  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
     listener = client.listener
     if not listener.is_forward and x.authority is not None:
         listener = client.state.port.listener_for(x.authority.host, client.server_name)
-    take_tunnel_slot(x, client.state, life, listener)
+    take_tunnel_slot(x, client.state, resources, listener)
     client.send(switching_bytes(x.response, accounting.pseudonym))
     x.status = 101
-    upstream = life.give_away()
+    upstream = resources.give_away()
     upstream_rest = upstream.detach()
     parked = PendingProtocol()
     parked.transport = upstream.transport
     try:
         relaying = relay(
-            accounting.wheel, x, client, parked, client.detach(), upstream_rest, None, life.route.tunnel_idle_s
+            accounting.wheel, x, client, parked, client.detach(), upstream_rest, None, resources.route.tunnel_idle_s
         )
         del upstream_rest
         await relaying
@@ -216,7 +216,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: ClientCo
         upstream.gone()
 
 
-def take_tunnel_slot(x: Exchange, state: OpenConnections, life: HeldResources, listener: ActiveListener) -> None:
+def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResources, listener: ActiveListener) -> None:
     """`limits.tunnels` of this listener, and what of it one client may have. Raises LimitExceeded (503)."""
     limits, client = listener.spec.policy.limits, client_of(x)
     place = listener.gateway, listener.name
@@ -230,4 +230,4 @@ def take_tunnel_slot(x: Exchange, state: OpenConnections, life: HeldResources, l
             remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
             raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
     state.add_tunnel(place, client)
-    life.on_complete = partial(state.give_tunnel_back, place, client)
+    resources.on_complete = partial(state.give_tunnel_back, place, client)

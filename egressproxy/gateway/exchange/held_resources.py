@@ -21,7 +21,7 @@ class HeldResources(HeldConnection):
     """
 
     __slots__ = (
-        "choice",
+        "backend",
         "close",
         "copies",
         "is_handed_over",
@@ -37,7 +37,7 @@ class HeldResources(HeldConnection):
         self.target = None
         self.upstream = None
         self.route: Route | None = None
-        self.choice: RouteBackend | None = None
+        self.backend: RouteBackend | None = None
         self.request_filter: BodyFilter | None = None
         self.response_filter: BodyFilter | None = None
         self.copies: Copies | None = None

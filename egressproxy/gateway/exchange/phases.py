@@ -11,18 +11,20 @@ from egressproxy.model.message import ResponseHead
 __all__ = ["answer_of", "dressed"]
 
 
-async def answer_of(outcome: Outcome, steps: Steps, x: Exchange, life: HeldResources) -> LocalResponse | None:
+async def answer_of(outcome: Outcome, steps: Steps, x: Exchange, resources: HeldResources) -> LocalResponse | None:
     """Wait for a phase whose filters did not end at once: the response that one of them has made, or None."""
     answer = outcome if isinstance(outcome, LocalResponse) else await outcome
-    return None if answer is None else await dressed(answer, x, life, steps)
+    return None if answer is None else await dressed(answer, x, resources, steps)
 
 
-async def dressed(answer: LocalResponse, x: Exchange, life: HeldResources, steps: Steps | None = None) -> LocalResponse:
+async def dressed(
+    answer: LocalResponse, x: Exchange, resources: HeldResources, steps: Steps | None = None
+) -> LocalResponse:
     """A filter's answer as the response-headers filters leave it: they see all that a client gets.
 
     `steps`: the phase that has answered; a phase does not see its own answer.
     """
-    place = life.choice or life.route
+    place = resources.backend or resources.route
     dressing = place.chain.response_headers if place is not None else None
     if dressing is None or dressing is steps:
         return answer

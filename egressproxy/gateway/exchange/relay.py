@@ -45,7 +45,7 @@ class TunnelClient(Protocol):
 class PlainClient(TunnelClient, Protocol):
     """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
 
-    life: HeldResources
+    resources: HeldResources
     state: OpenConnections
 
     def abort(self) -> None: ...
@@ -70,7 +70,7 @@ def hand_over(
     tunnel = ServedTunnel(
         accounting, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
     )
-    client.life.is_handed_over = True
+    client.resources.is_handed_over = True
     client.state.replace(client, tunnel)
     forget_heads(x)
     if x.notes is None:
@@ -98,7 +98,7 @@ def holds_upstream(guard: SniGuard | None, *, through_parent: bool) -> bool:
 class ServedTunnel(SocketTunnel):
     """A tunnel between two plain sockets, with what is needed to account for it in the end."""
 
-    __slots__ = ("accounting", "exchange", "life", "state", "tls_guard")
+    __slots__ = ("accounting", "exchange", "resources", "state", "tls_guard")
 
     def __init__(
         self, accounting: Accounting, x: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
@@ -107,7 +107,7 @@ class ServedTunnel(SocketTunnel):
         super().__init__(accounting.wheel, idle_s, guard, client.request_headers_s, holds_upstream=holds_upstream)
         self.accounting = accounting
         self.exchange = x
-        self.life = client.life
+        self.resources = client.resources
         self.state = client.state
         self.tls_guard = guard if guard is not None and guard.only_reports else None  # asked in the end
 
@@ -124,10 +124,10 @@ class ServedTunnel(SocketTunnel):
         x.bytes_out += self.octets_out
         x.reason = self.reason
         if error is not None:
-            self.accounting.blame(x, self.life, error)
+            self.accounting.blame(x, self.resources, error)
         if guard is not None and guard.would_deny is not None:
             x.note_denial(guard.would_deny)
-        self.accounting.account(x, self.life)
+        self.accounting.account(x, self.resources)
 
 
 async def relay(

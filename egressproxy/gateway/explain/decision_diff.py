@@ -160,11 +160,13 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     if decided.route is None:
         takes_tls = decided.tls_route is not None
         return Outcome(True, "-", is_sure and (takes_tls or decision.reason not in REFUSED), takes_tls=takes_tls)
-    if not decided.route.choices:
+    if not decided.route.backends:
         return Outcome(True, "-", is_sure)
-    if all(choice.denied is not None and choice.connector is None for choice in decided.route.choices):
+    if all(backend.denied is not None and backend.connector is None for backend in decided.route.backends):
         return Outcome(False, Reason.DESTINATION_DENIED.value, is_sure)
-    judged = [_judge(decided.x, choice.connector) for choice in decided.route.choices if choice.connector is not None]
+    judged = [
+        _judge(decided.x, backend.connector) for backend in decided.route.backends if backend.connector is not None
+    ]
     if judged and all(each is False for each in judged):
         return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)
     return Outcome(True, "-", is_sure, None not in judged)
@@ -223,7 +225,7 @@ def _judges(snapshot: Snapshot, decision: RecentDecision) -> frozenset[tuple[obj
     if decided is None or decided.route is None:
         return frozenset()
     route, authority = decided.route, decided.x.authority
-    chains = (route.chain, *(choice.chain for choice in route.choices))
+    chains = (route.chain, *(backend.chain for backend in route.backends))
     specs = (step.spec for chain in chains for phase in FILTER_PHASES for step in steps_of(chain, phase))
     found: set[tuple[object, ...]] = {(each.name, each.type, each.phase, each.config, each.fail_open) for each in specs}
     if route.is_tls_only:
@@ -237,7 +239,7 @@ def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
     decided = _decided(snapshot, decision)
     if decided is None or decided.route is None:
         return None
-    specs = (choice.connector.spec for choice in decided.route.choices if choice.connector is not None)
+    specs = (backend.connector.spec for backend in decided.route.backends if backend.connector is not None)
     return [(spec.addresses, spec.dns, spec.backend.destination, spec.backend.hostname) for spec in specs]
 
 

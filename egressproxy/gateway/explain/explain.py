@@ -84,8 +84,10 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
         error = _remedied(decided, error_values(decided.error))
     elif route is not None:
         made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES)
-        choices = route.choices[:MAX_BACKENDS]
-        found = [_backend(decided, route, choice, snapshot.filters, asks_dns=question.asks_dns) for choice in choices]
+        backends = route.backends[:MAX_BACKENDS]
+        found = [
+            _backend(decided, route, backend, snapshot.filters, asks_dns=question.asks_dns) for backend in backends
+        ]
         made["backends"] = await asyncio.gather(*found)
         error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
         if route.auth is not None and not route.auth.is_usable:
@@ -193,11 +195,11 @@ def _of_permission(permission: Permission, authority: Authority) -> str:
 
 def _of_backends(route: Route) -> str:
     """What a route's own permission comes to, with the places of its backends."""
-    denied = [choice for choice in route.choices if choice.denied is not None]
+    denied = [backend for backend in route.backends if backend.denied is not None]
     if not denied:
         return _PERMITTED
-    which = "its backend is" if len(denied) == len(route.choices) else "some of its backends are"
-    if all(choice.connector is not None for choice in denied):
+    which = "its backend is" if len(denied) == len(route.backends) else "some of its backends are"
+    if all(backend.connector is not None for backend in denied):
         return f"allowed, because mode is Report: {which} denied"
     return f"allowed by the route, but {which} denied"
 
@@ -220,28 +222,28 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
 
 # --- backends --------------------------------------------------------------------------------------------------------
 async def _backend(
-    decided: Decision, route: Route, choice: RouteBackend, filters: FilterInstances, *, asks_dns: bool
+    decided: Decision, route: Route, backend: RouteBackend, filters: FilterInstances, *, asks_dns: bool
 ) -> dict[str, Any]:
     """One backend: how it is reached, and `error` where it would not be."""
     x = decided.x
-    made = backend_values(choice, route.total)
-    made["filters"] = filter_values(choice.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
-    made["timeouts"] = timeout_values(decided.listener, route, choice, is_tunnel=x.is_tunnel)
-    if choice.connector is not None and not x.is_tunnel and (kept := kept_values(choice.connector.spec.kept)):
+    made = backend_values(backend, route.total)
+    made["filters"] = filter_values(backend.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
+    made["timeouts"] = timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
+    if backend.connector is not None and not x.is_tunnel and (kept := kept_values(backend.connector.spec.kept)):
         made["connections"] = kept
-    made["credentials"] = secret_values(choice.chain, filters) if not x.is_tunnel else []
-    if choice.denied is not None:
-        place = choice.denied.authority
+    made["credentials"] = secret_values(backend.chain, filters) if not x.is_tunnel else []
+    if backend.denied is not None:
+        place = backend.denied.authority
         made["host"], made["port"] = place.host, place.port
-    if choice.connector is None:
-        return {**made, "error": error_values(choice.fault(route.name, route.rule))}
-    if choice.denied is not None:
-        made["wouldDeny"] = error_values(choice.denied.error())
+    if backend.connector is None:
+        return {**made, "error": error_values(backend.fault(route.name, route.rule))}
+    if backend.denied is not None:
+        made["wouldDeny"] = error_values(backend.denied.error())
     try:
-        await _describe_way(made, decided, choice.connector, asks_dns=asks_dns)
+        await _describe_way(made, decided, backend.connector, asks_dns=asks_dns)
         if not x.is_tunnel:
-            x.backend, x.backend_is_secure = choice.backend, made["tls"] is not None
-            for step in choice.chain.backend_request or ():
+            x.backend, x.backend_is_secure = backend.name, made["tls"] is not None
+            for step in backend.chain.backend_request or ():
                 filters.get(step.spec).forecast(x)
     except GatewayError as error:
         made["error"] = error_values(error)
@@ -337,7 +339,7 @@ def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] |
 
 def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:
     """What ends every request of this rule; None if any of its backends can serve."""
-    if not route.choices:
+    if not route.backends:
         return error_values(GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.rule))
     errors: list[dict[str, Any] | None] = [each.get("error") for each in made["backends"]]
     if None not in errors:

@@ -22,7 +22,7 @@ def notes(decided: Decision, question: HypotheticalRequest) -> list[str]:
     if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
         made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
     if decided.error is None and decided.route is not None and decided.route.retries is not None:
-        made += decided.route.retries.notes(decided.route.choices)
+        made += decided.route.retries.notes(decided.route.backends)
     if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
         made.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
     if decided.error is None and decided.route is not None and not x.is_tunnel:

@@ -83,11 +83,11 @@ def error_values(error: GatewayError) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value not in ("", "-")}
 
 
-def backend_values(choice: RouteBackend, total: int) -> dict[str, Any]:
+def backend_values(backend: RouteBackend, total: int) -> dict[str, Any]:
     """One backend of a rule, as plain values."""
-    spec = choice.connector.spec if choice.connector is not None else None
+    spec = backend.connector.spec if backend.connector is not None else None
     made: dict[str, Any] = {
-        "name": choice.backend, "weight": choice.weight, "share": round(choice.weight / total, 4) if total else 0.0,
+        "name": backend.name, "weight": backend.weight, "share": round(backend.weight / total, 4) if total else 0.0,
     }  # fmt: skip
     if spec is not None:
         made["name"] = spec.backend.name
@@ -95,10 +95,10 @@ def backend_values(choice: RouteBackend, total: int) -> dict[str, Any]:
         if spec.backend.kind:
             made["kind"] = spec.backend.kind
         made["via"] = [parent.name for parent in _parents(spec.backend)]
-        if choice.parent_by:
-            made["parentBy"] = choice.parent_by
-    if choice.mirrors is not None:
-        made["mirrors"] = [_mirror_values(each) for each in choice.mirrors]
+        if backend.parent_by:
+            made["parentBy"] = backend.parent_by
+    if backend.mirrors is not None:
+        made["mirrors"] = [_mirror_values(each) for each in backend.mirrors]
     return made
 
 
@@ -172,17 +172,17 @@ def limit_values(listener: ActiveListener) -> dict[str, int]:
 
 
 def timeout_values(
-    listener: ActiveListener, route: Route | None, choice: RouteBackend | None, *, is_tunnel: bool
+    listener: ActiveListener, route: Route | None, backend: RouteBackend | None, *, is_tunnel: bool
 ) -> dict[str, float]:
     """Seconds; 0 is none."""
     made = {"requestHeaders": listener.timeouts.request_headers_s}
     if route is not None:
         made["request"] = route.request_s
-    if choice is not None and choice.connector is not None:
-        spec = choice.connector.spec
+    if backend is not None and backend.connector is not None:
+        spec = backend.connector.spec
         made |= {"connect": spec.connect_s}
         if not is_tunnel:
-            made |= {"tlsHandshake": spec.tls_handshake_s, "backendRequest": choice.backend_request_s}
+            made |= {"tlsHandshake": spec.tls_handshake_s, "backendRequest": backend.backend_request_s}
     if route is not None:
         made |= {"tunnelIdle": route.tunnel_idle_s} if is_tunnel else {"idle": route.idle_s}
     return made

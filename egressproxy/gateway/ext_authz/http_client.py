@@ -97,26 +97,26 @@ class HttpAuthzClient:
             if isinstance(upstream, LocalResponse):
                 raise answered_in_its_place()
             response, answer = inner.response, _Answer()
-            if response.status == 407 and caller.life.connector is not connector:
+            if response.status == 407 and caller.resources.connector is not connector:
                 raise refused_credentials(connector.spec.backend)
             await passed(chain.backend_response, inner)
             if not upstream.has_ended:
                 upstream.send_response_body_to(answer)
                 await upstream.response_end()
-            caller.life.release(reusable=upstream.is_reusable)
+            caller.resources.release(reusable=upstream.is_reusable)
             return response, await passed_body(chain.response_body, inner, answer.parts.joined())
         finally:
-            caller.life.release(reusable=False)
+            caller.resources.release(reusable=False)
 
 
 class _Question(UpstreamCaller):
     """Who asks: a driver of its own."""
 
-    __slots__ = ("driver", "life")
+    __slots__ = ("driver", "resources")
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.life = HeldConnection()
+        self.resources = HeldConnection()
 
 
 class _Answer:

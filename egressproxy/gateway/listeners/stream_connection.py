@@ -54,10 +54,10 @@ class StreamConnection(FlowControl):
         "hello",
         "hello_size",
         "is_lost",
-        "life",
         "metrics",
         "reader",
         "request_headers_s",
+        "resources",
         "state",
     )
 
@@ -67,7 +67,7 @@ class StreamConnection(FlowControl):
         self.metrics = metrics
         self.state = state
         self.driver = Driver()
-        self.life = HeldResources()
+        self.resources = HeldResources()
         self.deadline = Deadline(accounting.wheel, self._too_late)
         first = state.port.first
         self.request_headers_s = first.timeouts.request_headers_s
@@ -167,26 +167,26 @@ async def serve_stream(accounting: Accounting, client: StreamConnection) -> None
     try:
         await tunnel_stream(accounting, x, client)
     except GatewayError as error:
-        accounting.blame(x, client.life, error)
-        client.life.release(reusable=False)
+        accounting.blame(x, client.resources, error)
+        client.resources.release(reusable=False)
         client.refuse(error)
         x.bytes_out = x.bytes_out or client.octets_out
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
         log.error("internal error in stream %s", x.request_id, exc_info=error)
         fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        accounting.blame(x, client.life, fault)
+        accounting.blame(x, client.resources, fault)
         client.transport.abort()
     finally:
-        if not client.life.is_handed_over:
+        if not client.resources.is_handed_over:
             x.bytes_in = x.bytes_in or client.octets_in
-            accounting.account(x, client.life)
-            client.life.reset()
+            accounting.account(x, client.resources)
+            client.resources.reset()
             client.gone()
 
 
 async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConnection) -> None:
-    """Until the tunnel is over, or has the exchange and completes it (`client.life.is_handed_over`)."""
-    life = client.life
+    """Until the tunnel is over, or has the exchange and completes it (`client.resources.is_handed_over`)."""
+    resources = client.resources
     while client.reader is not None and client.hello is None:
         if client.error is not None:
             error, client.error = client.error, None
@@ -203,7 +203,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     route = listener.streams.match(host)
     if route is None:
         raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
-    life.route = route
+    resources.route = route
     x.route, x.series = route.name, route.series
     if x.authority is not None:
         x.note_denials(judge(route, x.authority))
@@ -211,13 +211,13 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         outcome = run(route.chain.request_headers, x)
         if outcome is not None:
             await refuse_answer(outcome)
-    choice = life.choice = route.choose()
-    choice.note_denied(x)
-    x.backend, x.series = choice.backend, choice.series
-    take_tunnel_slot(x, client.state, life, listener)
+    backend = resources.backend = route.choose()
+    backend.note_denied(x)
+    x.backend, x.series = backend.name, backend.series
+    take_tunnel_slot(x, client.state, resources, listener)
     if listener.terminate is None:
         # TLS that a client has begun is its own to the end; octets of a TCP listener are plain, as far as we know.
-        upstream = await dial(x, choice, terminated=client.reader is None and choice.originates_tls)
+        upstream = await dial(x, backend, terminated=client.reader is None and backend.originates_tls)
         x.status = 200
         held, guard = client.take_held(), None
         if client.hello is not None and x.authority is not None:
@@ -231,7 +231,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         await relaying
         return
     inner = await terminate(client, listener)
-    upstream = await dial(x, choice, terminated=True)
+    upstream = await dial(x, backend, terminated=True)
     x.status = 200
     await relay(accounting.wheel, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()

@@ -52,8 +52,8 @@ def live(talk: Conversation) -> Mirror:
     (listener,) = next(iter(talk.snapshot.ports.values())).listeners
     found = listener.http.match("front.example", b"GET", b"/", None)  # type: ignore[arg-type]
     assert found is not None
-    assert found[0].choices[0].mirrors is not None
-    return found[0].choices[0].mirrors[0]
+    assert found[0].backends[0].mirrors is not None
+    return found[0].backends[0].mirrors[0]
 
 
 # --- what a copy is --------------------------------------------------------------------------------------------------
@@ -581,7 +581,7 @@ def test_one_mirror_of_a_rule_counts_the_requests_of_all_its_backends(converse: 
     (listener,) = next(iter(talk.snapshot.ports.values())).listeners
     found = listener.http.match("front.example", b"GET", b"/", None)  # type: ignore[arg-type]
     assert found is not None
-    first, second = found[0].choices
+    first, second = found[0].backends
     assert first.mirrors == second.mirrors
 
 

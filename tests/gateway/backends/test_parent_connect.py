@@ -300,10 +300,10 @@ def test_a_parent_that_wants_credentials_says_what_to_configure(converse_on: Sta
 def test_a_407_of_an_origin_behind_the_parents_tunnel_is_not_the_parents():
     x = Exchange("-", "-", "-", 0.0)
     x.request = RequestHead(b"GET", b"/", Fields())
-    choice = SimpleNamespace(connector=SimpleNamespace(parent=object(), spec=SimpleNamespace(backend=_BEHIND)))
-    assert wanted_credentials(x, cast(RouteBackend, choice)).reason is Reason.PARENT_AUTH
+    backend = SimpleNamespace(connector=SimpleNamespace(parent=object(), spec=SimpleNamespace(backend=_BEHIND)))
+    assert wanted_credentials(x, cast(RouteBackend, backend)).reason is Reason.PARENT_AUTH
     x.backend_is_secure = True
-    assert wanted_credentials(x, cast(RouteBackend, choice)).reason is Reason.BAD_RESPONSE
+    assert wanted_credentials(x, cast(RouteBackend, backend)).reason is Reason.BAD_RESPONSE
 
 
 @pytest.mark.parametrize("request_", [GET, connect("a.example:22")])
