@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from benchmarks.micro.stage import Stage
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
+from egressproxy.model.steps import finished
 from egressproxy.routing.table import HttpTable
 
 __all__ = ["stages"]
@@ -48,4 +49,4 @@ def route(name: str, host: str, *matches: MatchIR) -> HttpRouteIR:
 
 
 def table(*routes: HttpRouteIR) -> HttpTable[str]:
-    return HttpTable.build((r, [r.name]) for r in routes)
+    return finished(HttpTable.building((r, [r.name]) for r in routes))

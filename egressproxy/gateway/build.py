@@ -54,7 +54,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.net.tls_contexts import server_context
 from egressproxy.routing.destinations import Denial, DestinationPolicy
-from egressproxy.routing.hosts import HostEntry, HostTable
+from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.permission import Permission, strictest
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Metrics
@@ -133,7 +133,7 @@ class _Builder:
             certificates = tuple(c for listener in web if listener.spec.tls for c in listener.spec.tls.certificates)
             spec = ListenerTlsIR(TlsMode.TERMINATE, certificates, clients_of(listeners))
             tls = yield from self.context(spec, shares_port=self.terminating[key] > 1)
-        by_host = HostTable.build(HostEntry((listener.spec.hostname,), listener) for listener in listeners)
+        by_host = finished(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
         streams = [listener for listener in listeners if listener.is_stream]
         return Port(key[0], key[1], [*web, *streams], by_host, tls=tls, clients=clients_of(listeners))
 
@@ -156,13 +156,13 @@ class _Builder:
             if hostnames is not None:
                 named.append(HostEntry(hostnames, True, route.created, route.name))
         table = yield from HttpTable.building(http)
-        hosts = yield from HostTable.building(named)
+        hosts = yield from HostMap.building(named)
         entries = []
         for stream in (*spec.tls_routes, *spec.tcp_routes):
             yield from self.blocking(stream.extensions, stream.backends)
             entries.append(HostEntry(stream.hostnames, self.stream(spec, stream), stream.created, stream.name))
             yield None
-        streams = yield from HostTable.building(entries)
+        streams = yield from HostMap.building(entries)
         destinations = self.destination_policy(spec.policy)
         yield None
         defaults = None

@@ -15,7 +15,7 @@ from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerPro
 from egressproxy.ir.policy import LimitsIR
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
-from egressproxy.routing.hosts import HostTable
+from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Series
 
@@ -51,8 +51,8 @@ class ActiveListener:
         self,
         spec: ListenerIR,
         http: HttpTable[Route],
-        hosts: HostTable[bool],
-        streams: HostTable[Route],
+        hosts: HostMap[bool],
+        streams: HostMap[Route],
         defaults: DefaultRoutes | None,
         destinations: DestinationPolicy,
         series: Series,
@@ -101,7 +101,7 @@ class Port:
         address: str,
         number: int,
         listeners: Sequence[ActiveListener],
-        by_host: HostTable[ActiveListener],
+        by_host: HostMap[ActiveListener],
         *,
         tls: ssl.SSLContext | None,
         clients: ClientCertificatesIR | None,

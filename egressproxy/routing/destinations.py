@@ -7,7 +7,7 @@ Source: `destinations` of an EgressPolicy (docs/policies.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egressproxy.errors import Denied, Reason
@@ -16,7 +16,7 @@ from egressproxy.ir.policy import DestinationRule, DestinationsIR, Mode, Network
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority
 from egressproxy.model.metadata import METADATA
-from egressproxy.routing.hosts import HostMap
+from egressproxy.routing.hosts import HostMap, patterns_of
 
 __all__ = ["Denial", "DestinationPolicy"]
 
@@ -42,15 +42,20 @@ class Denial:
         where = f"on port {authority.port} " if rule.ports else ""
         field = "intercept.hostnames" if rule.intercepts else "destinations.deny"
         leads = f"backend {self.backend} leads to {authority}; " if self.backend else ""
+        names, ranges = _matching(rule, authority)
         denied = Denied(
             Reason.DESTINATION_DENIED,
             f"{authority.host} is denied {where}by policy {rule.policy}",
             rule=f"EgressPolicy {rule.policy}",
             remedy=f"remove {'it from' if rule.intercepts else 'or narrow its entry in'} {field} of that policy",
-            detail=f"{leads}denied by {_entry(rule, authority)} in {field}",
+            detail=f"{leads}denied by {entry_text(names, ranges, rule.ports)} in {field}",
         )
         denied.is_firm = rule.is_firm
-        denied.policy, denied.entry = rule.policy, _pattern(rule, authority)
+        denied.policy = rule.policy
+        if names:  # the most specific
+            denied.entry = max(names, key=lambda pattern: (pattern == authority.host, len(pattern)))
+        else:
+            denied.entry = str(max(ranges, key=lambda network: network.prefixlen)) if ranges else "*"
         return denied
 
 
@@ -222,7 +227,7 @@ def _for_others(authority: Authority, rule: DestinationRule) -> Denied:
         rule=f"EgressPolicy {rule.policy}",
         remedy=f"identities of clients are not supported yet: remove subjects from policy {rule.policy} "
         "to allow it to everybody",
-        detail=f"{_entry(rule, authority)} in destinations.allow has subjects",
+        detail=f"{entry_text(*_matching(rule, authority), rule.ports)} in destinations.allow has subjects",
     )
     denied.policy = rule.policy
     return denied
@@ -239,38 +244,22 @@ class _Entries:
         self.policy = ""
         for rule in rules:
             self.policy = self.policy or rule.policy
-            for pattern in rule.hostnames:
-                known = self._hosts.exactly(pattern)
-                if known is None:
-                    known = []
-                    self._hosts.put(pattern, known)
-                known.append(rule)
             self._networks += [(network, rule) for network in rule.cidrs]
-            if not rule.hostnames and not rule.cidrs:  # ports alone: every host
-                everywhere = self._hosts.exactly("")
-                if everywhere is None:
-                    everywhere = []
-                    self._hosts.put("", everywhere)
-                everywhere.append(rule)
+            for pattern in rule.hostnames if rule.hostnames or rule.cidrs else ("",):  # ports alone: every host
+                self._hosts.setdefault(pattern, []).append(rule)
 
     def names(self, authority: Authority) -> bool:
         """Whether an entry matches the host, on any port."""
-        address = authority.address
-        if address is not None and any(
-            address.version == network.version and address in network for network, _ in self._networks
-        ):
-            return True
-        return bool(self._hosts.exact(authority.host)) or any(self._hosts.after_exact(authority.host))
+        return any(self._ranges(authority)) or self._hosts.match(authority.host) is not None
 
     def find(self, authority: Authority) -> DestinationRule | None:
         """The first entry that matches host and port, the most specific hostname first."""
-        address, port = authority.address, authority.port
-        if address is not None:
-            for network, rule in self._networks:
-                if address.version == network.version and address in network and _has_port(rule, port):
+        port = authority.port
+        if authority.address is not None:
+            for _, rule in self._ranges(authority):
+                if _has_port(rule, port):
                     return rule
-        exact = self._hosts.exact(authority.host)
-        for rule in exact or ():
+        for rule in self._hosts.exact(authority.host) or ():
             if _has_port(rule, port):
                 return rule
         for rules in self._hosts.after_exact(authority.host):
@@ -284,20 +273,22 @@ class _Entries:
 
         Costs a few probes whatever the number of names: a client may name any number of hosts below a wildcard.
         """
-        address, port, host = authority.address, authority.port, authority.host
+        port = authority.port
+        for network, rule in self._ranges(authority):
+            if _has_port(rule, port):
+                return str(network)
+        for pattern in patterns_of(authority.host):
+            if any(_has_port(rule, port) for rule in self._hosts.get(pattern) or ()):
+                return pattern
+        return "*"
+
+    def _ranges(self, authority: Authority) -> Iterator[tuple[Network, DestinationRule]]:
+        """The ranges that an address is in, each with its entry; none for a name."""
+        address = authority.address
         if address is not None:
             for network, rule in self._networks:
-                if address.version == network.version and address in network and _has_port(rule, port):
-                    return str(network)
-        if any(_has_port(rule, port) for rule in self._hosts.exact(host) or ()):
-            return host
-        dot = host.find(".")
-        while dot >= 0:
-            suffix = f"*{host[dot:]}"
-            if any(_has_port(rule, port) for rule in self._hosts.exactly(suffix) or ()):
-                return suffix
-            dot = host.find(".", dot + 1)
-        return "*"
+                if address.version == network.version and address in network:
+                    yield network, rule
 
 
 def _firm_first(rules: Iterable[DestinationRule]) -> tuple[_Entries, ...]:
@@ -311,22 +302,13 @@ def _has_port(rule: DestinationRule, port: int) -> bool:
     return not rule.ports or port in rule.ports
 
 
-def _pattern(rule: DestinationRule, authority: Authority) -> str:
-    """The one hostname or range of an entry that matches this destination, as it is written: the most specific."""
-    host, names = authority.host, [pattern for pattern in rule.hostnames if _matches(pattern, authority.host)]
-    if names:
-        return max(names, key=lambda pattern: (pattern == host, len(pattern)))
+def _matching(rule: DestinationRule, authority: Authority) -> tuple[list[str], list[Network]]:
+    """The hostnames and ranges of an entry that match this destination, as they are written."""
     spellings = aliases(authority.address) if authority.address is not None else ()
-    ranges = [net for net in rule.cidrs if any(each.version == net.version and each in net for each in spellings)]
-    return str(max(ranges, key=lambda net: net.prefixlen)) if ranges else "*"
-
-
-def _entry(rule: DestinationRule, authority: Authority) -> str:
-    """The part of an entry that matches this destination, as it is written."""
-    names = [pattern for pattern in rule.hostnames if _matches(pattern, authority.host)]
-    spellings = aliases(authority.address) if authority.address is not None else ()
-    ranges = [net for net in rule.cidrs if any(each.version == net.version and each in net for each in spellings)]
-    return entry_text(names, ranges, rule.ports)
+    return (
+        [pattern for pattern in rule.hostnames if _matches(pattern, authority.host)],
+        [network for network in rule.cidrs if any(each in network for each in spellings)],
+    )
 
 
 def _matches(pattern: str, host: str) -> bool:

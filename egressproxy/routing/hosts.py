@@ -8,82 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
-from egressproxy.model.steps import Cooperative, finished
+from egressproxy.model.steps import Cooperative
 
-__all__ = ["HostEntry", "HostMap", "HostTable"]
+__all__ = ["HostEntry", "HostMap", "patterns_of"]
 
 T = TypeVar("T")
 
 
-class HostMap(Generic[T]):
-    """One value per hostname pattern, found from the most specific to the least. Cost: one dict look-up per label."""
-
-    __slots__ = ("_anywhere", "_exact", "_suffixes")
-
-    def __init__(self) -> None:
-        self._exact: dict[str, T] = {}
-        self._suffixes: dict[str, T] = {}
-        self._anywhere: T | None = None
-
-    def put(self, pattern: str, value: T) -> None:
-        """`pattern` is a lower-case name, `*.suffix`, or "" for every host. The first value of a pattern stays."""
-        if not pattern or pattern == "*":
-            if self._anywhere is None:
-                self._anywhere = value
-        elif pattern.startswith("*."):
-            self._suffixes.setdefault(pattern[2:], value)
-        else:
-            self._exact.setdefault(pattern, value)
-
-    def exactly(self, pattern: str) -> T | None:
-        """The value that was put under the same pattern."""
-        if not pattern or pattern == "*":
-            return self._anywhere
-        return self._suffixes.get(pattern[2:]) if pattern.startswith("*.") else self._exact.get(pattern)
-
-    def first(self, host: str) -> T | None:
-        """The value of the most specific pattern that this (lower-case) host matches."""
-        found = self._exact.get(host)
-        if found is not None:
-            return found
-        if self._suffixes:
-            for found in self._wildcards(host):
-                return found
-        return self._anywhere
-
-    def after_exact(self, host: str) -> Iterator[T]:
-        """The values of every wildcard that matches, longest suffix first, then that of every host."""
-        if self._suffixes:
-            yield from self._wildcards(host)
-        if self._anywhere is not None:
-            yield self._anywhere
-
-    def exact(self, host: str) -> T | None:
-        """The value of this host (lower case) without wildcards."""
-        return self._exact.get(host)
-
-    def values(self) -> Iterator[T]:
-        """Every value: exact hosts, then wildcards, then that of every host."""
-        yield from self._exact.values()
-        yield from self._suffixes.values()
-        if self._anywhere is not None:
-            yield self._anywhere
-
-    def _wildcards(self, host: str) -> Iterator[T]:
-        suffixes = self._suffixes
-        dot = host.find(".")
-        while dot >= 0:
-            found = suffixes.get(host[dot + 1 :])
-            if found is not None:
-                yield found
-            dot = host.find(".", dot + 1)
-
-
 @dataclass(frozen=True, slots=True)
 class HostEntry(Generic[T]):
-    """What a HostTable is built from. No `hostnames`: every host. `created` and `name` (namespace/name) break ties."""
+    """What `HostMap.building` takes. No `hostnames`: every host. `created` and `name` (namespace/name) break ties."""
 
     hostnames: Sequence[str]
     payload: T
@@ -91,29 +28,68 @@ class HostEntry(Generic[T]):
     name: str = ""
 
 
-class HostTable(Generic[T]):
-    """Host to payload: TLSRoutes, TCPRoutes, listeners that share a port."""
+class HostMap(Generic[T]):
+    """One value per hostname pattern, found from the most specific to the least. Cost: one dict look-up per label.
 
-    __slots__ = ("_map",)
+    A pattern is a lower-case name, `*.suffix`, or "" (or "*") for every host.
+    """
 
-    def __init__(self, entries: HostMap[T]) -> None:
-        self._map = entries
+    __slots__ = ("_exact", "_suffixes", "exact")
+
+    def __init__(self) -> None:
+        self._exact: dict[str, T] = {}  # that of every host under ""
+        self._suffixes: dict[str, T] = {}
+        self.exact = self._exact.get  # the value of this host (lower case) without wildcards
 
     @classmethod
-    def build(cls, entries: Iterable[HostEntry[T]]) -> HostTable[T]:
-        """Of several entries with the same hostname the oldest wins, then the first by name, then the first given."""
-        return finished(cls.building(entries))
+    def building(cls, entries: Iterable[HostEntry[T]]) -> Cooperative[HostMap[T]]:
+        """A map of these entries, made an entry at a time.
 
-    @classmethod
-    def building(cls, entries: Iterable[HostEntry[T]]) -> Cooperative[HostTable[T]]:
-        """`build`, an entry at a time."""
-        chosen: HostMap[T] = HostMap()
+        Of several with the same hostname the oldest wins, then the first by name, then the first given.
+        """
+        made = cls()
         for entry in sorted(entries, key=lambda e: (e.created, e.name)):
             for hostname in entry.hostnames or ("",):
-                chosen.put(hostname, entry.payload)
+                made.setdefault(hostname, entry.payload)
             yield None
-        return cls(chosen)
+        return made
+
+    def setdefault(self, pattern: str, value: T) -> T:
+        """The value of this pattern: the first that was given for it, as with `dict.setdefault`."""
+        if pattern.startswith("*."):
+            return self._suffixes.setdefault(pattern[2:], value)
+        return self._exact.setdefault("" if pattern == "*" else pattern, value)
 
     def match(self, host: str) -> T | None:
-        """The payload for this host (lower case, no trailing dot, no port), or None."""
-        return self._map.first(host)
+        """The value of the most specific pattern that this host matches (lower case, no trailing dot), or None."""
+        found = self._exact.get(host)
+        return found if found is not None else next(self.after_exact(host), None)
+
+    def after_exact(self, host: str) -> Iterator[T]:
+        """The values of every wildcard that matches, longest suffix first, then that of every host."""
+        suffixes = self._suffixes
+        if suffixes:
+            dot = host.find(".")
+            while dot >= 0:
+                found = suffixes.get(host[dot + 1 :])
+                if found is not None:
+                    yield found
+                dot = host.find(".", dot + 1)
+        if "" in self._exact:
+            yield self._exact[""]
+
+    def get(self, pattern: str) -> T | None:
+        """The value of this name or wildcard, itself and no other."""
+        return self._suffixes.get(pattern[2:]) if pattern.startswith("*.") else self._exact.get(pattern)
+
+    def values(self) -> Iterator[T]:
+        """Every value: those of names, then those of wildcards."""
+        return chain(self._exact.values(), self._suffixes.values())
+
+
+def patterns_of(host: str) -> Iterator[str]:
+    """A host and the wildcards that match it, the longest suffix first."""
+    yield host
+    while "." in host:
+        host = host.partition(".")[2]
+        yield f"*.{host}"

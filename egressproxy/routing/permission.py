@@ -43,7 +43,7 @@ class Permission:
         self._hosts: HostMap[bool] = HostMap()
         for hostname in hostnames:
             if hostname.strip("*.") and not (destinations.has_allow_list and hostname.startswith("*.")):
-                self._hosts.put(hostname, True)
+                self._hosts.setdefault(hostname, True)
         self._ports = frozenset(ports) if ports is not None else None
         self._destinations = destinations
         self.mode = mode
@@ -60,7 +60,7 @@ class Permission:
         """Whether the route itself permits this host and port. The host may be a wildcard, for all hosts below it."""
         if self._ports is not None and authority.port not in self._ports:
             return False
-        return self._hosts.first(authority.host) is not None
+        return self._hosts.match(authority.host) is not None
 
     def decide(self, authority: Authority) -> Denied | None:
         """None if the route names this destination or the listener's policies allow it; otherwise the error."""

@@ -48,25 +48,17 @@ def criterion(winner: Match[T], other: Match[T]) -> str:
 
 
 def _words(index: int, winner: Rank, other: Rank) -> str:
-    match index:
-        case 0:
-            return f"{_PATHS[winner[0]]} comes before {_PATHS[other[0]]}"
-        case 1:
-            return f"its path is longer ({-winner[1]} bytes, not {-other[1]})"
-        case 2:
-            return "it names the method"
-        case 3:
-            return f"it matches more headers ({-winner[3]}, not {-other[3]})"
-        case 4:
-            return f"it matches more query parameters ({-winner[4]}, not {-other[4]})"
-        case 5:
-            return "it is written, the other derived for CORS preflight requests"
-        case 6:
-            return f"its route is older ({_age(winner[6])}; the other: {_age(other[6])})"
-        case 7:
-            return f"its route comes first by name ({winner[7]} before {other[7]})"
-        case _:
-            return "its rule stands first in the route"
+    return (
+        f"{_PATHS[winner[0]]} comes before {_PATHS[other[0]]}",
+        f"its path is longer ({-winner[1]} bytes, not {-other[1]})",
+        "it names the method",
+        f"it matches more headers ({-winner[3]}, not {-other[3]})",
+        f"it matches more query parameters ({-winner[4]}, not {-other[4]})",
+        "it is written, the other derived for CORS preflight requests",
+        f"its route is older ({_age(winner[6])}; the other: {_age(other[6])})",
+        f"its route comes first by name ({winner[7]} before {other[7]})",
+        "its rule stands first in the route",
+    )[index]
 
 
 def _age(created: str) -> str:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -35,7 +36,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.model.path import has_dot_segment
-from egressproxy.model.steps import Cooperative, finished
+from egressproxy.model.steps import Cooperative
 from egressproxy.routing.conditions import MatchInput, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import PatternError, compile_pattern
@@ -70,28 +71,23 @@ class HttpTable(Generic[T]):
         self._hosts = hosts
 
     @classmethod
-    def build(cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]]) -> HttpTable[T]:
-        """Compile routes, each with one payload per rule. Raises RouteError for an expression that is refused."""
-        return finished(cls.building(routes))
-
-    @classmethod
     def building(cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]]) -> Cooperative[HttpTable[T]]:
-        """Like `build`, one route at a time, or one match where it has expressions."""
+        """Compile routes, each with one payload per rule; a route at a time, or a match where it has expressions.
+
+        Raises RouteError for an expression that is refused.
+        """
         hosts: HostMap[_Bucket[T]] = HostMap()
         for route, payloads in routes:
             candidates: list[_Candidate[T]] = []
-            for origin, rule, payload in zip(_origins(route), route.rules, payloads, strict=True):
+            for position, (rule, payload) in enumerate(zip(route.rules, payloads, strict=True)):
+                origin = _Origin(route.kind, route.name, route.created, position, rule.index, rule.name)
                 for match in rule.matches:
                     candidate = _candidate(origin, match, payload)
                     candidates.append(candidate)
                     if candidate.has_expressions:
                         yield None  # it may have taken a millisecond or two to compile
             for hostname in route.hostnames or ("",):
-                bucket = hosts.exactly(hostname)
-                if bucket is None:
-                    bucket = _Bucket(hostname)
-                    hosts.put(hostname, bucket)
-                bucket.candidates += candidates
+                hosts.setdefault(hostname, _Bucket(hostname)).candidates += candidates
             yield None
         for bucket in hosts.values():
             bucket.seal()
@@ -156,21 +152,18 @@ class HttpTable(Generic[T]):
         yield from self._hosts.after_exact(host)
 
 
+@dataclass(frozen=True, slots=True)
 class _Origin:
     """Where a rule stands in the manifests. `position` is its place among those of its route that are served,
     `rule` that among all of them.
     """
 
-    __slots__ = ("created", "kind", "name", "position", "route", "rule")
-
-    def __init__(self, route: HttpRouteIR, position: int) -> None:
-        rule = route.rules[position]
-        self.kind = route.kind
-        self.route = route.name
-        self.created = route.created
-        self.position = position
-        self.rule = rule.index
-        self.name = rule.name
+    kind: str
+    route: str
+    created: str
+    position: int
+    rule: int
+    name: str
 
 
 class _Candidate(Generic[T]):
@@ -345,10 +338,6 @@ class _Bucket(Generic[T]):
 def _others(by_path: dict[bytes, list[_Candidate[T]]], payload: T) -> dict[bytes, list[_Candidate[T]]]:
     kept = {path: [each for each in found if each.result[0] is not payload] for path, found in by_path.items()}
     return {path: found for path, found in kept.items() if found}
-
-
-def _origins(route: HttpRouteIR) -> Iterator[_Origin]:
-    return (_Origin(route, position) for position in range(len(route.rules)))
 
 
 def _candidate(origin: _Origin, match: MatchIR, payload: T) -> _Candidate[T]:

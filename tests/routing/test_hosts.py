@@ -1,14 +1,18 @@
 import pytest
 
-from egressproxy.routing.hosts import HostEntry, HostTable
+from egressproxy.model.steps import finished
+from egressproxy.routing.hosts import HostEntry, HostMap
 
-TABLE = HostTable.build(
-    [
-        HostEntry(("a.example.com",), "exact"),
-        HostEntry(("*.example.com",), "wide"),
-        HostEntry(("*.b.example.com",), "narrow"),
-        HostEntry((), "any"),
-    ]
+
+def built(*entries):
+    return finished(HostMap.building(entries))
+
+
+TABLE = built(
+    HostEntry(("a.example.com",), "exact"),
+    HostEntry(("*.example.com",), "wide"),
+    HostEntry(("*.b.example.com",), "narrow"),
+    HostEntry((), "any"),
 )
 
 
@@ -33,7 +37,7 @@ def test_the_most_specific_hostname_wins(host, payload):
 
 
 def test_a_wildcard_does_not_match_its_own_suffix():
-    table = HostTable.build([HostEntry(("*.example.com",), 1)])
+    table = built(HostEntry(("*.example.com",), 1))
     assert table.match("example.com") is None
     assert table.match(".example.com") == 1  # no such host passes the authority's grammar
     assert table.match("badexample.com") is None
@@ -43,14 +47,14 @@ def test_of_equal_hostnames_the_oldest_wins_and_then_the_first_by_name():
     def entry(payload, created, name):
         return HostEntry(("a.test",), payload, created, name)
 
-    assert HostTable.build([entry("b", "2026-01-02", "n/a"), entry("a", "2026-01-01", "n/b")]).match("a.test") == "a"
-    assert HostTable.build([entry("b", "~", "n/b"), entry("a", "~", "n/a")]).match("a.test") == "a"
-    assert HostTable.build([entry("b", "~", "n/a"), entry("a", "2026-01-01", "n/b")]).match("a.test") == "a"
+    assert built(entry("b", "2026-01-02", "n/a"), entry("a", "2026-01-01", "n/b")).match("a.test") == "a"
+    assert built(entry("b", "~", "n/b"), entry("a", "~", "n/a")).match("a.test") == "a"
+    assert built(entry("b", "~", "n/a"), entry("a", "2026-01-01", "n/b")).match("a.test") == "a"
 
 
 def test_an_empty_table_matches_nothing():
-    assert HostTable.build([]).match("a.test") is None
+    assert built().match("a.test") is None
 
 
 def test_a_table_is_built_an_entry_at_a_time():
-    assert len(list(HostTable.building(HostEntry((f"h{n}.test",), n) for n in range(20)))) >= 20
+    assert len(list(HostMap.building(HostEntry((f"h{n}.test",), n) for n in range(20)))) >= 20

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
+from egressproxy.model.steps import finished
 from egressproxy.routing.precedence import criterion
 from egressproxy.routing.table import HttpTable
 
@@ -23,7 +24,9 @@ def route(name, *matches, hosts=("a.test",), created="~"):
 
 
 def table(*routes):
-    return HttpTable.build([(each, [(each.name, index) for index in range(len(each.rules))]) for each in routes])
+    return finished(
+        HttpTable.building([(each, [(each.name, index) for index in range(len(each.rules))]) for each in routes])
+    )
 
 
 def first_two(made, path=b"/a/b?one=1&two=2", method=b"GET"):
