@@ -155,7 +155,7 @@ class FilterContext:
         row: the numbers of a type that `is_shared`, if several processes serve.
     """
 
-    config: object
+    config: Any
     secrets: Mapping[str, SecretBytes]
     name: str
     scope: str

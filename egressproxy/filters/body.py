@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import dataclass
 
-from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.base import BodyMode, Phase
-from egressproxy.filters.filter_step import PlacedFilter, Step, settle, start, wait
+from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.filters.base import Phase
+from egressproxy.filters.filter_step import Step, Steps, settle, start, wait
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["BodyChain", "BodyPlan", "BodyStep"]
-
-
-class BodyStep(Step):
-    """One filter in one body phase. `max_buffer_bytes` is -1 for a STREAM filter."""
-
-    __slots__ = ("keeps_length", "max_buffer_bytes")
-
-    def __init__(self, placed: PlacedFilter, phase: Phase) -> None:
-        super().__init__(placed, phase)
-        instance = placed.filter
-        self.max_buffer_bytes = instance.max_buffer_bytes if instance.body_mode is BodyMode.BUFFER else -1
-        self.keeps_length = instance.keeps_length
+__all__ = ["BodyChain", "BodyPlan"]
 
 
 class BodyPlan:
@@ -34,10 +23,10 @@ class BodyPlan:
 
     __slots__ = ("keeps_length", "phase", "steps")
 
-    def __init__(self, steps: tuple[BodyStep, ...], phase: Phase) -> None:
+    def __init__(self, steps: Steps, phase: Phase) -> None:
         self.steps = steps
         self.phase = phase
-        self.keeps_length = all(step.keeps_length for step in steps)
+        self.keeps_length = all(step.filter.keeps_length for step in steps)
 
     def begin(self, x: Exchange) -> BodyChain:
         """A chain for the body of one exchange."""
@@ -47,33 +36,30 @@ class BodyPlan:
         return BodyChain(self)
 
     def __repr__(self) -> str:
-        return f"BodyPlan({self.phase.value}: {', '.join(step.name for step in self.steps)})"
+        return f"BodyPlan({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
 
 
+@dataclass(slots=True, eq=False)
 class _StepState:
     """One step and its state for one body. `is_off`: it failed open. `has_changed`: its output differed from its input,
     so it can no longer fail open.
     """
 
-    __slots__ = ("buffer", "has_changed", "is_off", "step")
-
-    def __init__(self, step: BodyStep) -> None:
-        self.step = step
-        self.buffer = bytearray() if step.max_buffer_bytes >= 0 else None
-        self.is_off = False
-        self.has_changed = False
+    step: Step
+    buffer: bytearray | None
+    is_off: bool = False
+    has_changed: bool = False
 
 
 class BodyChain:
     """The body filters of one exchange. Must not be fed again after an error."""
 
-    __slots__ = ("_flows", "_keeps_length", "_owed", "_phase")
+    __slots__ = ("_flows", "_owed", "_plan")
 
     def __init__(self, plan: BodyPlan) -> None:
-        self._phase = plan.phase
-        self._keeps_length = plan.keeps_length
+        self._plan = plan
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
-        self._flows = [_StepState(step) for step in plan.steps]
+        self._flows = [_StepState(step, bytearray() if step.buffers else None) for step in plan.steps]
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
         """Take a piece of the body and return the bytes to send now; `last` is true once, and data may then be empty.
@@ -108,7 +94,7 @@ class BodyChain:
                 data = _given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 _settle(flow, error)
-        if self._keeps_length:
+        if self._plan.keeps_length:
             self._owed -= len(data)
             if self._owed < 0 or (last and self._owed):
                 raise self._broken_promise()
@@ -117,32 +103,31 @@ class BodyChain:
     def _broken_promise(self) -> GatewayFault:
         for flow in self._flows:
             flow.step.stats.fail("LengthNotKept", is_open=False)
-        names = ", ".join(flow.step.name for flow in self._flows)
+        names = ", ".join(flow.step.spec.name for flow in self._flows)
         message = f"filter {names} did not keep the length of the body"
-        return GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=self._flows[-1].step.source, close=True)
+        return GatewayFault(
+            Reason.FILTER_FAILED, message, status=502, rule=self._flows[-1].step.spec.source, close=True
+        )
 
     async def _go_on(self, position: int, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool) -> bytes:
         flow = self._flows[position]
         try:
-            data = _given(flow, data, await wait(awaitable, flow.step.timeout_s))
+            data = _given(flow, data, await wait(flow.step, awaitable))
         except Exception as error:
             _settle(flow, error)
         outcome = self._feed_from(position + 1, x, data, last)
         return outcome if isinstance(outcome, bytes) else await outcome
 
     def _collect(self, flow: _StepState, buffer: bytearray, data: bytes) -> None:
-        bound = flow.step.max_buffer_bytes
+        bound = flow.step.filter.max_buffer_bytes
         if len(buffer) + len(data) <= bound:
             buffer += data
             return
         flow.step.stats.rejected += 1
-        message = f"the body is longer than the {bound} bytes that filter {flow.step.name} takes"
-        error: GatewayError
-        if self._phase is Phase.REQUEST_BODY:
-            error = LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=flow.step.source, close=True)
-        else:
-            error = UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=flow.step.source)
-        raise error
+        message = f"the body is longer than the {bound} bytes that filter {flow.step.spec.name} takes"
+        if self._plan.phase is Phase.REQUEST_BODY:
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=flow.step.spec.source, close=True)
+        raise UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=flow.step.spec.source)
 
 
 def _given(flow: _StepState, data: bytes, result: object) -> bytes:

@@ -17,41 +17,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from egressproxy.filters.base import Phase
-from egressproxy.filters.body import BodyPlan, BodyStep
-from egressproxy.filters.filter_step import FilterStats, PlacedFilter, Step, settle, start, wait
+from egressproxy.filters.body import BodyPlan
+from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, settle, start, wait
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 
 __all__ = [
     "Chain",
-    "Completion",
-    "FilterStats",
-    "HeaderStep",
     "Outcome",
     "PlacedFilter",
     "Steps",
     "compile_chain",
     "finish",
     "run",
+    "run_to_end",
 ]
 
 #: The gateway writes these itself: a second Content-Length is an error for clients (RFC 9112 section 6.3).
 _FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
-
-
-class HeaderStep(Step):
-    """One filter in one header phase. `rest` are the steps after it."""
-
-    __slots__ = ("rest",)
-
-    def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps) -> None:
-        super().__init__(placed, phase)
-        self.rest = rest
-
-
-Steps = tuple[HeaderStep, ...]
 
 
 class Completion:
@@ -76,7 +61,7 @@ class Chain:
     backend_response: Steps | None = None
     response_headers: Steps | None = None
     response_body: BodyPlan | None = None
-    complete: tuple[Completion, ...] | None = None
+    complete: tuple[Completion, ...] = ()
     #: Those of unknown types that fail open: requests go on without them.
     skipped: tuple[ExtensionIR, ...] = ()
     #: backend_response and response_headers, without those that are None.
@@ -91,23 +76,19 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises what `make` raises."""
     ordered = sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
-    filters = [make(spec) for spec in ordered if spec not in skipped] if skipped else [make(spec) for spec in ordered]
+    filters = [make(spec) for spec in ordered if spec.is_known or not spec.fail_open]
     phases: dict[str, Any] = {"skipped": skipped}
     for phase in Phase:
         running = [placed for placed in filters if phase in placed.phases()]
         if not running:
             continue
-        if phase in _BODY_PHASES:
-            phases[phase.method] = BodyPlan(tuple(BodyStep(placed, phase) for placed in running), phase)
-            continue
         steps: Steps = ()
         for placed in reversed(running):
-            steps = (HeaderStep(placed, phase, steps), *steps)
-        phases[phase.method] = steps
+            steps = (Step(placed, phase, steps), *steps)
+        phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
     # Each instance once, although the same spec may be in the chain twice.
     completing = {id(placed): placed for placed in filters if placed.mark}
-    if completing:
-        phases["complete"] = tuple(Completion(placed) for placed in completing.values())
+    phases["complete"] = tuple(Completion(placed) for placed in completing.values())
     return Chain(**phases)
 
 
@@ -140,6 +121,12 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
         return run(step.rest, x)
 
 
+async def run_to_end(steps: Steps | None, x: Exchange) -> LocalResponse | None:
+    """Run one header phase and wait for it. Returns None if all filters passed, or none runs. Raises as `run`."""
+    outcome = run(steps, x) if steps is not None else None
+    return await outcome if isinstance(outcome, asyncio.Task) else outcome
+
+
 def finish(completions: Sequence[Completion], x: Exchange) -> None:
     """Run `complete` of every filter of this chain that ran in this exchange. A second call does nothing."""
     notes = x.notes
@@ -153,26 +140,25 @@ def finish(completions: Sequence[Completion], x: Exchange) -> None:
                 completion.stats.fail(type(error).__name__, is_open=True)
 
 
-async def _go_on(step: HeaderStep, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:
+async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:
     """The rest of a phase, from the step that waits."""
     try:
-        result = await wait(awaitable, step.timeout_s)
+        result = await wait(step, awaitable)
         if isinstance(result, LocalResponse):
             return _answered(step, x, result)
         if result is not None:
             raise TypeError
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
-    outcome = run(step.rest, x)
-    return await outcome if isinstance(outcome, asyncio.Task) else outcome
+    return await run_to_end(step.rest, x)
 
 
-def _answered(step: HeaderStep, x: Exchange, response: LocalResponse) -> LocalResponse:
+def _answered(step: Step, x: Exchange, response: LocalResponse) -> LocalResponse:
     """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields."""
     names = [name for name, _ in Fields.of(response.fields)]
     if not _FRAMING.isdisjoint(names):
         kept = tuple(line for line, name in zip(response.fields, names, strict=True) if name not in _FRAMING)
         response = replace(response, fields=kept)
     step.stats.answered += 1
-    x.answered_by = step.name
+    x.answered_by = step.spec.name
     return response

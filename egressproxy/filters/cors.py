@@ -65,8 +65,7 @@ class Cors(Filter):
     """Runs in the request phase where it is placed and in the response phase that belongs to it."""
 
     def __init__(self, context: FilterContext) -> None:
-        config = context.config
-        assert isinstance(config, CorsConfig)
+        config: CorsConfig = context.config
         self.runs_in = frozenset((context.phase, RESPONSE_PHASE[context.phase]))
         self._origins = _Origins(config.allow_origins)
         self._methods = _listed(config.allow_methods)

@@ -76,8 +76,7 @@ class CredentialInjector(Filter):
     keeps_length = True
 
     def __init__(self, context: FilterContext) -> None:
-        config = context.config
-        assert isinstance(config, CredentialInjectorConfig)
+        config: CredentialInjectorConfig = context.config
         self._name = context.name
         self._source = context.source
         self._remedy = _remedy(config.secret_ref)
@@ -214,17 +213,12 @@ def _remedy(ref: SecretRef) -> str:
     return f"create the Secret {ref.name}{with_key}{there}{granted}"
 
 
-def _secret_refs(config: object) -> tuple[SecretRef, ...]:
-    assert isinstance(config, CredentialInjectorConfig)
-    return (config.secret_ref,)
-
-
 CREDENTIAL_INJECTOR = FilterType(
     name="egressproxy.io/CredentialInjector:v1",
     phases=frozenset((Phase.BACKEND_REQUEST,)),
     config_model=CredentialInjectorConfig,
     build=CredentialInjector,
     also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    secret_refs=_secret_refs,
+    secret_refs=lambda config: (config.secret_ref,),
     summary="Puts a credential into the request to a backend, over TLS only.",
 )

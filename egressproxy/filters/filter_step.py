@@ -10,61 +10,13 @@ from inspect import iscoroutine
 from typing import Any, TypeVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import Filter, FilterType, Phase, overrides
+from egressproxy.filters.base import BodyMode, Filter, FilterType, Phase, overrides
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.notices import FilterStats, Notices
 
-__all__ = ["DeadlinePassed", "FilterCancelled", "FilterStats", "PlacedFilter", "Step", "settle", "start", "wait"]
+__all__ = ["PlacedFilter", "Step", "Steps", "settle", "start", "wait"]
 
 R = TypeVar("R")
-
-
-class FilterStats:
-    """Counters of one filter in one phase, read by the metrics collector.
-
-    `runs` counts calls, `answered` local responses, `rejected` refusals (Rejected, LimitExceeded, Denied …), `failed`
-    failures and timeouts, `timed_out` the timeouts alone. `source` is the declaring object, "Kind namespace/name".
-    `notices` get every failure.
-    """
-
-    __slots__ = (
-        "answered",
-        "failed",
-        "name",
-        "notices",
-        "phase",
-        "rejected",
-        "runs",
-        "scope",
-        "source",
-        "timed_out",
-        "type",
-    )
-
-    def __init__(self, spec: ExtensionIR, phase: str, notices: Notices | None = None) -> None:
-        self.name = spec.name
-        self.type = spec.type
-        self.phase = phase
-        self.scope = spec.scope
-        self.source = spec.source
-        self.notices = notices
-        self.runs = 0
-        self.rejected = 0
-        self.answered = 0
-        self.failed = 0
-        self.timed_out = 0
-
-    def fail(self, how: str, *, is_open: bool) -> None:
-        """Count a failure. `how` is one word; `is_open`: the exchange goes on without the filter."""
-        self.failed += 1
-        if self.notices is not None:
-            self.notices.failed(self, how, is_open=is_open)
-
-    def __repr__(self) -> str:
-        return (
-            f"FilterStats({self.name}, {self.phase}: {self.runs} runs, {self.rejected} rejected, "
-            f"{self.answered} answered, {self.failed} failed)"
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,28 +42,31 @@ class PlacedFilter:
     def stats_in(self, phase: Phase) -> FilterStats:
         """Its counters in this phase."""
         if phase not in self.stats:
-            self.stats[phase] = FilterStats(self.spec, phase.value, self.notices)
+            spec = self.spec
+            self.stats[phase] = FilterStats(spec.name, spec.type, phase.value, spec.scope, spec.source, self.notices)
         return self.stats[phase]
 
 
 class Step:
-    """One filter in one phase."""
+    """One filter in one phase. `buffers`: it gets a body whole. `rest`: the steps of the phase after it."""
 
-    __slots__ = ("call", "fail_open", "mark", "name", "source", "spec", "stats", "timeout_s")
+    __slots__ = ("buffers", "call", "fail_open", "filter", "mark", "rest", "spec", "stats")
 
-    def __init__(self, placed: PlacedFilter, phase: Phase) -> None:
-        spec = placed.spec
+    def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps = ()) -> None:
         self.call: Callable[..., object] = getattr(placed.filter, phase.method)
-        self.spec = spec
-        self.name = spec.name
-        self.source = spec.source
-        self.fail_open = spec.fail_open
-        self.timeout_s = spec.timeout_s or None
-        self.stats = placed.stats_in(phase)
+        self.filter = placed.filter
+        self.buffers = placed.filter.body_mode is BodyMode.BUFFER
+        self.spec = placed.spec
+        self.fail_open = placed.spec.fail_open
         self.mark = placed.mark
+        self.stats = placed.stats_in(phase)
+        self.rest = rest
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}, {self.stats.phase})"
+        return f"Step({self.spec.name}, {self.stats.phase})"
+
+
+Steps = tuple[Step, ...]
 
 
 class DeadlinePassed(Exception):
@@ -136,7 +91,7 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     if isinstance(error, GatewayError):
         step.stats.rejected += 1
         if error.rule == "-":
-            error.rule = step.source
+            error.rule = step.spec.source
         try:
             raise error
         finally:
@@ -150,10 +105,10 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     happened = "did not answer in time" if timed_out else "failed"
     raise GatewayFault(
         Reason.FILTER_FAILED,
-        f"filter {step.name} {happened}",
+        f"filter {step.spec.name} {happened}",
         status=502,
-        rule=step.source,
-        detail=f"filter {step.name}: {type(error).__name__}{_place(step, error)}",
+        rule=step.spec.source,
+        detail=f"filter {step.spec.name}: {type(error).__name__}{_place(step, error)}",
     ) from None
 
 
@@ -171,9 +126,9 @@ def _place(step: Step, error: BaseException) -> str:
     return f" at {os.path.basename(found[0])}:{found[1]}" if found is not None else ""
 
 
-async def wait(awaitable: Awaitable[R], timeout_s: float | None) -> R:
-    """Await a filter's result under its deadline. Raises DeadlinePassed, and what the filter raises."""
-    deadline = asyncio.timeout(timeout_s)
+async def wait(step: Step, awaitable: Awaitable[R]) -> R:
+    """Await what a step has returned, under its deadline. Raises DeadlinePassed, and what the filter raises."""
+    deadline = asyncio.timeout(step.spec.timeout_s or None)
     try:
         async with deadline:
             return await awaitable

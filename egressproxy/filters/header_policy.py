@@ -71,8 +71,7 @@ class HeaderPolicy(Filter):
     """Request edits run in the request phase where it is placed, response edits in the response phase of that."""
 
     def __init__(self, context: FilterContext) -> None:
-        config = context.config
-        assert isinstance(config, HeaderPolicyConfig)
+        config: HeaderPolicyConfig = context.config
         self._request = _Edits(config.request)
         self._response = _Edits(config.response)
         if context.phase not in REQUEST_HEADS and self._request:

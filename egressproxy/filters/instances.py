@@ -11,10 +11,10 @@ from itertools import count
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import FilterStats, PlacedFilter
+from egressproxy.filters.chain import PlacedFilter
 from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.notices import FilterStats, Notices
 
 __all__ = ["FilterBuildError", "FilterInstances"]
 

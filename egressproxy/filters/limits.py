@@ -83,8 +83,7 @@ class RequestRateLimit(Filter):
     """
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
-        config = context.config
-        assert isinstance(config, RequestRateLimitConfig)
+        config: RequestRateLimitConfig = context.config
         self._source = context.source
         self._clock = clock
         self._interval = config.window / config.limit
@@ -123,8 +122,7 @@ class ConcurrencyLimit(Filter):
     """Counts exchanges in progress, in all workers; a retried exchange counts once."""
 
     def __init__(self, context: FilterContext) -> None:
-        config = context.config
-        assert isinstance(config, ConcurrencyLimitConfig)
+        config: ConcurrencyLimitConfig = context.config
         self._source = context.source
         self._limit = config.limit
         self._held = f"concurrency {next(_instances)}"
@@ -174,8 +172,7 @@ class BodyLimit(Filter):
     """Refuses a longer Content-Length at once; a chunked body is counted where it is relayed (`x.max_body_bytes`)."""
 
     def __init__(self, context: FilterContext) -> None:
-        config = context.config
-        assert isinstance(config, BodyLimitConfig)
+        config: BodyLimitConfig = context.config
         self._source = context.source
         self._max_bytes = config.max_bytes
 
@@ -191,11 +188,6 @@ class BodyLimit(Filter):
             )
         if x.max_body_bytes < 0 or x.max_body_bytes > self._max_bytes:
             x.max_body_bytes = self._max_bytes
-
-
-def _qos_controller(context: FilterContext) -> RequestRateLimit:
-    assert isinstance(context.config, QoSControllerConfig)
-    return RequestRateLimit(replace(context, config=context.config.rate))
 
 
 def _rate(config: RequestRateLimitConfig) -> str:
@@ -225,7 +217,7 @@ QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
     phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
-    build=_qos_controller,
+    build=lambda context: RequestRateLimit(replace(context, config=context.config.rate)),
     is_shared=True,
     summary="A RequestRateLimit in the form of the egress proposal: requests per second, minute or hour.",
 )

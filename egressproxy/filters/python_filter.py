@@ -13,6 +13,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
@@ -39,9 +40,8 @@ class PythonConfig(FilterConfig):
 
 def load_filter(context: FilterContext) -> Filter:
     """Import the file and build its filter. Raises ValueError with the file, the line and the remedy."""
-    config = context.config
-    assert isinstance(config, PythonConfig)
-    path = _locate(context.folder, config.path)
+    config: PythonConfig = context.config
+    path = _locate(context)
     module = _import(path)
     cls = _filter_class(module, path)
     inner = replace(context, config=_read_config(module, config.config, path))
@@ -81,7 +81,10 @@ def _expect_method(cls: type[Filter], phase: Phase, path: Path, why: str) -> Non
     raise ValueError(f"{path}: class {cls.__name__} {why} but has no `{phase.method}`{hint}")
 
 
-def _locate(folder: str, relative: str) -> Path:
+def _locate(context: FilterContext) -> Path:
+    """The file that the config names. Raises ValueError where none may be run, or there is none."""
+    config: PythonConfig = context.config
+    folder, relative = context.folder, config.path
     if not folder:
         raise ValueError(
             f"{relative}: a Python filter needs a manifest in a folder; this object did not come from a file"
@@ -104,9 +107,7 @@ def _locate(folder: str, relative: str) -> Path:
 
 def _inspect(context: FilterContext) -> None:
     """Raise ValueError for a file that is missing or has a syntax error. Runs nothing."""
-    config = context.config
-    assert isinstance(config, PythonConfig)
-    _compiled(_locate(context.folder, config.path))
+    _compiled(_locate(context))
 
 
 def _compiled(path: Path) -> CodeType:
@@ -187,14 +188,7 @@ def _line_in(error: BaseException, path: Path) -> int | str:
 
 def _revision(context: FilterContext) -> str:
     """The hash of the file: a changed file is a new instance, although the spec is equal."""
-    config = context.config
-    assert isinstance(config, PythonConfig)
-    return hashlib.sha256(_locate(context.folder, config.path).read_bytes()).hexdigest()
-
-
-def _secret_refs(config: object) -> tuple[SecretRef, ...]:
-    assert isinstance(config, PythonConfig)
-    return config.secrets
+    return hashlib.sha256(_locate(context).read_bytes()).hexdigest()
 
 
 PYTHON = FilterType(
@@ -203,7 +197,7 @@ PYTHON = FilterType(
     config_model=PythonConfig,
     build=load_filter,
     also=frozenset(Phase),
-    secret_refs=_secret_refs,
+    secret_refs=attrgetter("secrets"),
     revision=_revision,
     blocks=True,
     inspect=_inspect,

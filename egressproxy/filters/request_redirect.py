@@ -38,9 +38,7 @@ class RequestRedirectFilter(Filter):
     """Responds to every request."""
 
     def __init__(self, context: FilterContext) -> None:
-        config = context.config
-        assert isinstance(config, RequestRedirectConfig)
-        self._config = config
+        self._config: RequestRedirectConfig = context.config
 
     def request_headers(self, x: Exchange) -> LocalResponse:
         """The redirection."""

@@ -30,8 +30,7 @@ class UrlRewriteFilter(Filter):
     """Sets `x.upstream_host` and the path of `x.request`; the access log keeps the client's path."""
 
     def __init__(self, context: FilterContext) -> None:
-        config = context.config
-        assert isinstance(config, UrlRewriteConfig)
+        config: UrlRewriteConfig = context.config
         self._hostname = config.hostname.encode()
         self._path = config.path
         self._is_prefix = config.path is not None and config.path.type == "ReplacePrefixMatch"

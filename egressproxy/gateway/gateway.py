@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.filter_step import FilterStats
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import building
 from egressproxy.gateway.exchange.conductor import Conductor
@@ -28,6 +27,7 @@ from egressproxy.net.listening import bind, bind_error
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import FilterStats
 from egressproxy.upstream.own_sockets import OwnSockets
 
 __all__ = ["GatewayServer"]

@@ -74,7 +74,7 @@ class Route:
         body = chain.request_body
         self.auth = auth  # asks somebody else about each request, in its chain
         self.buffers_request = (auth is not None and auth.max_body > 0) or (
-            body is not None and any(step.max_buffer_bytes >= 0 for step in body.steps)
+            body is not None and any(step.buffers for step in body.steps)
         )
         self.backends = tuple(backend for backend in backends if backend.weight > 0)
         self.total = sum(backend.weight for backend in self.backends)

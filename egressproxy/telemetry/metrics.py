@@ -15,18 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from time import time
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCounts
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.notices import FilterStats, Notices
 
 __all__ = [
     "BUCKETS_S",
     "Counts",
     "DownstreamSource",
-    "FilterCounts",
     "FilterSource",
     "Histogram",
     "HistogramSource",
@@ -92,28 +91,11 @@ _T = TypeVar("_T")
 _K = TypeVar("_K")
 
 
-class FilterCounts(Protocol):
-    """The counters of a filter: of all `runs`, some were `rejected`, `answered` or `failed`.
-
-    `failed` includes those that `timed_out`.
-    """
-
-    name: str
-    type: str
-    phase: str
-    scope: str
-    runs: int
-    rejected: int
-    answered: int
-    failed: int
-    timed_out: int
-
-
 #: Yields (backend, active connections, idle connections, exchanges that wait for one).
 UpstreamSource = Callable[[], Iterable[tuple[str, int, int, int]]]
 #: Yields (gateway, listener, open connections).
 DownstreamSource = Callable[[], Iterable[tuple[str, str, int]]]
-FilterSource = Callable[[], Iterable[FilterCounts]]
+FilterSource = Callable[[], Iterable[FilterStats]]
 #: Gives the count of each bucket, one more than there are bounds, and the sum in seconds.
 HistogramSource = Callable[[], tuple[tuple[int, ...], float]]
 
@@ -520,7 +502,7 @@ class Metrics:
             yield "egress_external_auth_duration_seconds", Histogram(description, AUTH_BUCKETS_S, *auth.counted())
 
 
-def _filter_results(counts: FilterCounts) -> Iterator[tuple[str, int]]:
+def _filter_results(counts: FilterStats) -> Iterator[tuple[str, int]]:
     """Each run under one result: the sum over results is the number of runs."""
     yield "passed", max(0, counts.runs - counts.rejected - counts.answered - counts.failed)
     yield "rejected", counts.rejected

@@ -19,6 +19,7 @@ __all__ = [
     "MAX_SIMILAR",
     "NOTICES_S",
     "EventType",
+    "FilterStats",
     "InvolvedObject",
     "Notice",
     "Notices",
@@ -125,13 +126,38 @@ class CountedAt(Protocol):
     def labels(self) -> tuple[str, str, str, str, str, str, str]: ...
 
 
-class FailingFilter(Protocol):
-    """The name of a filter's counters; `source` is "Kind namespace/name"."""
+@dataclass(slots=True, eq=False)
+class FilterStats:
+    """Counters of one filter in one phase, read by the metrics collector.
+
+    `source` is the object that declares it, "Kind namespace/name"; `notices` get every failure. `runs` counts calls,
+    `answered` local responses, `rejected` refusals (Rejected, LimitExceeded, Denied …), `failed` failures and timeouts,
+    `timed_out` the timeouts alone.
+    """
 
     name: str
     type: str
     phase: str
+    scope: str
     source: str
+    notices: Notices | None = None
+    runs: int = 0
+    rejected: int = 0
+    answered: int = 0
+    failed: int = 0
+    timed_out: int = 0
+
+    def fail(self, how: str, *, is_open: bool) -> None:
+        """Count a failure. `how` is one word; `is_open`: the exchange goes on without the filter."""
+        self.failed += 1
+        if self.notices is not None:
+            self.notices.failed(self, how, is_open=is_open)
+
+    def __repr__(self) -> str:
+        return (
+            f"FilterStats({self.name}, {self.phase}: {self.runs} runs, {self.rejected} rejected, "
+            f"{self.answered} answered, {self.failed} failed)"
+        )
 
 
 class Notices:
@@ -154,7 +180,7 @@ class Notices:
         if not self._is_counted(key, message):
             self._begin(key, message, _refusal(series.labels, error, message, route_kind))
 
-    def failed(self, filter_: FailingFilter, how: str, *, is_open: bool) -> None:
+    def failed(self, filter_: FilterStats, how: str, *, is_open: bool) -> None:
         """A filter failed; `how` is one of our words or the type of its error.
 
         `is_open`: the exchange went on without the filter.
@@ -230,7 +256,7 @@ def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str,
     return new_notice(event_reason(error.reason), "Deny", regarding, _sentence(message, remedy), related=rule)
 
 
-def _failure(source: InvolvedObject, filter_: FailingFilter, how: str, *, is_open: bool) -> Notice:
+def _failure(source: InvolvedObject, filter_: FilterStats, how: str, *, is_open: bool) -> Notice:
     outcome = "exchanges go on without it (failOpen)" if is_open else "exchanges are refused (502)"
     message = f"filter {filter_.name} ({filter_.type}) failed in phase {filter_.phase}: {how}; {outcome}"
     remedy = "the access log has its file and line" if not is_open else ""

@@ -8,8 +8,6 @@ import pytest
 
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import Rejected
-from egressproxy.filters.filter_step import FilterStats
-from egressproxy.ir.policy import ExtensionIR
 from egressproxy.telemetry import notices as module
 from egressproxy.telemetry.metrics import Series
 from egressproxy.telemetry.notices import (
@@ -17,6 +15,7 @@ from egressproxy.telemetry.notices import (
     MAX_MESSAGE,
     MAX_SIMILAR,
     EventType,
+    FilterStats,
     InvolvedObject,
     Notices,
     event_reason,
@@ -34,9 +33,7 @@ def denied(host: str = "evil.test", **more: Any) -> Denied:
 
 
 def filter_counters(source: str = "Backend agents/origin") -> FilterStats:
-    return FilterStats(
-        ExtensionIR("mask", "egressproxy.io/Python:v1", "request-headers", source=source), "request-headers"
-    )
+    return FilterStats("mask", "egressproxy.io/Python:v1", "request-headers", "-", source)
 
 
 def test_a_denial_is_of_its_gateway_and_names_the_policy_and_the_remedy():

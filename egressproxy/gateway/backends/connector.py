@@ -13,7 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.chain import HeaderStep
+from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName, retire
 from egressproxy.gateway.backends.network import Network
@@ -168,7 +168,7 @@ class Connector:
         """Wait for what DNS says by now. A connection to an address that has left takes no further exchange."""
         await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
 
-    async def acquire(self, x: Exchange, target: Target, connect: tuple[HeaderStep, ...] | None) -> UpstreamConnection:
+    async def acquire(self, x: Exchange, target: Target, connect: Steps | None) -> UpstreamConnection:
         """A new connection, or one that becomes free while we wait. Raises UpstreamFault, Denied, LimitExceeded."""
         pool, name = target.pool, target.name
         claim: Claim[UpstreamConnection] = Claim(client_of(x))

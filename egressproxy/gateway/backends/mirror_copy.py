@@ -16,7 +16,7 @@ from copy import copy
 from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.filters.chain import Steps, finish, run
+from egressproxy.filters.chain import finish, run_to_end
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
@@ -222,8 +222,7 @@ class Copy(UpstreamCaller):
             self._mirror.in_progress.give_back(self._client)
             self._mirror.connector.network.copies.give_back(self._client)
             self._mirror.series.mirror(result)
-            if self._mirror.chain.complete is not None:
-                finish(self._mirror.chain.complete, self._x)
+            finish(self._mirror.chain.complete, self._x)
 
     async def _reach(self) -> None:
         """Send the copy and read its answer. Raises GatewayError."""
@@ -234,7 +233,8 @@ class Copy(UpstreamCaller):
                 enforce(x, mirror.mode, mirror.denied.error())
         if mirror.permission is not None and x.authority is not None:
             enforce(x, mirror.permission.mode, mirror.permission.decide(x.authority))
-        await _passed(mirror.limits, x)
+        if await run_to_end(mirror.limits, x) is not None:
+            raise _Dropped  # a filter has answered
         connector = mirror.connector
         upstream = await call_upstream(self, x, connector, connector.target(x), mirror.chain, None, Repeat.IF_STALE)
         if isinstance(upstream, LocalResponse):
@@ -293,14 +293,3 @@ class _Waste:
 
     def end_body(self, trailers: bytes) -> None:
         pass
-
-
-async def _passed(steps: Steps | None, x: Exchange) -> None:
-    """Run a phase. Raises GatewayError; a filter that answers ends the copy."""
-    if steps is None:
-        return
-    outcome = run(steps, x)
-    if outcome is not None and not isinstance(outcome, LocalResponse):
-        outcome = await outcome
-    if outcome is not None:
-        raise _Dropped

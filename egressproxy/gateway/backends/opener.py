@@ -13,14 +13,14 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.chain import HeaderStep, run
+from egressproxy.filters.chain import Steps, run_to_end
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.parent_connect import ParentHandshake, fault_at_parent
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -65,7 +65,7 @@ class ConnectionOpener:
         self,
         x: Exchange,
         target: Target,
-        connect: tuple[HeaderStep, ...] | None,
+        connect: Steps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
@@ -81,7 +81,7 @@ class ConnectionOpener:
                 raise
             raise fault_at_parent(error, self._spec.backend.name) from None
 
-    async def park(self, x: Exchange, target: DialTarget, connect: tuple[HeaderStep, ...] | None) -> PendingProtocol:
+    async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
         """Dial (through a parent, where configured): the connection without any TLS, and what has come on it."""
         if self._parent is not None:
             parked = await self._open_through_parent(x, target, connect)
@@ -104,7 +104,7 @@ class ConnectionOpener:
         self,
         x: Exchange,
         target: DialTarget,
-        connect: tuple[HeaderStep, ...] | None,
+        connect: Steps | None,
     ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self.address_policy()
@@ -128,17 +128,11 @@ class ConnectionOpener:
         if policy.reports and not is_named and policy.would_deny(addresses, target.port):
             x.note_denial(Reason.ADDRESS_DENIED)
         x.addresses = addresses
-        if connect is not None:
-            outcome = run(connect, x)
-            if outcome is not None and not isinstance(outcome, LocalResponse):
-                outcome = await outcome
-            if outcome is not None:
-                raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
+        if connect is not None and await run_to_end(connect, x) is not None:
+            raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
         return [(address, target.port) for address in addresses]
 
-    async def _open_through_parent(
-        self, x: Exchange, target: DialTarget, connect: tuple[HeaderStep, ...] | None
-    ) -> PendingProtocol:
+    async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6)."""
         assert self._parent is not None
         self.judge_for_parent(target)

@@ -62,7 +62,7 @@ class Accounting:
             resources.end_filters()
         if x.notes is not None:
             for place in (resources.backend, resources.route):
-                if place is not None and place.chain.complete is not None:
+                if place is not None:
                     finish(place.chain.complete, x)
         if resources.on_complete is not None:
             resources.on_complete()

@@ -132,10 +132,10 @@ async def _reach(
 def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
     """Run `complete` of the filters of backends that were left for others; those of the last one run in the end."""
     last = chosen[-1]
-    later = {completion.mark for place in (route, last) for completion in place.chain.complete or ()}
+    later = {completion.mark for place in (route, last) for completion in place.chain.complete}
     for backend in chosen:
         if backend is not last:
-            finish([each for each in backend.chain.complete or () if each.mark not in later], x)
+            finish([each for each in backend.chain.complete if each.mark not in later], x)
 
 
 def kept_body(x: Exchange, client: ClientConnection, route: Route, collected: bytes | None) -> ReplayableBody | None:

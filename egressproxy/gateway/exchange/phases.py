@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.filters.chain import Outcome, Steps, run
+from egressproxy.filters.chain import Outcome, Steps, run_to_end
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
@@ -29,9 +29,7 @@ async def dressed(
     if dressing is None or dressing is steps:
         return answer
     x.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
-    outcome = run(dressing, x)
-    if outcome is not None and not isinstance(outcome, LocalResponse):
-        outcome = await outcome
+    outcome = await run_to_end(dressing, x)
     if outcome is not None:
         return outcome
     return LocalResponse(x.response.status, tuple(x.response.fields), answer.body, x.response.phrase)

@@ -67,8 +67,7 @@ class GrpcAuthzClient:
             answer = await self._channel.call(inner, self._chain.connect, head.path, metadata, message, timeout_s)
             answer = await passed_body(self._chain.response_body, inner, answer)
         finally:
-            if self._chain.complete is not None:
-                finish(self._chain.complete, inner)
+            finish(self._chain.complete, inner)
         return _verdict(check_answer(answer))
 
     def _attributes(self, x: Exchange, body: bytes) -> HttpAttributes:

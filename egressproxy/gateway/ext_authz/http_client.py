@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from egressproxy.errors import BadRequest, Reason, UpstreamFault
 from egressproxy.filters.body import BodyPlan
-from egressproxy.filters.chain import Chain, Steps, finish, run
+from egressproxy.filters.chain import Chain, Steps, finish, run_to_end
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
@@ -54,8 +54,7 @@ class HttpAuthzClient:
         try:
             response, answer = await driven(lambda driver: self._converse(driver, inner, body))
         finally:
-            if self._chain.complete is not None:
-                finish(self._chain.complete, inner)
+            finish(self._chain.complete, inner)
         if response.status == 200:
             return CheckResult(request=tuple(self._changes(response.fields)))
         return denial(response.status, response.fields, answer, response.phrase)
@@ -157,12 +156,7 @@ async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
 
 async def passed(steps: Steps | None, x: Exchange) -> None:
     """Run a phase that may refuse, and has nobody to answer to."""
-    if steps is None:
-        return
-    outcome = run(steps, x)
-    if outcome is not None and not isinstance(outcome, LocalResponse):
-        outcome = await outcome
-    if outcome is not None:
+    if await run_to_end(steps, x) is not None:
         raise answered_in_its_place()
 
 
