@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from egressproxy import __version__
-from egressproxy.admin.state import Unanswerable
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.watch import changes
 from egressproxy.ir.packing import unpacking
@@ -39,7 +38,6 @@ from egressproxy.processes.workers.fleet import (
     Configuration,
     Fleet,
     Guarded,
-    NotAnswered,
     NotBound,
     freeze_gc,
 )
@@ -199,10 +197,7 @@ class App:
             server.changed()
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        try:
-            return await self._fleet.explain(pairs)
-        except NotAnswered as error:
-            raise Unanswerable(str(error)) from None
+        return await self._fleet.explain(pairs)
 
     async def model(self) -> bytes:
         return await asyncio.to_thread(_model, self._packed, self.options.bind)

@@ -16,6 +16,7 @@ __all__ = [
     "GatewayError",
     "GatewayFault",
     "LimitExceeded",
+    "NotAnswered",
     "Reason",
     "RetrySafety",
     "UpstreamFault",
@@ -198,3 +199,7 @@ class ClientGone(GatewayError):
 
     def __init__(self, message: str = "the client closed its connection", reason: Reason = Reason.CLIENT_GONE) -> None:
         super().__init__(reason, message, close=True)
+
+
+class NotAnswered(Exception):
+    """A question of the admin API has no answer: the message says why, and what to ask instead. Ends no exchange."""

@@ -13,8 +13,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from egressproxy.admin.local import came_by_proxy, is_local
-from egressproxy.admin.state import AdminState, Unanswerable
+from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError
+from egressproxy.errors import NotAnswered
 
 __all__ = ["Questions"]
 
@@ -39,7 +40,7 @@ class Questions:
         try:
             async with self._places:
                 body = await self._state.explain(list(request.query.items()))
-        except Unanswerable as error:
+        except NotAnswered as error:
             raise ApiError(400, "BadRequest", str(error)) from None
         return web.Response(body=body, content_type=JSON)
 

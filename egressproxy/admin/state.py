@@ -7,11 +7,7 @@ from typing import Protocol
 
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["AdminState", "Unanswerable"]
-
-
-class Unanswerable(Exception):
-    """The message says why a question cannot be answered, and what to ask instead."""
+__all__ = ["AdminState"]
 
 
 class AdminState(Protocol):
@@ -24,7 +20,7 @@ class AdminState(Protocol):
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request, as JSON; `pairs` are its parameters. Raises Unanswerable."""
+        """What would become of a request, as JSON; `pairs` are its parameters. Raises errors.NotAnswered."""
 
     async def reload(self, acknowledged: str) -> str:
         """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark

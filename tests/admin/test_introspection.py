@@ -10,7 +10,7 @@ import pytest
 
 from egressproxy.admin.introspection import MAX_AT_ONCE
 from egressproxy.admin.server import AdminServer, Surface
-from egressproxy.admin.state import Unanswerable
+from egressproxy.errors import NotAnswered
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask
@@ -29,7 +29,7 @@ class State(PlainState):
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         if not pairs:
-            raise Unanswerable("url is missing")
+            raise NotAnswered("url is missing")
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await self.go.wait()

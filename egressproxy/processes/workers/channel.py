@@ -1,7 +1,10 @@
-"""Channel: one end of a pair of Unix sockets, on which frames of octets and descriptors go both ways.
+"""Channel: one end of a pair of Unix sockets, on which frames of bytes and descriptors go both ways.
 
-A frame is its length, the number of its descriptors, and its octets. Descriptors travel with the first octet of their
+A frame is its length, the number of its descriptors, and its payload. Descriptors travel with the first byte of their
 frame (SCM_RIGHTS), so they are there when its head is read. Nobody waits: what the other end does not take is kept.
+
+The loader (`processes.loader.process`) has no frames: each of its requests has pipes of its own to a process that ends
+with the answer, so that the end of a pipe is the end of the message, and a copy that dies cannot cut into the next one.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ _MAX_DESCRIPTORS: Final = 16
 
 
 class FrameChannel:
-    """Takes the socket over. `on_frame(octets, descriptors)` is called for each frame; the descriptors are the
-    callee's. `on_end` is called once, when the other end is gone or has sent what is no frame.
+    """Takes the socket over. `on_frame(payload, descriptors)` is called for each frame; the descriptors are the
+    callee's. `on_end` is called once, when the other end is gone or has sent something that is no frame.
     """
 
     def __init__(
@@ -49,13 +52,13 @@ class FrameChannel:
     def has_ended(self) -> bool:
         return not self._is_open
 
-    def send(self, octets: bytes, descriptors: Sequence[int] = ()) -> None:
+    def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
         """Descriptors are duplicated: they may be closed when this returns. On a channel that has ended: nothing."""
         if not self._is_open:
             return
         mine = [os.dup(descriptor) for descriptor in descriptors]
-        self._waiting.append((memoryview(_HEAD.pack(len(octets), len(mine))), mine))
-        self._waiting.append((memoryview(octets), ()))
+        self._waiting.append((memoryview(_HEAD.pack(len(payload), len(mine))), mine))
+        self._waiting.append((memoryview(payload), ()))
         if len(self._waiting) == 2:
             self._write()
 
@@ -72,22 +75,22 @@ class FrameChannel:
 
     def _readable(self) -> None:
         try:
-            octets, ancillary, flags, _ = self._sock.recvmsg(
+            payload, ancillary, flags, _ = self._sock.recvmsg(
                 _READ_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            octets, ancillary, flags = b"", [], 0
+            payload, ancillary, flags = b"", [], 0
         for level, kind, packed in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 found = array.array("i")
                 found.frombytes(packed[: len(packed) - len(packed) % found.itemsize])
                 self._descriptors.extend(found)
-        if not octets or flags & socket.MSG_CTRUNC:
+        if not payload or flags & socket.MSG_CTRUNC:
             self._end()
             return
-        self._received += octets
+        self._received += payload
         self._take_frames()
 
     def _take_frames(self) -> None:
@@ -103,9 +106,9 @@ class FrameChannel:
                     self._end()
                     return
                 descriptors = [self._descriptors.popleft() for _ in range(count)]
-                octets = bytes(memoryview(received)[start + _HEAD.size : end])
+                payload = bytes(memoryview(received)[start + _HEAD.size : end])
                 start = end
-                self._on_frame(octets, descriptors)
+                self._on_frame(payload, descriptors)
         except BaseException:  # what it says cannot be understood: each frame is read once
             self._end()
             raise
@@ -113,10 +116,10 @@ class FrameChannel:
 
     def _write(self) -> None:
         while self._waiting:
-            octets, descriptors = self._waiting[0]
+            payload, descriptors = self._waiting[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
             try:
-                sent = self._sock.sendmsg([octets], rights)
+                sent = self._sock.sendmsg([payload], rights)
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._write)
                 return
@@ -124,8 +127,8 @@ class FrameChannel:
                 self._forget_waiting()
                 break
             _close(descriptors)
-            if sent < len(octets):
-                self._waiting[0] = (octets[sent:], ())
+            if sent < len(payload):
+                self._waiting[0] = (payload[sent:], ())
             else:
                 self._waiting.popleft()
         self._loop.remove_writer(self._sock.fileno())

@@ -12,7 +12,7 @@ from typing import Protocol
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "NotAnswered", "NotBound", "freeze_gc"]
+__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "NotBound", "freeze_gc"]
 
 
 class ConfigRefused(Exception):
@@ -26,10 +26,6 @@ class Guarded(ConfigRefused):
     """A configuration that would allow what was denied lately, where nobody has said that this is meant."""
 
 
-class NotAnswered(Exception):
-    """The message says why a question cannot be answered, and what to ask instead."""
-
-
 class NotBound(ConfigRefused):
     """An address and port cannot be bound; `listeners` are those that want it, each as in `Configuration.places`."""
 
@@ -40,14 +36,14 @@ class NotBound(ConfigRefused):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A ConfigIR as `ir.packing` writes it, and what a process that does not serve it has to know of it.
+    """A ConfigIR as `ir.packing` writes it (`packed`), and what a process that does not serve it has to know of it.
 
     `places` are those to bind: address (IP literal), port, and whose it is (`gateway/listener`, …). `generation` counts
     the configurations that were put into service, from 1. `own` are further sockets of ours, which nobody may reach
     through us. `is_guarded`: it is Guarded where a recent decision would flip from denied to allowed.
     """
 
-    octets: bytes = field(repr=False)
+    packed: bytes = field(repr=False)
     places: Mapping[tuple[str, int], str]
     generation: int
     own: tuple[tuple[str, int], ...] = ()
@@ -72,7 +68,7 @@ class Fleet(Protocol):
     def reopen_access_log(self) -> None: ...
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request (`gateway.explain`), as JSON. Raises NotAnswered."""
+        """What would become of a request (`gateway.explain`), as JSON. Raises errors.NotAnswered."""
 
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that serves, the latest first, as JSON."""

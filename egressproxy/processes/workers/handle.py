@@ -10,28 +10,25 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from itertools import count
+from typing import Any, Final
 
+from egressproxy.errors import NotAnswered
 from egressproxy.processes.child import child_command, ending
 from egressproxy.processes.workers.channel import FrameChannel
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, NotAnswered
+from egressproxy.processes.workers.fleet import Configuration
 from egressproxy.processes.workers.messages import (
-    Answered,
-    Asked,
     Begin,
-    Begun,
     Build,
-    Built,
+    Call,
+    Collect,
     Counted,
-    CountsAsked,
     Drain,
-    Drained,
     Listen,
     Message,
-    NotBegun,
-    NotBuilt,
     Noticed,
-    Serving,
+    Reply,
+    Request,
     Swap,
     decode,
     encode,
@@ -83,11 +80,9 @@ class Handle:
         self.answered_at = self.started_at = time.monotonic()
         self._figures = ProcessFigures(number)
         self._parts: dict[int, Counts] = {}
-        self._counting: dict[int, asyncio.Event] = {}
-        self._questions: dict[int, asyncio.Future[bytes]] = {}
-        self._wanted: tuple[type, ...] = ()
-        self._answer: asyncio.Future[Any] | None = None
-        self._asking = asyncio.Lock()
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}  # for replies, by the number of the call
+        self._directing = asyncio.Lock()
         self._has_begun = False
         self._reaper: asyncio.Task[None] | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -123,52 +118,43 @@ class Handle:
     # --- what it is asked ------------------------------------------------------------------------------------------
     async def begin(self, asked: Begin, descriptors: Sequence[int]) -> None:
         """Raises ConfigRefused where it cannot open the access log or its Python misreads HTTP, WorkerEnded."""
-        answer = await self._ask(asked, (Begun, NotBegun), BEGIN_S, descriptors)
-        if isinstance(answer, NotBegun):
-            raise ConfigRefused(answer.why)
+        await self._direct(asked, BEGIN_S, descriptors)
         self._has_begun = True
 
     async def build(self, configuration: Configuration) -> None:
         """Make it ready. Raises ConfigRefused, WorkerEnded."""
-        asked = Build(configuration.octets, configuration.generation, configuration.own, configuration.is_guarded)
-        answer = await self._ask(asked, (Built, NotBuilt), BUILD_S)
-        if isinstance(answer, NotBuilt):
-            raise (Guarded if answer.is_guarded else ConfigRefused)(answer.why)
+        await self._direct(Build(configuration), BUILD_S)
         self.built = configuration
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
         """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded, OSError where there is
         no descriptor to send one with: it serves what it did then.
         """
-        await self._ask(Swap(), (Serving,), SWAP_S, sockets=sockets)
+        await self._direct(Swap(), SWAP_S, sockets=sockets)
         self.configuration = configuration
 
     async def drain(self, timeout_s: float) -> int:
         """Returns how many connections were cut. Raises WorkerEnded."""
-        answer = await self._ask(Drain(timeout_s), (Drained,), timeout_s + SWAP_S)
-        return cast(Drained, answer).cut
+        cut: int = await self._direct(Drain(timeout_s), timeout_s + SWAP_S)
+        return cut
 
-    async def count(self, number: int) -> None:
-        """When it returns, `counts` is new; returns if the worker ends, too. `number` rises from call to call."""
-        answered = self._counting[number] = asyncio.Event()
-        self.tell(CountsAsked(number))
-        try:
-            await answered.wait()
-        finally:
-            self._counting.pop(number, None)
+    async def collect(self) -> None:
+        """When it returns, `counts` is new; returns if the worker ends, too."""
+        with suppress(WorkerEnded):
+            await self._ask(Collect())
 
-    async def answer(self, asked: Asked) -> bytes:
-        """`asked.number` rises from call to call. Raises NotAnswered, also where the worker ends or is too slow."""
-        waiting = self._questions[asked.number] = asyncio.get_running_loop().create_future()
-        self.tell(asked)
+    async def answer(self, asked: Request) -> bytes:
+        """JSON. Raises NotAnswered, also where the worker ends or is too slow."""
         try:
-            return await asyncio.wait_for(waiting, ANSWER_S)
+            found: bytes = await asyncio.wait_for(self._ask(asked), ANSWER_S)
         except TimeoutError:
             raise NotAnswered(f"{self} did not answer within {ANSWER_S:g} s") from None
-        finally:
-            self._questions.pop(asked.number, None)
+        except WorkerEnded as error:
+            raise NotAnswered(str(error)) from None
+        return found
 
     def tell(self, message: Message) -> None:
+        """Send a message that has no reply. On a channel that has ended: nothing."""
         self._channel.send(encode(message))
 
     def figures(self) -> ProcessFigures:
@@ -199,51 +185,52 @@ class Handle:
         return "has not ended" if status is None else ending(status)
 
     # --- what it answers -------------------------------------------------------------------------------------------
-    async def _ask(
+    async def _direct(
         self,
-        message: Message,
-        wanted: tuple[type, ...],
+        request: Request,
         timeout_s: float,
         descriptors: Sequence[int] = (),
         sockets: Mapping[tuple[str, int], socket.socket] = NO_SOCKETS,
-    ) -> Message:
-        """One question at a time. Raises WorkerEnded, if need be after ending it."""
-        async with self._asking:
-            if self.is_gone:
-                await self.has_ended.wait()
-                raise WorkerEnded(f"{self} {self.how_it_ended()}")
-            answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-            self._wanted, self._answer = wanted, answer
+    ) -> Any:
+        """One request at a time. Raises what the worker refuses with, and WorkerEnded, if need be after ending it."""
+        async with self._directing:
+            for (address, port), sock in sockets.items():
+                self._channel.send(encode(Listen(address, port)), [sock.fileno()])
             try:
-                for (address, port), sock in sockets.items():
-                    self._channel.send(encode(Listen(address, port)), [sock.fileno()])
-                self._channel.send(encode(message), descriptors)
-                return await asyncio.wait_for(answer, timeout_s)
+                return await asyncio.wait_for(self._ask(request, descriptors), timeout_s)
             except TimeoutError:
                 self.kill()
                 raise WorkerSilent(f"{self} did not answer within {timeout_s:g} s and is ended") from None
-            finally:
-                self._answer = None
 
-    def _on_frame(self, octets: bytes, descriptors: Iterable[int]) -> None:
-        message = decode(octets)
-        if isinstance(message, Counted):
-            self._counted(message)
-        elif isinstance(message, Answered):
-            self._answered(message)
-        elif isinstance(message, Noticed):
-            self._on_notices(message.notices)
-        elif self._answer is not None and isinstance(message, self._wanted) and not self._answer.done():
-            self._answer.set_result(message)
+    async def _ask(self, request: Request, descriptors: Sequence[int] = ()) -> Any:
+        """The value of the reply. Raises what the worker refuses with, WorkerEnded."""
+        number = next(self._numbers)
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(encode(Call(number, request)), descriptors)
+            if self.has_ended.is_set():
+                raise self._ended()
+            return await reply
+        finally:
+            del self._waiting[number]
 
-    def _answered(self, message: Answered) -> None:
-        waiting = self._questions.get(message.number)
-        if waiting is None or waiting.done():
+    def _on_frame(self, frame: bytes, _descriptors: Iterable[int]) -> None:
+        match decode(frame):
+            case Reply(number, value):
+                self._replied(number, value)
+            case Counted() as counted:
+                self._counted(counted)
+            case Noticed(notices):
+                self._on_notices(notices)
+
+    def _replied(self, number: int, value: object) -> None:
+        reply = self._waiting.get(number)
+        if reply is None or reply.done():
             return
-        if message.why_not:
-            waiting.set_exception(NotAnswered(message.why_not))
+        if isinstance(value, Exception):
+            reply.set_exception(value)
         else:
-            waiting.set_result(message.octets)
+            reply.set_result(value)
 
     def _counted(self, message: Counted) -> None:
         self.answered_at = time.monotonic()
@@ -256,8 +243,7 @@ class Handle:
             del self._parts[message.number]
             whole.keep_peaks(self.counts)
             self.counts = whole
-            if (answered := self._counting.get(message.number)) is not None:
-                answered.set()
+            self._replied(message.number, None)
 
     def _on_end(self) -> None:
         if self._reaper is None:
@@ -266,13 +252,11 @@ class Handle:
     async def _reap(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._wait)
         self.has_ended.set()
-        for answered in self._counting.values():
-            answered.set()
-        for waiting in self._questions.values():
-            if not waiting.done():
-                waiting.set_exception(NotAnswered(f"{self} {self.how_it_ended()}"))
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(WorkerEnded(f"{self} {self.how_it_ended()}"))
+        for number in self._waiting:
+            self._replied(number, self._ended())
+
+    def _ended(self) -> WorkerEnded:
+        return WorkerEnded(f"{self} {self.how_it_ended()}")
 
     def _wait(self) -> None:
         try:

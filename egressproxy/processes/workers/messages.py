@@ -1,4 +1,4 @@
-"""What a supervisor and its workers say to each other. Plain values; `frame` and `read` are their form in a channel.
+"""What a supervisor and its workers say to each other: plain values; `encode` and `decode` are their form in a channel.
 
 Both ends are processes of ours with the same code; all the same, reading makes nothing but messages and what they hold.
 """
@@ -8,43 +8,42 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from egressproxy.errors import NotAnswered
 from egressproxy.model.pickling import classes, dumps, loads
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.telemetry import metrics
 from egressproxy.telemetry.metrics import Counts
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 
 __all__ = [
-    "Answered",
-    "Asked",
     "Begin",
-    "Begun",
     "Build",
-    "Built",
+    "Call",
+    "Collect",
     "Counted",
-    "CountsAsked",
+    "Decisions",
     "Drain",
-    "Drained",
+    "Explain",
     "Forget",
     "Hurry",
     "Listen",
     "Message",
-    "NotBegun",
-    "NotBuilt",
     "Noticed",
     "ReopenAccessLog",
-    "Serving",
+    "Reply",
+    "Request",
     "Swap",
     "decode",
     "encode",
 ]
 
-# --- to a worker
+# --- requests to a worker
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message; the worker replies with Begun or NotBegun. Its descriptors are the FileLock of the access log,
-    the SharedCounters and the FileLock of standard error.
+    """The first message. Its descriptors are the FileLock of the access log, the SharedCounters and the FileLock of
+    standard error.
 
     `pseudonym` is the gateway's name in Via, `session_key` signs the tokens of session persistence: both are the same
     for all workers of a run.
@@ -61,12 +60,52 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Make this ready beside what is in service: answered by Built or NotBuilt. See `fleet.Configuration`."""
+    """Make this ready beside what is in service."""
 
-    octets: bytes = field(repr=False)
-    generation: int
-    own: tuple[tuple[str, int], ...]
-    is_guarded: bool = False
+    configuration: Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Put into service what was built last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """What was counted: answered by one Counted or more, and no Reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """What would happen to a request (`gateway.explain`): answered with JSON."""
+
+    pairs: tuple[tuple[str, str], ...] = field(repr=False)  # headers may be credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The recent decisions: answered with JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Stop accepting, drain, answer with the number of connections that were cut, and end."""
+
+    timeout_s: float
+
+
+Request = Begin | Build | Swap | Collect | Explain | Decisions | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, and the number of its reply."""
+
+    number: int
+    request: Request
+
+
+# --- messages to a worker that have no reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +122,8 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
-    """Put into service what was built last: answered by Serving."""
-
-
-@dataclass(frozen=True, slots=True)
-class CountsAsked:
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question about what is in service: answered by Answered. `what` is "explain" or "decisions"."""
-
-    number: int
-    what: str
-    pairs: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # headers may be credentials
-
-
-@dataclass(frozen=True, slots=True)
 class ReopenAccessLog:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Stop accepting, drain, answer Drained, and end."""
-
-    timeout_s: float
+    """SIGHUP has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,49 +135,20 @@ class Hurry:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    pass
+class Reply:
+    """`value` is what the request asks for, None where that is only that it is done, or why it is refused."""
 
-
-@dataclass(frozen=True, slots=True)
-class NotBegun:
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class NotBuilt:
-    """`is_guarded`: it could be served, but would allow what was denied lately."""
-
-    why: str
-    is_guarded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    pass
+    number: int
+    value: bytes | int | ConfigRefused | NotAnswered | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A part of the answer to CountsAsked; its series are those of no other part."""
+    """A part of the answer to Collect; its series are those of no other part."""
 
     number: int
     part: Counts
     is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """JSON; or why there is none."""
-
-    number: int
-    octets: bytes = field(repr=False)
-    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +158,16 @@ class Noticed:
     notices: tuple[Notice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """The last message. `cut`: connections that had to be closed at the end of the time."""
-
-    cut: int
-
-
-Message = (
-    Begin | Build | Forget | Listen | Swap | CountsAsked | Asked | ReopenAccessLog | Drain | Hurry
-    | Begun | NotBegun | Built | NotBuilt | Serving | Counted | Answered | Noticed | Drained
-)  # fmt: skip
-
+Message = Call | Forget | Listen | ReopenAccessLog | Hurry | Reply | Counted | Noticed
 
 _FIND: Final = classes(
     (
         *get_args(Message),
+        *get_args(Request),
+        Configuration,
+        ConfigRefused,
+        Guarded,
+        NotAnswered,
         metrics.Counts,
         metrics.Histogram,
         metrics.MetricKind,
@@ -206,6 +184,6 @@ def encode(message: Message) -> bytes:
     return dumps(message)
 
 
-def decode(octets: bytes) -> Any:
+def decode(frame: bytes) -> Any:
     """Raises pickle.UnpicklingError, among others, where this is no message."""
-    return loads(octets, _FIND, "part of a message")
+    return loads(frame, _FIND, "part of a message")

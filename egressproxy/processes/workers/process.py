@@ -1,6 +1,6 @@
 """The process of one worker. It does what its supervisor says on the socket that it was started with, and ends with it.
- It stays small: what reads and
-compiles manifests, serves the admin API or renders metrics is never imported here.
+
+It stays small: what reads and compiles manifests, serves the admin API or renders metrics is never imported here.
 """
 
 from __future__ import annotations
@@ -17,38 +17,35 @@ from itertools import islice
 from typing import Any, Final
 
 from egressproxy import __version__
+from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
 from egressproxy.processes.workers.channel import FrameChannel
-from egressproxy.processes.workers.fleet import Guarded, NotAnswered, freeze_gc
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, freeze_gc
 from egressproxy.processes.workers.messages import (
-    Answered,
-    Asked,
     Begin,
-    Begun,
     Build,
-    Built,
+    Call,
+    Collect,
     Counted,
-    CountsAsked,
+    Decisions,
     Drain,
-    Drained,
+    Explain,
     Forget,
     Hurry,
     Listen,
     Message,
-    NotBegun,
-    NotBuilt,
     Noticed,
     ReopenAccessLog,
-    Serving,
+    Reply,
+    Request,
     Swap,
     decode,
     encode,
 )
-from egressproxy.processes.workers.worker import REFUSALS, Worker, access_log_failed
-from egressproxy.protocols.http1.self_test import Misread
+from egressproxy.processes.workers.worker import Worker
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Counts, Metrics
@@ -83,20 +80,20 @@ def main(descriptor: int) -> int:
 
 
 async def _serve(sock: socket.socket) -> int:
-    return await WorkerProcess(sock).run()
+    return await WorkerProcess(sock).run()  # it needs the running loop
 
 
 class WorkerProcess:
     """Does what the messages say, in their order. What takes long is a task; the supervisor waits for its answer."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._channel = FrameChannel(sock, self._on_frame, self._on_end)
+        self._channel = FrameChannel(sock, self._on_frame, lambda: self._end(0))
         self._metrics = Metrics(__version__)
         self._metrics.notices.wake = self._notices_soon
         self._worker: Worker | None = None
         self._diagnostics: Diagnostics | None = None
         self._sockets: dict[tuple[str, int], socket.socket] = {}
-        self._built: tuple[Build, Snapshot] | None = None
+        self._built: tuple[Configuration, Snapshot] | None = None
         self._is_new = True
         self._tasks: set[asyncio.Task[None]] = set()
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -115,34 +112,24 @@ class WorkerProcess:
         assert self._worker is not None, "Begin comes first"
         return self._worker
 
-    def _on_end(self) -> None:
-        self._end(0)
-
     def _end(self, status: int) -> None:
         if not self._status.done():
             self._status.set_result(status)
 
-    def _on_frame(self, octets: bytes, descriptors: list[int]) -> None:
-        message = decode(octets)
-        match message:
-            case Begin():
-                self._begin(message, *descriptors)
-            case Build():
-                self._start(self._build(message))
+    def _on_frame(self, frame: bytes, descriptors: list[int]) -> None:
+        match decode(frame):
+            case Call(number, Begin() as asked):  # at once: what comes behind it needs the worker
+                self._send(Reply(number, self._begin(asked, *descriptors)))
+            case Call(number, Collect()):
+                self._start(self._report(number))
+            case Call(number, request):
+                self._start(self._answer(number, request))
             case Forget():
                 self._built = None
             case Listen(address, port):
                 self._sockets[address, port] = socket.socket(fileno=descriptors[0])
-            case Swap():
-                self._start(self._swap())
-            case CountsAsked(number):
-                self._start(self._report(number))
-            case Asked():
-                self._start(self._answer(message))
             case ReopenAccessLog():
                 self.worker.access_log.reopen()
-            case Drain(timeout_s):
-                self._start(self._drain(timeout_s))
             case Hurry():
                 self.worker.gateway.hurry()
 
@@ -161,7 +148,7 @@ class WorkerProcess:
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))
 
-    def _begin(self, asked: Begin, turn: int, tally: int, errors: int) -> None:
+    def _begin(self, asked: Begin, turn: int, tally: int, errors: int) -> ConfigRefused | None:
         origin = f"worker {asked.worker}"
         if asked.log_format == "json":
             take_over(origin, FileLock(errors))  # one of its own: that of a process holds for all of its threads
@@ -169,46 +156,56 @@ class WorkerProcess:
             asked.log_level, origin=origin, log_format=asked.log_format, turn=FileLock(errors)
         )
         self._diagnostics.start()
-        os.close(errors)
         try:
             self._worker = Worker(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
                 SharedCounters(tally, asked.workers, asked.worker), asked.session_key,
             )  # fmt: skip
-            os.close(turn)
-            os.close(tally)
-        except OSError as error:
-            self._send(NotBegun(access_log_failed(asked.access_log, error)))
-        except Misread as error:
-            self._send(NotBegun(str(error)))
-        else:
-            self._send(Begun())
+        except ConfigRefused as error:
+            return error
+        for descriptor in (turn, tally, errors):
+            os.close(descriptor)
+        return None
 
-    async def _build(self, asked: Build) -> None:
-        self._built = None
+    async def _answer(self, number: int, request: Request) -> None:
+        value: bytes | int | ConfigRefused | NotAnswered | None = None
         try:
-            snapshot = await self.worker.prepare(asked.octets, asked.generation)
-            if asked.is_guarded:
-                await self.worker.guard(snapshot)
-            self._built = asked, snapshot
-        except Guarded as error:
-            self._send(NotBuilt(str(error), is_guarded=True))
-        except REFUSALS as error:
-            self._send(NotBuilt(str(error)))
+            match request:
+                case Build(configuration):
+                    await self._build(configuration)
+                case Swap():
+                    await self._swap()
+                case Explain(pairs):
+                    value = await self.worker.explain(pairs)
+                case Decisions():
+                    value = await self.worker.decisions()
+                case Drain(timeout_s):
+                    value = await self.worker.gateway.drain(timeout_s)
+                    self._tell_notices()
+        except (ConfigRefused, NotAnswered) as error:
+            value = error
         except Exception as error:
-            log.exception("internal error in a reload")
-            self._send(NotBuilt(f"internal error ({type(error).__name__})"))
-        else:
-            self._send(Built())
+            if isinstance(request, Swap | Drain):
+                raise
+            # Neither a configuration nor a question must end the process.
+            is_reload = isinstance(request, Build)
+            log.exception("internal error in %s", "a reload" if is_reload else "an answer")
+            value = (ConfigRefused if is_reload else NotAnswered)(f"internal error ({type(error).__name__})")
+        self._send(Reply(number, value))
+        if isinstance(request, Drain):
+            self._end(0)
+
+    async def _build(self, configuration: Configuration) -> None:
+        self._built = None
+        self._built = configuration, await self.worker.prepare(configuration)
 
     async def _swap(self) -> None:
         assert self._built is not None
-        (asked, snapshot), self._built = self._built, None
-        await self.worker.gateway.put_into_service(snapshot, asked.own)
+        (configuration, snapshot), self._built = self._built, None
+        await self.worker.gateway.put_into_service(snapshot, configuration.own)
         for sock in self._sockets.values():  # a listener that went meanwhile
             sock.close()
         self._sockets.clear()
-        self._send(Serving())
         if self._is_new:
             self._is_new = False
             freeze_gc()
@@ -232,27 +229,9 @@ class WorkerProcess:
             counts = Counts(following)
             await asyncio.sleep(0)
 
-    async def _answer(self, asked: Asked) -> None:
-        try:
-            answer = self.worker.decisions() if asked.what == "decisions" else self.worker.explain(asked.pairs)
-            octets = await answer
-        except NotAnswered as error:
-            self._send(Answered(asked.number, b"", str(error)))
-        except Exception as error:  # a question must not end the process
-            log.exception("internal error in an answer")
-            self._send(Answered(asked.number, b"", f"internal error ({type(error).__name__})"))
-        else:
-            self._send(Answered(asked.number, octets))
-
     def _notices_soon(self) -> None:
         asyncio.get_running_loop().call_later(NOTICES_S, self._tell_notices)
 
     def _tell_notices(self) -> None:
         if notices := self._metrics.notices.take():
             self._send(Noticed(tuple(notices)))
-
-    async def _drain(self, timeout_s: float) -> None:
-        cut = await self.worker.gateway.drain(timeout_s)
-        self._tell_notices()
-        self._send(Drained(cut))
-        self._end(0)

@@ -17,14 +17,15 @@ from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
+from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, NotAnswered, NotBound
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, NotBound
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.processes.workers.messages import Asked, Begin, Forget, Hurry, ReopenAccessLog
+from egressproxy.processes.workers.messages import Begin, Decisions, Explain, Forget, Hurry, ReopenAccessLog
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
 
@@ -78,8 +79,6 @@ class Supervisor:
         self._current: Configuration | None = None
         self._buried = Counts()
         self._spent_s = dict.fromkeys(range(1, number + 1), 0.0)
-        self._counted = 0
-        self._asked = 0
         self._restarts = 0
         self._changed = asyncio.Event()  # a new configuration: reason enough to try at once
         self._tasks: list[asyncio.Task[None]] = []
@@ -284,14 +283,12 @@ class Supervisor:
     # --- questions -------------------------------------------------------------------------------------------------
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         for handle in self._serving():
-            self._asked += 1
-            return await handle.answer(Asked(self._asked, "explain", tuple(pairs)))
+            return await handle.answer(Explain(tuple(pairs)))
         raise NotAnswered("no worker serves")
 
     async def decisions(self) -> list[bytes]:
-        self._asked += 1
-        asked = Asked(self._asked, "decisions")
-        answers = await asyncio.gather(*(handle.answer(asked) for handle in self._serving()), return_exceptions=True)
+        asked = (handle.answer(Decisions()) for handle in self._serving())
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
     # --- metrics ---------------------------------------------------------------------------------------------------
@@ -315,9 +312,7 @@ class Supervisor:
         return found
 
     async def _collect(self) -> None:
-        self._counted += 1
-        number = self._counted
-        asked = [handle.count(number) for handle in self._handles.values() if handle.can_count]
+        asked = [handle.collect() for handle in self._handles.values() if handle.can_count]
         if asked:
             await _within(SCRAPE_S, asyncio.gather(*asked))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from egressproxy.errors import NotAnswered
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
@@ -28,7 +29,7 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import BindError
 from egressproxy.net.listening import bind as bind_socket
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, NotAnswered, NotBound
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, NotBound
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.telemetry.access_log import AccessLog
@@ -36,18 +37,14 @@ from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
 from egressproxy.telemetry.metrics import Counts, Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 
-__all__ = ["REFUSALS", "InProcess", "Worker", "access_log_failed"]
-
-#: What makes a configuration unusable although it was compiled. FilterBuildError is a ValueError.
-REFUSALS = (BindError, ssl.SSLError, ValueError, OSError)
-
+__all__ = ["InProcess", "Worker"]
 
 #: Requests that a guarded reload names.
 MAX_SHOWN = 20
 
 
 class Worker:
-    """Made on the event loop. Raises OSError where the access log cannot be opened, Misread where this Python reads
+    """Made on the event loop. Raises ConfigRefused where the access log cannot be opened, or where this Python reads
     messages otherwise than they are meant.
     """
 
@@ -61,8 +58,14 @@ class Worker:
         tally: SharedCounters | None = None,
         session_key: bytes = b"",
     ) -> None:
-        check_codec(HeadLimits(), UPSTREAM_LIMITS)
-        self.access_log = AccessLog(access_log, turn=turn)
+        try:
+            check_codec(HeadLimits(), UPSTREAM_LIMITS)
+            self.access_log = AccessLog(access_log, turn=turn)
+        except Misread as error:
+            raise ConfigRefused(str(error)) from None
+        except OSError as error:
+            remedy = "--access-log takes a file in a folder that is there, - for standard output, or off"
+            raise ConfigRefused(f"access log {access_log}: {error.strerror} ({remedy})") from None
         self.metrics = metrics
         self.gateway = GatewayServer(
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key
@@ -85,18 +88,26 @@ class Worker:
             "egress_event_loop_lag_max_seconds", "Longest delay since the last scrape.", lag.take_worst
         )
 
-    async def prepare(self, octets: bytes, generation: int) -> Snapshot:
-        """Build a configuration (see `fleet.Configuration`) beside what is in service. Raises one of REFUSALS."""
+    async def prepare(self, asked: Configuration) -> Snapshot:
+        """Build a configuration beside what is in service.
+
+        Raises ConfigRefused; Guarded where it would allow what was recently denied, and this is to be refused.
+        """
         gc.collect()  # what is garbage now would be frozen with the rest, for good
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
-            spec = replace(await in_slices(unpacking(octets)), generation=generation)
-            return await self.gateway.prepare(spec)
+            spec = replace(await in_slices(unpacking(asked.packed)), generation=asked.generation)
+            fresh = await self.gateway.prepare(spec)
+        except (ssl.SSLError, ValueError, OSError) as error:  # FilterBuildError is a ValueError
+            raise ConfigRefused(str(error)) from None
         finally:
             gc.freeze()
             gc.enable()
+        if asked.is_guarded:
+            await self._guard(fresh)
+        return fresh
 
-    async def guard(self, fresh: Snapshot) -> None:
+    async def _guard(self, fresh: Snapshot) -> None:
         """Raises Guarded where a recent denial would be none under this configuration."""
         before = self.gateway.snapshot
         if before is None:
@@ -145,23 +156,15 @@ class InProcess:
         return self._worker
 
     async def start(self) -> None:
-        try:
-            self._worker = Worker(self._target, self._metrics, session_key=self._session_key.reveal())
-        except OSError as error:
-            raise ConfigRefused(access_log_failed(self._target, error)) from None
-        except Misread as error:
-            raise ConfigRefused(str(error)) from None
+        self._worker = Worker(self._target, self._metrics, session_key=self._session_key.reveal())
 
     async def apply(self, configuration: Configuration) -> None:
+        """See `fleet.Fleet`."""
+        snapshot = await self.worker.prepare(configuration)
         try:
-            snapshot = await self.worker.prepare(configuration.octets, configuration.generation)
-            if configuration.is_guarded:
-                await self.worker.guard(snapshot)
             await self.worker.gateway.put_into_service(snapshot, configuration.own)
         except BindError as error:
             raise NotBound(str(error), error.listeners) from None
-        except REFUSALS as error:
-            raise ConfigRefused(str(error)) from None
 
     def announcement(self) -> str:
         return ""
@@ -193,8 +196,3 @@ class InProcess:
     async def stop(self) -> None:
         if self._worker is not None:
             self._worker.close()
-
-
-def access_log_failed(target: str | None, error: OSError) -> str:
-    remedy = "--access-log takes a file in a folder that is there, - for standard output, or off"
-    return f"access log {target}: {error.strerror} ({remedy})"

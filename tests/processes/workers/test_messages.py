@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy.errors import NotAnswered
 from egressproxy.processes.workers import messages
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.processes.workers.messages import (
-    Answered,
-    Asked,
     Begin,
-    Begun,
     Build,
+    Call,
     Counted,
     Drain,
+    Explain,
     Listen,
-    NotBuilt,
     Noticed,
+    Reply,
     decode,
     encode,
 )
@@ -29,21 +30,26 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
 @pytest.mark.parametrize(
     "message",
     [
-        Begin(1, 2, None, "info", b"name", b"key"),
-        Begun(),
-        Build(b"octets", 7, (("127.0.0.1", 15000),)),
+        Call(1, Begin(1, 2, None, "info", b"name", b"key")),
+        Call(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15000),), True))),
+        Call(3, Explain((("url", "http://a.example/"),))),
+        Call(4, Drain(0.5)),
         Listen("::1", 80),
-        NotBuilt("why"),
         Noticed(
             (Notice("Warning", "NoPolicy", "Deny", InvolvedObject("Gateway", "a", "b"), None, "no", True, 2, 1.0, 2.0),)
         ),
-        Drain(0.5),
-        Asked(1, "explain", (("url", "http://a.example/"),)),
-        Answered(1, b"{}", "why not"),
+        Reply(1),
+        Reply(2, b"{}"),
     ],
 )
 def test_a_message_comes_back(message: object):
     assert decode(encode(message)) == message  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [ConfigRefused("why"), Guarded("why\nand what"), NotAnswered("why")])
+def test_a_refusal_comes_back_as_it_was_raised(error: ConfigRefused | NotAnswered):
+    value = decode(encode(Reply(1, error))).value
+    assert (type(value), str(value)) == (type(error), str(error))
 
 
 def test_counts_come_back():
@@ -86,8 +92,8 @@ def test_what_is_no_message_is_not_made(value: object):
 
 
 def test_the_headers_of_a_question_are_not_shown():
-    assert "hush" not in repr(Asked(1, "explain", (("header", "Authorization: hush"),)))
+    assert "hush" not in repr(Call(1, Explain((("header", "Authorization: hush"),))))
 
 
 def test_a_configuration_is_not_shown():
-    assert "hush" not in repr(Build(b"hush", 1, ()))
+    assert "hush" not in repr(Call(1, Build(Configuration(b"hush", {}, 1))))

@@ -224,7 +224,7 @@ async def test_a_place_that_cannot_be_bound_leaves_nothing_bound(fleet: Supervis
         asked = configuration(port, 2)
         places = {**asked.places, (HOST, free): "agents/gw/b", (HOST, busy): "agents/gw/c"}
         with pytest.raises(ConfigRefused, match=f"listener agents/gw/c: cannot bind {HOST} port {busy}"):
-            await fleet.apply(Configuration(asked.octets, places, 2))
+            await fleet.apply(Configuration(asked.packed, places, 2))
     with pytest.raises(ConnectionRefusedError):
         await status(free)
     assert await status(port) == b"403"
