@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CONFIGURED", "KINDS", "OBSERVED", "ServedKind", "group_versions", "served"]
+__all__ = ["CONFIGURED", "GATEWAY", "KINDS", "OBSERVED", "OURS", "PROTOTYPE", "ServedKind", "group_versions", "served"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +53,30 @@ def _kind(
     return ServedKind(group, kind, plural, tuple(versions.split()), is_namespaced, short_names, fields)
 
 
-_GATEWAY: Final = "gateway.networking.k8s.io"
-_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
+GATEWAY: Final = "gateway.networking.k8s.io"
+PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
 #: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
-_FIRST: Final = "egressproxy.io"
+OURS: Final = "egressproxy.io"
 
 #: Those of `config.resources.kinds`, which the process that serves does not import.
 CONFIGURED: Final = (
-    _kind(_GATEWAY, "GatewayClass", "v1 v1beta1", "gc", is_namespaced=False),
-    _kind(_GATEWAY, "Gateway", "v1 v1beta1", "gtw", "gw"),
-    _kind(_GATEWAY, "ListenerSet", "v1", "lset"),
-    _kind(_GATEWAY, "HTTPRoute", "v1 v1beta1 v1alpha2"),
-    _kind(_GATEWAY, "GRPCRoute", "v1 v1alpha2"),
-    _kind(_GATEWAY, "TLSRoute", "v1 v1alpha3 v1alpha2"),
-    _kind(_GATEWAY, "TCPRoute", "v1 v1alpha2"),
-    _kind(_GATEWAY, "BackendTLSPolicy", "v1 v1alpha3", "btlspolicy"),
-    _kind(_GATEWAY, "ReferenceGrant", "v1 v1beta1 v1alpha2", "refgrant"),
+    _kind(GATEWAY, "GatewayClass", "v1 v1beta1", "gc", is_namespaced=False),
+    _kind(GATEWAY, "Gateway", "v1 v1beta1", "gtw", "gw"),
+    _kind(GATEWAY, "ListenerSet", "v1", "lset"),
+    _kind(GATEWAY, "HTTPRoute", "v1 v1beta1 v1alpha2"),
+    _kind(GATEWAY, "GRPCRoute", "v1 v1alpha2"),
+    _kind(GATEWAY, "TLSRoute", "v1 v1alpha3 v1alpha2"),
+    _kind(GATEWAY, "TCPRoute", "v1 v1alpha2"),
+    _kind(GATEWAY, "BackendTLSPolicy", "v1 v1alpha3", "btlspolicy"),
+    _kind(GATEWAY, "ReferenceGrant", "v1 v1beta1 v1alpha2", "refgrant"),
     _kind("gateway.networking.x-k8s.io", "XBackend", "v1alpha1"),
-    _kind(_GATEWAY, "Backend", "v1alpha1"),
-    _kind(_GATEWAY, "XBackendDestination", "v1alpha1"),
-    _kind(_PROTOTYPE, "Backend", "v0alpha0"),
-    _kind(_PROTOTYPE, "XBackendDestination", "v0alpha0"),
-    _kind("egressproxy.io", "Backend", "v1alpha1"),
-    _kind("egressproxy.io", "EgressPolicy", "v1alpha1"),
-    _kind("egressproxy.io", "PayloadProcessingPipeline", "v1alpha1"),
+    _kind(GATEWAY, "Backend", "v1alpha1"),
+    _kind(GATEWAY, "XBackendDestination", "v1alpha1"),
+    _kind(PROTOTYPE, "Backend", "v0alpha0"),
+    _kind(PROTOTYPE, "XBackendDestination", "v0alpha0"),
+    _kind(OURS, "Backend", "v1alpha1"),
+    _kind(OURS, "EgressPolicy", "v1alpha1"),
+    _kind(OURS, "PayloadProcessingPipeline", "v1alpha1"),
     _kind("", "Namespace", "v1", "ns", is_namespaced=False),
     _kind("", "Secret", "v1", fields=("type",)),
     _kind("", "ConfigMap", "v1", "cm"),
@@ -113,7 +113,7 @@ def group_versions() -> dict[str, list[str]]:
 
     Our own group goes before all others, versions in the order of Kubernetes' version priority.
     """
-    found: dict[str, list[str]] = {_FIRST: []}
+    found: dict[str, list[str]] = {OURS: []}
     for kind in KINDS:
         if kind.group:
             versions = found.setdefault(kind.group, [])

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from egressproxy.kubeapi.kinds import GATEWAY, OURS, PROTOTYPE
+
 __all__ = ["Column", "columns"]
 
 #: Values of a list that are shown in one cell.
@@ -30,7 +32,7 @@ class Column:
 
 
 def columns(group: str, kind: str) -> Sequence[Column]:
-    """Name first."""
+    """Those of a kind, in the order in which they are printed; of an unknown one Name and Age."""
     return _COLUMNS.get((group, kind), _PLAIN)
 
 
@@ -45,10 +47,16 @@ def _items(value: Any, *path: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _text(*path: str) -> Callable[[Manifest], str]:
+def _of_each(name: str, value: Any, *path: str) -> Iterator[Any]:
+    return (_at(each, name) for each in _items(value, *path))
+
+
+def _text(path: str, default: str = "") -> Callable[[Manifest], str]:
+    """Of the field `spec.type`."""
+
     def cell(manifest: Manifest) -> str:
-        value = _at(manifest, *path)
-        return "" if value is None else str(value)
+        value = _at(manifest, *path.split("."))
+        return ("" if value is None else str(value)) or default
 
     return cell
 
@@ -166,189 +174,151 @@ def _pairs(mapping: Any) -> Iterator[str]:
     return (f"{key}={value}" for key, value in (mapping or {}).items())
 
 
-def _object(name: str) -> Callable[[Manifest], str]:
-    return lambda manifest: f"{str(_at(manifest, name, 'kind')).lower()}/{_at(manifest, name, 'name')}"
+def _field(name: str, path: str, default: str = "", *, is_wide: bool = False) -> Column:
+    """What a field says, and nothing else."""
+    return Column(name, _text(path, default), f"{path}.", is_wide)
 
 
-_NAME: Final = Column("Name", _text("metadata", "name"), "Name of the object, unique in its namespace.")
-_AGE: Final = Column(
-    "Age", _text("metadata", "creationTimestamp"), "Time since metadata.creationTimestamp.", is_age=True
-)
-_PLAIN: Final = (_NAME, _AGE)
-_HOSTNAMES: Final = Column("Hostnames", _each(lambda m: _items(m, "spec", "hostnames")), "spec.hostnames.")
-_PARENTS: Final = Column("Parents", _each(_parents), "What it attaches to: spec.parentRefs.")
+_NAME: Final = Column("Name", _text("metadata.name"), "Name of the object, unique in its namespace.")
+_AGE: Final = Column("Age", _text("metadata.creationTimestamp"), "Time since metadata.creationTimestamp.", is_age=True)
+
+
+def _object_with(*own: Column) -> Sequence[Column]:
+    """The name of an object, its `own` columns, its age, and last those of them that are wide, as kubectl has it."""
+    narrow = [column for column in own if not column.is_wide]
+    wide = [column for column in own if column.is_wide]
+    return (_NAME, *narrow, _AGE, *wide)
+
+
+_PLAIN: Final = _object_with()
 _ACCEPTED: Final = Column("Accepted", _condition("Accepted"), "The condition Accepted.")
 _PROGRAMMED: Final = Column("Programmed", _condition("Programmed"), "The condition Programmed.")
 _RESOLVED: Final = Column("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs.", is_wide=True)
-_BY_PARENTS: Final = Column(
-    "Accepted", _condition_everywhere("Accepted", "parents"), "The condition Accepted, at all parents."
-)
-_ROUTE_END: Final = (
-    _AGE,
+_STREAM_ROUTE: Final = (
+    Column("Parents", _each(_parents), "What it attaches to: spec.parentRefs."),
+    Column("Accepted", _condition_everywhere("Accepted", "parents"), "The condition Accepted, at all parents."),
     Column("ResolvedRefs", _condition_everywhere("ResolvedRefs", "parents"), "At all parents.", is_wide=True),
     Column("Backends", _each(_backends), "backendRefs of all rules.", is_wide=True),
 )
-_LISTENERS: Final = Column("Listeners", _each(_listeners), "Names and ports of spec.listeners.", is_wide=True)
-_ROUTES: Final = Column(
-    "Routes", _attached, "Attached routes, summed over the listeners.", is_wide=True, type="integer"
+_ROUTE: Final = _object_with(
+    Column("Hostnames", _each(lambda m: _items(m, "spec", "hostnames")), "spec.hostnames."), *_STREAM_ROUTE
+)
+_LISTENERS: Final = (
+    Column("Listeners", _each(_listeners), "Names and ports of spec.listeners.", is_wide=True),
+    Column("Routes", _attached, "Attached routes, summed over the listeners.", is_wide=True, type="integer"),
 )
 _TARGETS: Final = Column("Targets", _each(_targets), "spec.targetRefs.")
 _BY_ANCESTORS: Final = Column(
     "Accepted", _condition_everywhere("Accepted", "ancestors"), "The condition Accepted, at all ancestors."
 )
-_BACKEND: Final = (
-    _NAME,
-    Column("Type", _first(_text("spec", "destination", "type"), _text("spec", "type")), "spec.destination.type."),
+_BACKEND: Final = _object_with(
+    Column("Type", _first(_text("spec.destination.type"), _text("spec.type")), "spec.destination.type."),
     Column("Destination", _destination, "Where it leads."),
     _ACCEPTED,
-    _AGE,
     Column("Ports", _each(_destination_ports), "Ports and protocols.", is_wide=True),
     _RESOLVED,
 )
 
-_GATEWAY: Final = "gateway.networking.k8s.io"
-_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
-_OURS: Final = "egressproxy.io"
+
+def _event(times: Sequence[str], about: str, message: str, *wide: Column) -> Sequence[Column]:
+    """The two groups that have Events name the same fields otherwise; the first of `times` that an Event has counts."""
+    return (
+        Column("Last Seen", _first(*map(_text, times)), "When it last happened.", is_age=True),
+        Column("Type", _text("type"), "Normal or Warning."),
+        Column("Reason", _text("reason"), "Why, in one word."),
+        Column(
+            "Object", lambda m: f"{_text(f'{about}.kind')(m).lower()}/{_text(f'{about}.name')(m)}", "What it is about."
+        ),
+        Column(message, _text(message.lower()), "What happened."),
+        *wide,
+        Column("Name", _text("metadata.name"), "Name of the Event.", is_wide=True),
+    )
+
 
 _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
-    (_GATEWAY, "GatewayClass"): (
-        _NAME,
-        Column("Controller", _text("spec", "controllerName"), "spec.controllerName."),
+    (GATEWAY, "GatewayClass"): _object_with(
+        _field("Controller", "spec.controllerName"),
         _ACCEPTED,
-        _AGE,
-        Column("Description", _text("spec", "description"), "spec.description.", is_wide=True),
+        _field("Description", "spec.description", is_wide=True),
     ),
-    (_GATEWAY, "Gateway"): (
-        _NAME,
-        Column("Class", _text("spec", "gatewayClassName"), "spec.gatewayClassName."),
-        Column(
-            "Address",
-            _each(lambda m: (_at(each, "value") for each in _items(m, "status", "addresses"))),
-            "status.addresses.",
-        ),
+    (GATEWAY, "Gateway"): _object_with(
+        _field("Class", "spec.gatewayClassName"),
+        Column("Address", _each(lambda m: _of_each("value", m, "status", "addresses")), "status.addresses."),
         _PROGRAMMED,
-        _AGE,
-        _LISTENERS,
-        _ROUTES,
+        *_LISTENERS,
     ),
-    (_GATEWAY, "ListenerSet"): (
-        _NAME,
-        Column("Parent", _text("spec", "parentRef", "name"), "The Gateway that it belongs to."),
+    (GATEWAY, "ListenerSet"): _object_with(
+        Column("Parent", _text("spec.parentRef.name"), "The Gateway that it belongs to."),
         _ACCEPTED,
         _PROGRAMMED,
-        _AGE,
-        _LISTENERS,
-        _ROUTES,
+        *_LISTENERS,
     ),
-    (_GATEWAY, "HTTPRoute"): (_NAME, _HOSTNAMES, _PARENTS, _BY_PARENTS, *_ROUTE_END),
-    (_GATEWAY, "GRPCRoute"): (_NAME, _HOSTNAMES, _PARENTS, _BY_PARENTS, *_ROUTE_END),
-    (_GATEWAY, "TLSRoute"): (_NAME, _HOSTNAMES, _PARENTS, _BY_PARENTS, *_ROUTE_END),
-    (_GATEWAY, "TCPRoute"): (_NAME, _PARENTS, _BY_PARENTS, *_ROUTE_END),
-    (_GATEWAY, "BackendTLSPolicy"): (
-        _NAME,
-        _TARGETS,
-        Column("Hostname", _text("spec", "validation", "hostname"), "spec.validation.hostname."),
-        _BY_ANCESTORS,
-        _AGE,
+    (GATEWAY, "HTTPRoute"): _ROUTE,
+    (GATEWAY, "GRPCRoute"): _ROUTE,
+    (GATEWAY, "TLSRoute"): _ROUTE,
+    (GATEWAY, "TCPRoute"): _object_with(*_STREAM_ROUTE),
+    (GATEWAY, "BackendTLSPolicy"): _object_with(
+        _TARGETS, _field("Hostname", "spec.validation.hostname"), _BY_ANCESTORS
     ),
-    (_GATEWAY, "ReferenceGrant"): (
-        _NAME,
+    (GATEWAY, "ReferenceGrant"): _object_with(
         Column(
             "From",
             _each(lambda m: (f"{_at(e, 'namespace')}/{_at(e, 'kind')}" for e in _items(m, "spec", "from"))),
             "Who may refer.",
         ),
-        Column("To", _each(lambda m: (_at(e, "kind") for e in _items(m, "spec", "to"))), "What may be referred to."),
-        _AGE,
+        Column("To", _each(lambda m: _of_each("kind", m, "spec", "to")), "What may be referred to."),
     ),
-    ("gateway.networking.x-k8s.io", "XBackend"): (
-        _NAME,
-        Column(
-            "Hostname",
-            _text("spec", "externalHostname", "hostname"),
-            "The external hostname.",
-        ),
+    ("gateway.networking.x-k8s.io", "XBackend"): _object_with(
+        Column("Hostname", _text("spec.externalHostname.hostname"), "The external hostname."),
         Column("Port", _x_backend_port, "Its port."),
         _ACCEPTED,
-        _AGE,
         _RESOLVED,
     ),
-    (_GATEWAY, "Backend"): _BACKEND,
-    (_GATEWAY, "XBackendDestination"): _BACKEND,
-    (_PROTOTYPE, "Backend"): _BACKEND,
-    (_PROTOTYPE, "XBackendDestination"): _BACKEND,
-    (_OURS, "Backend"): _BACKEND,
-    (_OURS, "EgressPolicy"): (
-        _NAME,
-        Column("Mode", lambda m: _text("spec", "mode")(m) or "Enforce", "Enforce, Report or Open."),
+    (GATEWAY, "Backend"): _BACKEND,
+    (GATEWAY, "XBackendDestination"): _BACKEND,
+    (PROTOTYPE, "Backend"): _BACKEND,
+    (PROTOTYPE, "XBackendDestination"): _BACKEND,
+    (OURS, "Backend"): _BACKEND,
+    (OURS, "EgressPolicy"): _object_with(
+        Column("Mode", _text("spec.mode", "Enforce"), "Enforce, Report or Open."),
         _TARGETS,
         _BY_ANCESTORS,
-        _AGE,
         Column("Allow", _each(lambda m: _hosts(m, "allow")), "destinations.allow.", is_wide=True),
         Column("Deny", _each(lambda m: _hosts(m, "deny")), "destinations.deny.", is_wide=True),
     ),
-    (_OURS, "PayloadProcessingPipeline"): (
-        _NAME,
-        Column("Processors", _each(lambda m: (_at(e, "name") for e in _items(m, "spec", "processors"))), "In order."),
-        _ACCEPTED,
-        _AGE,
+    (OURS, "PayloadProcessingPipeline"): _object_with(
+        Column("Processors", _each(lambda m: _of_each("name", m, "spec", "processors")), "In order."), _ACCEPTED
     ),
-    ("", "Namespace"): (_NAME, Column("Status", _text("status", "phase"), "status.phase."), _AGE),
-    ("", "Secret"): (
-        _NAME,
-        Column("Type", lambda m: _text("type")(m) or "Opaque", "type."),
-        Column("Data", _entries("data"), "How many values.", type="integer"),
-        _AGE,
+    ("", "Namespace"): _object_with(_field("Status", "status.phase")),
+    ("", "Secret"): _object_with(
+        _field("Type", "type", "Opaque"), Column("Data", _entries("data"), "How many values.", type="integer")
     ),
-    ("", "ConfigMap"): (
-        _NAME,
-        Column("Data", _entries("data", "binaryData"), "How many values.", type="integer"),
-        _AGE,
-    ),
-    ("", "Service"): (
-        _NAME,
-        Column("Type", lambda m: _text("spec", "type")(m) or "ClusterIP", "spec.type."),
-        Column("Cluster-IP", lambda m: _text("spec", "clusterIP")(m) or "<none>", "spec.clusterIP."),
+    ("", "ConfigMap"): _object_with(Column("Data", _entries("data", "binaryData"), "How many values.", type="integer")),
+    ("", "Service"): _object_with(
+        _field("Type", "spec.type", "ClusterIP"),
+        _field("Cluster-IP", "spec.clusterIP", "<none>"),
         Column("Port(s)", _each(_service_ports, "<none>"), "spec.ports."),
-        _AGE,
         Column(
             "Selector", _each(lambda m: _pairs(_at(m, "spec", "selector")), "<none>"), "spec.selector.", is_wide=True
         ),
     ),
-    ("", "Pod"): (
-        _NAME,
-        Column("Status", _text("status", "phase"), "status.phase."),
-        Column("Service Account", lambda m: _text("spec", "serviceAccountName")(m) or "default", "Who it is."),
-        Column("IP", _text("status", "podIP"), "status.podIP."),
-        _AGE,
+    ("", "Pod"): _object_with(
+        _field("Status", "status.phase"),
+        Column("Service Account", _text("spec.serviceAccountName", "default"), "Who it is."),
+        _field("IP", "status.podIP"),
     ),
-    ("discovery.k8s.io", "EndpointSlice"): (
-        _NAME,
-        Column("AddressType", _text("addressType"), "addressType."),
-        Column("Ports", _each(lambda m: (_at(e, "port") for e in _items(m, "ports"))), "ports."),
+    ("discovery.k8s.io", "EndpointSlice"): _object_with(
+        _field("AddressType", "addressType"),
+        Column("Ports", _each(lambda m: _of_each("port", m, "ports")), "ports."),
         Column("Endpoints", _each(_endpoint_addresses), "endpoints."),
-        _AGE,
     ),
-    ("", "Event"): (
-        Column("Last Seen", _first(_text("lastTimestamp"), _text("eventTime")), "When it last happened.", is_age=True),
-        Column("Type", _text("type"), "Normal or Warning."),
-        Column("Reason", _text("reason"), "Why, in one word."),
-        Column("Object", _object("involvedObject"), "What it is about."),
-        Column("Message", _text("message"), "What happened."),
+    ("", "Event"): _event(
+        ("lastTimestamp", "eventTime"),
+        "involvedObject",
+        "Message",
         Column("Count", lambda m: _at(m, "count") or 1, "How often.", is_wide=True, type="integer"),
-        Column("Name", _text("metadata", "name"), "Name of the Event.", is_wide=True),
     ),
-    ("events.k8s.io", "Event"): (
-        Column(
-            "Last Seen",
-            _first(_text("series", "lastObservedTime"), _text("deprecatedLastTimestamp"), _text("eventTime")),
-            "When it last happened.",
-            is_age=True,
-        ),
-        Column("Type", _text("type"), "Normal or Warning."),
-        Column("Reason", _text("reason"), "Why, in one word."),
-        Column("Object", _object("regarding"), "What it is about."),
-        Column("Note", _text("note"), "What happened."),
-        Column("Name", _text("metadata", "name"), "Name of the Event.", is_wide=True),
+    ("events.k8s.io", "Event"): _event(
+        ("series.lastObservedTime", "deprecatedLastTimestamp", "eventTime"), "regarding", "Note"
     ),
 }

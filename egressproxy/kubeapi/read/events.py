@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Final
 
-from egressproxy.kubeapi.kinds import KINDS
+from egressproxy.kubeapi.kinds import KINDS, OURS
 from egressproxy.kubeapi.read.objects import key_of
 from egressproxy.kubeapi.read.publishing import uid_of
 from egressproxy.kubeapi.state import ObjectSource, PublishedObject
@@ -29,9 +29,6 @@ CONTROLLER: Final = "egressproxy.io/gateway-controller"
 
 #: Where the Events of cluster-scoped objects are.
 DEFAULT_NAMESPACE: Final = "default"
-
-#: Where several groups have a kind of the same name.
-OUR_GROUP: Final = "egressproxy.io"
 
 _GROUPS: Final = ("", "events.k8s.io")
 _INSTANCE: Final = socket.gethostname()[:128]
@@ -96,7 +93,7 @@ def references(
         for entry in configuration:
             plain = InvolvedObject(entry.kind, entry.namespace, entry.name)
             for subject in (plain, plain._replace(kind=f"{entry.kind}.{entry.group}")):
-                if subject in subjects and (subject not in made or entry.group == OUR_GROUP):
+                if subject in subjects and (subject not in made or entry.group == OURS):
                     manifest = json.loads(entry.manifest)
                     uid = (manifest.get("metadata") or {}).get("uid") or uid_of(key_of(entry))
                     made[subject] = _reference(plain, manifest.get("apiVersion", ""), uid)
@@ -119,7 +116,7 @@ def _group_of(kind: str, group: str) -> tuple[str, str]:
     known = [each for each in KINDS if each.kind == kind and group in ("", each.group)]
     if not known:
         return "", ""
-    served = next((each for each in known if each.group == OUR_GROUP), known[0])
+    served = next((each for each in known if each.group == OURS), known[0])
     return served.group, f"{served.group}/{served.versions[0]}" if served.group else served.versions[0]
 
 

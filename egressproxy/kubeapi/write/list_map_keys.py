@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from egressproxy.kubeapi.kinds import GATEWAY, OURS, PROTOTYPE
+
 __all__ = ["Shape", "item_key", "shape_of"]
 
 #: Fields from the object down to the list -> fields that tell its items apart.
 Shape = Mapping[tuple[str, ...], tuple[str, ...]]
 
-_GATEWAY: Final = "gateway.networking.k8s.io"
-_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
-_OURS: Final = "egressproxy.io"
 _CONDITIONS: Final[Shape] = {("status", "conditions"): ("type",)}
 _LISTENERS: Final[Shape] = {("spec", "listeners"): ("name",)}
 _TARGETS: Final[Shape] = {("spec", "targetRefs"): ("group", "kind", "name", "sectionName")}
@@ -23,16 +22,16 @@ _EXTENSIONS: Final[Shape] = {("spec", "extensions"): ("name",)}
 _BACKEND: Final[Shape] = {("spec", "destination", "ports"): ("number",), **_EXTENSIONS}
 
 _SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
-    (_GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
-    (_GATEWAY, "ListenerSet"): _LISTENERS,
-    (_GATEWAY, "BackendTLSPolicy"): _TARGETS,
-    (_OURS, "Backend"): _BACKEND,
-    (_GATEWAY, "Backend"): _BACKEND,
-    (_GATEWAY, "XBackendDestination"): _BACKEND,
-    (_PROTOTYPE, "Backend"): _BACKEND,
-    (_PROTOTYPE, "XBackendDestination"): _BACKEND,
-    (_OURS, "EgressPolicy"): _EXTENSIONS,
-    (_OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
+    (GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
+    (GATEWAY, "ListenerSet"): _LISTENERS,
+    (GATEWAY, "BackendTLSPolicy"): _TARGETS,
+    (OURS, "Backend"): _BACKEND,
+    (GATEWAY, "Backend"): _BACKEND,
+    (GATEWAY, "XBackendDestination"): _BACKEND,
+    (PROTOTYPE, "Backend"): _BACKEND,
+    (PROTOTYPE, "XBackendDestination"): _BACKEND,
+    (OURS, "EgressPolicy"): _EXTENSIONS,
+    (OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
     ("", "Service"): {("spec", "ports"): ("port", "protocol")},
     ("", "ServiceAccount"): {("secrets",): ("name",), ("imagePullSecrets",): ("name",)},
     ("", "Pod"): {("spec", "containers"): ("name",), ("status", "podIPs"): ("ip",)},
