@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from pathlib import Path
 from typing import Any, Final
 
 from egressproxy.model.secret import SecretBytes
@@ -28,7 +29,7 @@ def _no_class(_module: str, _name: str) -> None:
 
 class Pickler(pickle.Pickler):
     """Dataclasses by their fields (a frozen one would be written with their names, and read slowly); enums by their
-    values and addresses by their text (what Python writes of an enum differs between 3.11.2 and 3.11.7); secrets
+    values, addresses and paths by their text (what Python itself writes differs between its versions); secrets
     revealed.
     """
 
@@ -39,6 +40,8 @@ class Pickler(pickle.Pickler):
             return kind, (value.value,)
         if kind in ADDRESSES:
             return kind, (str(value),)
+        if isinstance(value, Path):
+            return Path, (str(value),)
         if kind is SecretBytes:
             return SecretBytes, (value.reveal(),)
         if is_dataclass(kind):
@@ -69,7 +72,7 @@ def classes(known: Iterable[type]) -> FindClass:
 
 
 def dumps(value: object) -> bytes:
-    """For `loads`."""
+    """One value, for `loads`."""
     written = io.BytesIO()
     Pickler(written, protocol=5).dump(value)
     return written.getvalue()

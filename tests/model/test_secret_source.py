@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
 
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import ConfigSource, SecretSource, plain_source, source_of
+from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 
 @pytest.mark.parametrize(
@@ -18,6 +17,5 @@ from egressproxy.model.secret_source import ConfigSource, SecretSource, plain_so
         SecretSource("ns", "openai", "token", variable="TOKEN", value=SecretBytes(b"hush")),
     ],
 )
-def test_a_source_goes_through_a_pipe_as_plain_values(source: ConfigSource):
-    assert source_of(pickle.loads(pickle.dumps(plain_source(source)))) == source
+def test_a_source_shows_no_secret(source: ConfigSource):
     assert "hush" not in repr(source) + str(source)

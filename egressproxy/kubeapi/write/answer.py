@@ -18,17 +18,18 @@ from egressproxy.config.compile import Compiled
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.kubeapi.write.apply import AppliedWrite, changed, refusal_of, unreadable
-from egressproxy.kubeapi.write.outcomes import Outcomes, Result, read_writes, write_outcomes
+from egressproxy.kubeapi.write.outcomes import Outcomes, Result, read_writes
 from egressproxy.kubeapi.write.staging import file_of, stage
 from egressproxy.kubeapi.write.warnings import with_warnings
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.model.pickling import dumps
 from egressproxy.net.listening import why_unusable
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import compiled
 
 __all__ = ["answer"]
 
-#: What is not begun by then waits for the next time: `processes.loader.main.LIMIT_S` is for everything.
+#: What is not begun by then waits for the next time: `processes.loader.request.LIMIT_S` is for everything.
 BUDGET_S: Final = 10.0
 
 
@@ -40,11 +41,11 @@ def answer(request: bytes) -> bytes:
     try:
         resources = load(paths, state)
     except ConfigError as error:
-        return write_outcomes(Outcomes([unreadable(error.problems)] * len(writes), None))
+        return dumps(Outcomes([unreadable(error.problems)] * len(writes), None))
     batch = _Batch(resources, bind, previous, state, writes)
     made = batch.worked_out()
     loaded = None if made is None else handed_over(*made, previous)
-    return write_outcomes(Outcomes(batch.results, loaded))
+    return dumps(Outcomes(batch.results, loaded))
 
 
 class _Batch:

@@ -64,6 +64,9 @@ class WriteRefused(Exception):
         self.causes = tuple(causes)
         self.name = name
 
+    def __reduce__(self) -> tuple[type[WriteRefused], tuple[object, ...]]:
+        return WriteRefused, (self.code, self.reason, str(self), self.causes, self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Written:

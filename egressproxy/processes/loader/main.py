@@ -23,12 +23,10 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from egressproxy.processes.loader.request import STATUS
+from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
-__all__ = ["LIMIT_S", "main"]
+__all__ = ["main"]
 
-#: No loading takes this long; the kernel ends what does.
-LIMIT_S = 120
 #: Of the name of a function.
 MAX_NAME = 256
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final
 
 from egressproxy.processes.child import child_command, ending
-from egressproxy.processes.loader.request import STATUS
+from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
 __all__ = ["LoaderEnded", "LoaderProcess", "LoadingFailed"]
 
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 #: Whether one process serves many requests, each by a copy of itself. Elsewhere the system's own libraries may not
 #: survive a copy (macOS), and each request has a process of its own.
 IS_KEPT: Final = sys.platform == "linux"
-#: For the whole of a request; the process ends itself after that, too.
-LIMIT_S = 120.0
 #: A hundred times what ten thousand routes need.
 MAX_ANSWER = 512 * 1024 * 1024
 #: What is kept of its standard error.

@@ -1,20 +1,23 @@
-"""What the process that loads is asked for, as octets: plain values, in any version of Python."""
+"""What the process that loads is asked for, as bytes."""
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from egressproxy.model.pickling import dumps, loads
-from egressproxy.model.secret_source import ConfigSource, plain_source, source_of
+from egressproxy.model.pickling import classes, dumps, loads
+from egressproxy.model.secret import SecretBytes
+from egressproxy.model.secret_source import ConfigSource, SecretSource
 
-__all__ = ["STATUS", "LoadRequest", "read_request", "write_request"]
+__all__ = ["LIMIT_S", "STATUS", "LoadRequest", "read_request", "write_request"]
 
+#: For the whole of a request. The one that asks ends the process after that, and so does the kernel.
+LIMIT_S: Final = 120
 #: How the copy ended that served a request: its exit status, or the number of the signal, negative.
 STATUS: Final = struct.Struct("!i")
+_KNOWN: Final = classes((Path, SecretBytes, SecretSource))
 
 
 class LoadRequest(NamedTuple):
@@ -31,12 +34,10 @@ class LoadRequest(NamedTuple):
 def write_request(
     paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
 ) -> bytes:
-    """For `read_request`, in a process of ours."""
-    folder = None if state is None else os.fspath(state)
-    return dumps((tuple(map(plain_source, paths)), bind, memory, folder))
+    """A `LoadRequest` for `read_request`, with the values of Secrets: it goes through an inherited pipe alone."""
+    return dumps((tuple(paths), bind, memory, state))
 
 
 def read_request(data: bytes) -> LoadRequest:
     """Raises nearly everything if this is no (whole) request."""
-    paths, bind, memory, folder = loads(data)
-    return LoadRequest(tuple(map(source_of, paths)), bind, memory, None if folder is None else Path(folder))
+    return LoadRequest(*loads(data, _KNOWN, "part of a request"))

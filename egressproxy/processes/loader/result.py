@@ -1,6 +1,6 @@
 """What a loading gives: the packed spec, what the admin API shows, and what the next loading has to know of this one.
 
-All of it is octets until somebody asks: ten thousand objects are kept in some hundred kilobytes. Nothing but the spec
+All of it is bytes until somebody asks: ten thousand objects are kept in some hundred kilobytes. Nothing but the spec
 holds secrets.
 """
 
@@ -9,40 +9,40 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from egressproxy.config.builtin import BUILTIN, BUILTIN_WARNING
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
 from egressproxy.model.certificate import CertificateUse, Validity
-from egressproxy.model.pickling import Unpickler, dumps, loads
+from egressproxy.model.pickling import Unpickler, classes, dumps, loads
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 __all__ = [
+    "LOADED",
     "ListenerAddress",
     "Loaded",
     "Shown",
     "builtin",
-    "flat",
-    "loaded_of",
     "pack_plain",
     "pack_shown",
     "places",
     "read_answer",
     "read_plain",
+    "read_values",
     "shown",
     "write_answer",
 ]
 
 #: Objects in one piece.
 OBJECTS = 256
-#: Octets that are decompressed at once.
+#: Bytes that are decompressed at once.
 CHUNK = 64 * 1024
 
 
@@ -75,6 +75,10 @@ class Loaded:
     validities: tuple[Validity, ...] = ()
 
 
+#: Every class that a `Loaded` is made of.
+LOADED: Final = (CertificateUse, ListenerAddress, Loaded, Problem, Severity, Validity)
+
+
 def builtin() -> Loaded:
     """What is served where there is no configuration."""
     told = Problem("", 0, 0, "", "", BUILTIN_WARNING, "", Severity.WARNING, "OpenProxy")
@@ -82,6 +86,7 @@ def builtin() -> Loaded:
 
 
 def places(config: ConfigIR) -> tuple[ListenerAddress, ...]:
+    """Where the listeners of this configuration are bound, one by one."""
     return tuple(
         ListenerAddress(address, listener.port, listener.protocol.value, f"{listener.gateway}/{listener.name}")
         for listener in config.listeners
@@ -129,54 +134,36 @@ def shown(packed: bytes) -> Iterator[Shown]:
 
 
 def pack_plain(value: object) -> bytes:
-    """Tuples, dicts, text, numbers and octets, compressed."""
+    """Tuples, dicts, text, numbers and bytes, compressed."""
     return zlib.compress(dumps(value), 1)
 
 
 def read_plain(packed: bytes) -> Any:
+    """What `pack_plain` was given. Raises nearly everything if it is nothing of the kind."""
     return loads(zlib.decompress(packed))
 
 
 def write_answer(outcome: Loaded | ConfigError) -> bytes:
-    """What the process that loads says in the end."""
-    if isinstance(outcome, ConfigError):
-        return dumps(("refused", [_fields(problem) for problem in outcome.problems]))
-    return dumps(("loaded", flat(outcome)))
+    """What the process that loads says in the end, for `read_answer`."""
+    return dumps(outcome.problems if isinstance(outcome, ConfigError) else outcome)
 
 
 def read_answer(data: bytes) -> Loaded:
     """Raises ConfigError where the configuration is refused, ValueError if this is no (whole) answer."""
+    match read_values(data, LOADED):
+        case Loaded() as loaded:
+            return loaded
+        case (Problem(), *_) as problems:
+            raise ConfigError(problems)
+    raise ValueError("no answer of a process that loads")
+
+
+def read_values(data: bytes, known: Iterable[type]) -> Any:
+    """What `dumps` was given, of built-in types and these classes; None if it is nothing of the kind, or not whole."""
     try:
-        outcome, value = loads(data)
-        if outcome == "loaded":
-            return loaded_of(value)
-        problems = [_problem(each) for each in value]
+        return loads(data, classes(known), "part of an answer")
     except Exception:  # pickle raises nearly everything
-        raise ValueError("no answer of a process that loads") from None
-    raise ConfigError(problems)
-
-
-def flat(loaded: Loaded) -> tuple[Any, ...]:
-    """As plain values."""
-    where = [tuple(place) for place in loaded.places]
-    valid = [(each.use.value, *each[1:]) for each in loaded.validities]
-    findings = [_fields(each) for each in loaded.findings]
-    return (loaded.spec, where, loaded.objects, loaded.shown, findings, loaded.memory, loaded.broken, valid)
-
-
-def loaded_of(values: Sequence[Any]) -> Loaded:
-    """What `flat` made."""
-    spec, where, objects, shown, findings, memory, broken, valid = values
-    return Loaded(
-        spec,
-        tuple(ListenerAddress(*place) for place in where),
-        objects,
-        shown,
-        tuple(_problem(each) for each in findings),
-        memory,
-        broken,
-        tuple(Validity(CertificateUse(use), *each) for use, *each in valid),
-    )
+        return None
 
 
 class _Inflated(io.RawIOBase):
@@ -204,18 +191,6 @@ class _Inflated(io.RawIOBase):
             self._rest = self._inflate.unconsumed_tail
         view[: len(data)] = data
         return len(data)
-
-
-def _fields(problem: Problem) -> Sequence[str | int]:
-    return (
-        problem.file, problem.line, problem.column, problem.object, problem.field_path, problem.message, problem.remedy,
-        problem.severity.value, problem.code,
-    )  # fmt: skip
-
-
-def _problem(values: Sequence[Any]) -> Problem:
-    file, line, column, name, field_path, message, remedy, severity, code = values
-    return Problem(file, line, column, name, field_path, message, remedy, Severity(severity), code)
 
 
 def _json(value: object) -> bytes:
