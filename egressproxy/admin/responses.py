@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from egressproxy.admin.encoding import encoded
 from egressproxy.admin.status import ApiError
+from egressproxy.model.encoding import encoded
 
 __all__ = ["HEADERS", "json_response", "read_only", "refusal"]
 

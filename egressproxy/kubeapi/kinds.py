@@ -33,6 +33,10 @@ class ServedKind:
         """As people and errors name it: `gateways.gateway.networking.k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    def api_version(self, version: str) -> str:
+        """As manifests of this version say it: `gateway.networking.k8s.io/v1`, `v1`."""
+        return f"{self.group}/{version}" if self.group else version
+
     @property
     def categories(self) -> tuple[str, ...]:
         """`kubectl get gateway-api` lists all of these kinds; `get all` the workloads, as with any cluster."""

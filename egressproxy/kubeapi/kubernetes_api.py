@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from egressproxy.admin.encoding import line
 from egressproxy.admin.responses import HEADERS, json_response, read_only
 from egressproxy.admin.server import AdminServer
 from egressproxy.admin.status import ApiError, Cause, success
@@ -28,6 +27,7 @@ from egressproxy.kubeapi.write.access import WriteAccess
 from egressproxy.kubeapi.write.http_request import METHODS, asked_write, read_body
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from egressproxy.kubeapi.write.write_queue import WriteQueue
+from egressproxy.model.encoding import line
 
 __all__ = ["KubernetesApi"]
 
@@ -185,30 +185,27 @@ class KubernetesApi:
         return response
 
     async def _openapi(self, request: web.BaseRequest, path: str) -> web.Response:
-        version = self._state.version
         if path == "/openapi/v3":
             return json_response(200, openapi.paths_v3())
         try:
             schema = await self._state.schema()
         except OSError as error:
             raise ApiError(503, "ServiceUnavailable", str(error)) from None
-        if path != "/openapi/v2":
-            name = path.removeprefix("/openapi/v3/")
-            return await self._openapi_document(openapi.document_v3, name, schema, version, self._is_writable)
-        if not any(each in request.headers.get("Accept", "") for each in openapi_protobuf.ACCEPTED):
-            return await self._openapi_document(openapi.document_v2, schema, version, self._is_writable)
+        accept = request.headers.get("Accept", "")
+        is_packed = path == "/openapi/v2" and any(each in accept for each in openapi_protobuf.ACCEPTED)
 
-        def packed() -> bytes:
-            return openapi_protobuf.encode_document(openapi.document_v2(schema, version, self._is_writable))
+        def made() -> bytes:
+            if path != "/openapi/v2":
+                return line(openapi.document_v3(path.removeprefix("/openapi/v3/"), schema, self._is_writable))
+            document = openapi.document_v2(schema, self._is_writable)
+            return openapi_protobuf.encode_document(document) if is_packed else line(document)
 
-        return web.Response(body=await self._in_thread(packed), headers={"Content-Type": openapi_protobuf.CONTENT_TYPE})
+        content_type = openapi_protobuf.CONTENT_TYPE if is_packed else "application/json"
+        return web.Response(body=await self._in_thread(made), headers={"Content-Type": content_type})
 
     async def _document(self, make: Callable[..., bytes], *arguments: Any, status: int = 200) -> web.Response:
         body = await self._in_thread(lambda: make(*arguments))
         return web.Response(status=status, body=body, content_type="application/json")
-
-    async def _openapi_document(self, make: Callable[..., Mapping[str, Any]], *arguments: Any) -> web.Response:
-        return await self._document(lambda: line(make(*arguments)))
 
     async def _in_thread(self, make: Callable[[], bytes]) -> bytes:
         async with self._encoding:

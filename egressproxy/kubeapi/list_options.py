@@ -8,14 +8,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import ServedKind, served
 from egressproxy.kubeapi.read.selectors import BadSelector, Predicate, field_selector, label_selector
+from egressproxy.model.published_object import PublishedObject
 
 __all__ = ["ApiResource", "Form", "Options", "Position", "form", "resource", "truth"]
 
@@ -27,6 +29,10 @@ _KNOWN: Final = frozenset({
 })  # fmt: skip
 _ALWAYS: Final = ("metadata.name", "metadata.namespace")
 MAX_TIMEOUT_S: Final = 3600
+#: Group, version, namespace, plural, name and subresource. A namespace is an object, too, which has a status.
+_PATH: Final = re.compile(
+    r"/(?:api|apis/([^/]+))/([^/]+)(?:/namespaces/([^/]+)(?!/status$))?/([^/]+)(?:/([^/]+)(?:/(status))?)?", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +47,29 @@ class ApiResource:
 
     @property
     def api_version(self) -> str:
-        return f"{self.kind.group}/{self.version}" if self.kind.group else self.version
+        return self.kind.api_version(self.version)
+
+    def has(self, entry: PublishedObject) -> bool:
+        """Whether this is the object, or it belongs to the collection."""
+        kind = self.kind
+        return (
+            entry.kind == kind.kind
+            and entry.group == kind.group
+            and self.namespace in (None, entry.namespace)
+            and self.name in ("", entry.name)
+        )
 
 
 def resource(path: str) -> ApiResource | None:
     """The resource at a path below /api/ or /apis/, decoded and without trailing slash; None where there is none."""
-    match path.strip("/").split("/"):
-        case ["api", version, *rest]:
-            group = ""
-        case ["apis", group, version, *rest]:
-            pass
-        case _:
-            return None
-    namespace: str | None = None
-    if not rest or len(rest) > 5 or not all(rest):
+    found = _PATH.fullmatch(path)
+    if found is None:
         return None
-    if len(rest) > 2 and rest[0] == "namespaces" and rest[2:] != ["status"]:
-        namespace, rest = rest[1], rest[2:]
-    kind = served(group, version, rest[0])
-    if kind is None or (namespace is not None and not kind.is_namespaced):
+    group, version, namespace, plural, name, subresource = found.groups(default="")
+    kind = served(group, version, plural)
+    if kind is None or (not kind.is_namespaced if namespace else kind.is_namespaced and name):
         return None
-    if len(rest) > 1 and namespace is None and kind.is_namespaced:
-        return None
-    if len(rest) > 3 or (len(rest) == 3 and rest[2] != "status"):
-        return None
-    return ApiResource(kind, version, namespace, rest[1] if len(rest) > 1 else "", rest[2] if len(rest) > 2 else "")
+    return ApiResource(kind, version, namespace or None, name, subresource)
 
 
 class Form(Enum):
@@ -101,8 +105,7 @@ def truth(query: Mapping[str, str], name: str) -> bool:
     return value in ("1", "t", "true")
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a list goes on: behind this object, in the list of that version."""
 
     version: int
@@ -110,7 +113,7 @@ class Position:
     name: str
 
     def to_token(self) -> str:
-        return base64.urlsafe_b64encode(json.dumps([self.version, self.namespace, self.name]).encode()).decode()
+        return base64.urlsafe_b64encode(json.dumps(self).encode()).decode()
 
     @classmethod
     def from_token(cls, token: str) -> Position:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from egressproxy import __version__
 from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import CONFIGURED, ServedKind
 
@@ -29,6 +30,7 @@ _FURTHER: Final = {
     "ConfigMap": ("immutable",),
 }
 
+_INFO: Final = {"title": "egressproxy", "version": __version__}
 _META_DESCRIPTION: Final = "What every object has: name, namespace, labels, annotations."
 _API_VERSION: Final = "The group and version of this kind."
 _KIND: Final = "The kind of this object."
@@ -41,7 +43,7 @@ def paths_v3() -> dict[str, Any]:
     return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}"} for path in sorted(paths)}}
 
 
-def document_v3(path: str, schema: bytes, version: str, is_writable: bool) -> dict[str, Any]:
+def document_v3(path: str, schema: bytes, is_writable: bool) -> dict[str, Any]:
     """/openapi/v3/`path` (`apis/GROUP/VERSION`, `api/v1`). Raises ApiError(404)."""
     served = [(kind, each) for kind in CONFIGURED for each in kind.versions if _group_path(kind, each) == path]
     if not served:
@@ -49,25 +51,25 @@ def document_v3(path: str, schema: bytes, version: str, is_writable: bool) -> di
     schemas = _schemas(served, json.loads(schema), _V3)
     return {
         "openapi": "3.0.0",
-        "info": {"title": "egressproxy", "version": version},
+        "info": _INFO,
         "paths": _paths(served, _V3, is_writable),
         "components": {"schemas": schemas},
     }
 
 
-def document_v2(schema: bytes, version: str, is_writable: bool) -> dict[str, Any]:
+def document_v2(schema: bytes, is_writable: bool) -> dict[str, Any]:
     """/openapi/v2: everything in one."""
     served = [(kind, each) for kind in CONFIGURED for each in kind.versions]
     return {
         "swagger": "2.0",
-        "info": {"title": "egressproxy", "version": version},
+        "info": _INFO,
         "paths": _paths(served, _V2, is_writable),
         "definitions": _schemas(served, json.loads(schema), _V2),
     }
 
 
 def _group_path(kind: ServedKind, version: str) -> str:
-    return f"apis/{kind.group}/{version}" if kind.group else f"api/{version}"
+    return f"{'apis' if kind.group else 'api'}/{kind.api_version(version)}"
 
 
 def _name(kind: ServedKind, version: str) -> str:

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from egressproxy import __version__
 from egressproxy.kubeapi.state import ObjectSource
 from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
 from egressproxy.kubeapi.write.writer import Writer
@@ -43,8 +42,6 @@ class Application(Protocol):
 
 class ApiService:
     """Implements ApiState. Belongs to the event loop. `writer` None: nobody writes."""
-
-    version = __version__
 
     def __init__(
         self, application: Application, sources: Sequence[ObjectSource], loader: Loader, writer: Writer | None

@@ -6,43 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
+from egressproxy.model.published_object import PublishedObject
 
-__all__ = ["ApiState", "ObjectSource", "PublishedObject"]
-
-
-class PublishedObject(Protocol):
-    """One object as it is at some moment; immutable. `namespace` is "" for a cluster-scoped kind."""
-
-    @property
-    def group(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def generation(self) -> int:
-        """metadata.generation; 0 for a kind that has none."""
-
-    @property
-    def manifest(self) -> bytes:
-        """JSON in Kubernetes' shape, without status unless that is input."""
-
-    @property
-    def status(self) -> bytes | None:
-        """JSON; None where it has none."""
-
-    @property
-    def created(self) -> str:
-        """What to show as metadata.creationTimestamp where the manifest says none; "" for nothing.
-
-        It is no part of what makes an object another: it stays while the object is there.
-        """
+__all__ = ["ApiState", "ObjectSource"]
 
 
 class ObjectSource(Protocol):
@@ -63,10 +29,6 @@ class ObjectSource(Protocol):
 
 class ApiState(Protocol):
     """Asked on the event loop, for every request anew."""
-
-    @property
-    def version(self) -> str:
-        """That of egressproxy."""
 
     def sources(self) -> Sequence[ObjectSource]:
         """The same ones, in the same order, each time."""

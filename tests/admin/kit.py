@@ -11,20 +11,19 @@ from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.meta import Resource
 from egressproxy.kubeapi.kubernetes_api import KubernetesApi
 from egressproxy.kubeapi.read.objects import Objects, View
-from egressproxy.kubeapi.state import PublishedObject
 from egressproxy.kubeapi.write.access import WriteAccess
-from egressproxy.processes.loader.result import Shown
+from egressproxy.model.published_object import PublishedObject
 
 __all__ = ["Holder", "admin_server", "entries", "entry", "view_of"]
 
 
-def entry(resource: Resource, status: Any = None, generation: int = 1) -> Shown:
+def entry(resource: Resource, status: Any = None, generation: int = 1) -> PublishedObject:
     """An object as the API is given it."""
     manifest = json.dumps(resource.to_manifest()).encode()
-    return Shown(*resource.key, manifest, generation, None if status is None else json.dumps(status).encode())
+    return PublishedObject(*resource.key, manifest, generation, None if status is None else json.dumps(status).encode())
 
 
-def entries(text: str) -> list[Shown]:
+def entries(text: str) -> list[PublishedObject]:
     return [entry(resource) for resource in load_text(text).objects]
 
 

@@ -36,13 +36,13 @@ def test_every_document_that_is_listed_is_whole(schema: bytes):
         "serverRelativeURL": "/openapi/v3/apis/gateway.networking.k8s.io/v1"
     }
     for path in paths:
-        document = openapi.document_v3(path, schema, "1", False)
+        document = openapi.document_v3(path, schema, False)
         schemas = document["components"]["schemas"]
         assert {each.removeprefix("#/components/schemas/") for each in references(document)} <= schemas.keys()
 
 
 def test_a_kind_can_be_explained(schema: bytes):
-    document = openapi.document_v3("apis/gateway.networking.k8s.io/v1", schema, "1", False)
+    document = openapi.document_v3("apis/gateway.networking.k8s.io/v1", schema, False)
     schemas = document["components"]["schemas"]
     gateway = schemas["io.k8s.networking.gateway.v1.Gateway"]
     assert gateway["x-kubernetes-group-version-kind"] == [
@@ -75,14 +75,14 @@ def test_every_property_has_a_description(schema: bytes, kind: ServedKind):
         return  # Kubernetes' own kinds are described by Kubernetes
     version = kind.versions[0]
     root = f"{'.'.join(reversed(kind.group.split('.')))}.{version}.{kind.kind}"
-    v3 = openapi.document_v3(f"apis/{kind.group}/{version}", schema, "1", False)["components"]["schemas"]
+    v3 = openapi.document_v3(f"apis/{kind.group}/{version}", schema, False)["components"]["schemas"]
     assert undescribed(v3, "#/components/schemas/", root) == set()
-    v2 = openapi.document_v2(schema, "1", False)["definitions"]
+    v2 = openapi.document_v2(schema, False)["definitions"]
     assert undescribed(v2, "#/definitions/", root) == set()
 
 
 def test_what_is_not_served_is_published_with_what_happens_instead(schema: bytes):
-    schemas = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, "1", False)["components"]["schemas"]
+    schemas = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, False)["components"]["schemas"]
     by_name = {name.rpartition(".")[2]: part for name, part in schemas.items()}
     for place, instead in UNSERVED.items():
         model, _, name = place.partition(".")
@@ -94,7 +94,7 @@ def test_what_is_not_served_is_published_with_what_happens_instead(schema: bytes
 
 
 def test_the_level_of_a_field_of_gateway_api_is_published(schema: bytes):
-    schemas = openapi.document_v3("apis/gateway.networking.k8s.io/v1", schema, "1", False)["components"]["schemas"]
+    schemas = openapi.document_v3("apis/gateway.networking.k8s.io/v1", schema, False)["components"]["schemas"]
     by_name = {name.rpartition(".")[2]: part["properties"] for name, part in schemas.items() if "properties" in part}
     key = "x-egressproxy-support"
     retries = by_name["Retry"]["attempts"]
@@ -111,7 +111,7 @@ def test_the_level_of_a_field_of_gateway_api_is_published(schema: bytes):
 
 
 def test_what_a_field_says_is_not_said_again_by_its_type(schema: bytes):
-    schemas = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, "1", False)["components"]["schemas"]
+    schemas = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, False)["components"]["schemas"]
     (policy,) = (part for name, part in schemas.items() if name.endswith(".EgressPolicy"))
     spec = policy["properties"]["spec"]
     assert "Every section is optional" in spec["description"]
@@ -120,12 +120,12 @@ def test_what_a_field_says_is_not_said_again_by_its_type(schema: bytes):
 
 def test_a_document_that_is_not_there_is_404(schema: bytes):
     with pytest.raises(ApiError) as caught:
-        openapi.document_v3("apis/nope/v1", schema, "1", False)
+        openapi.document_v3("apis/nope/v1", schema, False)
     assert caught.value.code == 404
 
 
 def test_v2_has_all_kinds_in_one(schema: bytes):
-    document = openapi.document_v2(schema, "1", False)
+    document = openapi.document_v2(schema, False)
     assert document["swagger"] == "2.0"
     assert {each.removeprefix("#/definitions/") for each in references(document)} <= document["definitions"].keys()
     assert "io.egressproxy.v1alpha1.EgressPolicy" in document["definitions"]
@@ -133,14 +133,14 @@ def test_v2_has_all_kinds_in_one(schema: bytes):
 
 def test_who_may_write_is_told_who_validates(schema: bytes):
     path = "/apis/egressproxy.io/v1alpha1/namespaces/{namespace}/backends/{name}"
-    read_only = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, "1", False)["paths"][path]
+    read_only = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, False)["paths"][path]
     assert set(read_only) == {"get"}
-    patch = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, "1", True)["paths"][path]["patch"]
+    patch = openapi.document_v3("apis/egressproxy.io/v1alpha1", schema, True)["paths"][path]["patch"]
     assert "fieldValidation" in {parameter["name"] for parameter in patch["parameters"]}
 
 
 def test_old_clients_that_check_manifests_themselves_find_every_field(schema: bytes):
-    definitions = openapi.document_v2(schema, "1", True)["definitions"]
+    definitions = openapi.document_v2(schema, True)["definitions"]
     metadata = definitions["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"]["properties"]
     assert {"managedFields", "ownerReferences", "finalizers", "generateName"} <= metadata.keys()
     service = definitions["io.k8s.api.core.v1.Service"]["properties"]

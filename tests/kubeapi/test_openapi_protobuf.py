@@ -86,7 +86,7 @@ def test_a_schema_comes_back_with_its_fields_and_references():
 
 def test_the_whole_document_can_be_packed():
     schema = json.dumps(json_schema()).encode()
-    document = openapi.document_v2(schema, "1", True)
+    document = openapi.document_v2(schema, True)
     found = fields(openapi_protobuf.encode_document(document))
     assert mapped(found[9][0], 1).keys() == document["definitions"].keys()
     assert mapped(found[8][0], 2).keys() == document["paths"].keys()

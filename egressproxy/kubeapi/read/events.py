@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import time
 from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import KINDS, OURS
-from egressproxy.kubeapi.read.objects import key_of
 from egressproxy.kubeapi.read.publishing import uid_of
-from egressproxy.kubeapi.state import ObjectSource, PublishedObject
+from egressproxy.kubeapi.state import ObjectSource
+from egressproxy.model.published_object import PublishedObject
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 
@@ -46,22 +45,8 @@ class PublishedEvents:
     def version(self) -> object:
         return self._events.version, self._configuration.version
 
-    def objects(self) -> Iterable[PublishedEvent]:
+    def objects(self) -> Iterable[PublishedObject]:
         return _Rendered(self._events.all(), self._configuration.objects())
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedEvent:
-    """An Event in the shape of one of its groups. See `state.PublishedObject`."""
-
-    group: str
-    namespace: str
-    name: str
-    manifest: bytes
-    kind: str = "Event"
-    generation: int = 0
-    status: None = None
-    created: str = ""
 
 
 class _Rendered:
@@ -70,14 +55,14 @@ class _Rendered:
     def __init__(self, events: Sequence[tuple[int, Notice]], configuration: Iterable[PublishedObject]) -> None:
         self._events = events
         self._configuration = configuration
-        self._made: list[PublishedEvent] | None = None
+        self._made: list[PublishedObject] | None = None
 
-    def __iter__(self) -> Iterator[PublishedEvent]:
+    def __iter__(self) -> Iterator[PublishedObject]:
         if self._made is None:
             self._made = list(self._make())
         return iter(self._made)
 
-    def _make(self) -> Iterator[PublishedEvent]:
+    def _make(self) -> Iterator[PublishedObject]:
         wanted = {subject for _, notice in self._events for subject in (notice.regarding, notice.related) if subject}
         found = references(wanted, self._configuration)
         for number, notice in self._events:
@@ -95,7 +80,7 @@ def references(
             for subject in (plain, plain._replace(kind=f"{entry.kind}.{entry.group}")):
                 if subject in subjects and (subject not in made or entry.group == OURS):
                     manifest = json.loads(entry.manifest)
-                    uid = (manifest.get("metadata") or {}).get("uid") or uid_of(key_of(entry))
+                    uid = (manifest.get("metadata") or {}).get("uid") or uid_of(entry.key)
                     made[subject] = _reference(plain, manifest.get("apiVersion", ""), uid)
     for subject in subjects:
         if subject not in made:
@@ -117,12 +102,12 @@ def _group_of(kind: str, group: str) -> tuple[str, str]:
     if not known:
         return "", ""
     served = next((each for each in known if each.group == OURS), known[0])
-    return served.group, f"{served.group}/{served.versions[0]}" if served.group else served.versions[0]
+    return served.group, served.api_version(served.versions[0])
 
 
 def _published(
     number: int, notice: Notice, found: Mapping[InvolvedObject, Mapping[str, str]]
-) -> Iterator[PublishedEvent]:
+) -> Iterator[PublishedObject]:
     namespace = notice.regarding.namespace or DEFAULT_NAMESPACE
     # As client-go names them: of the object, and told apart by the time.
     name = f"{notice.regarding.name[:230]}.{_STARTED:x}{number:06x}"
@@ -172,7 +157,7 @@ def _published(
         "deprecatedCount": notice.count,
     }
     for group, manifest in zip(_GROUPS, (core, newer), strict=True):
-        yield PublishedEvent(group, namespace, name, json.dumps(manifest).encode())
+        yield PublishedObject(group, "Event", namespace, name, json.dumps(manifest).encode())
 
 
 def _time(seconds: float) -> str:

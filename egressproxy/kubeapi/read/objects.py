@@ -8,24 +8,23 @@ changes. Source: Kubernetes API concepts, resource versions and efficient detect
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Final, NamedTuple
 
-from egressproxy.kubeapi.state import ObjectSource, PublishedObject
+from egressproxy.kubeapi.state import ObjectSource
+from egressproxy.model.encoding import line
+from egressproxy.model.published_object import Key, PublishedObject
 
-__all__ = ["MAX_CHANGES", "ChangeType", "Gone", "Key", "ObjectChange", "Objects", "View", "key_of"]
+__all__ = ["MAX_CHANGES", "ChangeType", "Gone", "ObjectChange", "Objects", "View"]
 
 #: What a watcher can be behind, at most: changes, and octets of what changed.
 MAX_CHANGES: Final = 4096
 MAX_OCTETS: Final = 8 * 1024 * 1024
-
-#: (group, kind, namespace, name).
-Key = tuple[str, str, str, str]
 
 
 class Gone(Exception):
@@ -55,23 +54,6 @@ class _Known(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ImpliedNamespace:
-    """A namespace that objects are in, and that nobody wrote down."""
-
-    name: str
-    group: str = ""
-    kind: str = "Namespace"
-    namespace: str = ""
-    generation: int = 0
-    status: bytes | None = None
-    created: str = ""
-
-    @property
-    def manifest(self) -> bytes:
-        return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.name}}).encode()
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """What one source has, and the version of each of its objects."""
 
@@ -86,24 +68,12 @@ class View:
     version: int
     parts: tuple[Part, ...] = ()
 
-    def of(self, group: str, kind: str, namespace: str | None = None) -> Iterator[PublishedObject]:
-        """The objects of a kind, in no order; of all namespaces where it is None."""
-        for entry in self.entries():
-            if entry.kind == kind and entry.group == group and namespace in (None, entry.namespace):
-                yield entry
-
     def entries(self) -> Iterator[PublishedObject]:
-        for part in self.parts:
-            yield from part.entries
-
-    def version_of(self, entry: PublishedObject) -> int:
-        """That at which the object changed last."""
-        version = self.version_at(key_of(entry))
-        assert version is not None
-        return version
+        """All of them, in no order."""
+        return chain.from_iterable(part.entries for part in self.parts)
 
     def version_at(self, key: Key) -> int | None:
-        """The same; None where there is no such object."""
+        """That at which the object changed last; None where there is no such object."""
         return next((part.known[key].version for part in self.parts if key in part.known), None)
 
 
@@ -170,10 +140,6 @@ class Objects:
         return f"Objects({count} at {self._view.version}, {len(self._changes)} changes kept)"
 
 
-def key_of(entry: PublishedObject) -> Key:
-    return entry.group, entry.kind, entry.namespace, entry.name
-
-
 def _octets(change: ObjectChange) -> int:
     entries = (change.entry, change.before) if change.before is not None else (change.entry,)
     return sum(len(entry.manifest) + len(entry.status or b"") for entry in entries)
@@ -191,7 +157,7 @@ def _advanced(before: View, moved: Mapping[int, Iterable[PublishedObject]]) -> t
         parts[index], found = _part(parts[index], entries, version)
         version += len(found)
         changes += found
-    implied, found = _part(implied, _implied_namespaces(parts), version)
+    implied, found = _part(implied, tuple(_implied_namespaces(parts)), version)
     return View(version + len(found), (*parts, implied)), [*changes, *found]
 
 
@@ -199,7 +165,7 @@ def _part(before: Part, entries: Iterable[PublishedObject], version: int) -> tup
     known: dict[Key, _Known] = {}
     fresh: dict[Key, PublishedObject] = {}
     for entry in entries:
-        key = key_of(entry)
+        key = entry.key
         fingerprint = hash((entry.manifest, entry.generation, entry.status))
         old = before.known.get(key)
         if old is None or old.fingerprint != fingerprint:
@@ -208,7 +174,7 @@ def _part(before: Part, entries: Iterable[PublishedObject], version: int) -> tup
         known[key] = old
     gone = before.known.keys() - known.keys()
     touched = gone | (fresh.keys() & before.known.keys())
-    was = {key: entry for entry in before.entries if (key := key_of(entry)) in touched} if touched else {}
+    was = {key: entry for entry in before.entries if (key := entry.key) in touched} if touched else {}
     changes: list[ObjectChange] = []
     for key in sorted(gone):
         version += 1
@@ -221,12 +187,10 @@ def _part(before: Part, entries: Iterable[PublishedObject], version: int) -> tup
     return Part(entries, known), changes
 
 
-def _implied_namespaces(parts: Sequence[Part]) -> tuple[ImpliedNamespace, ...]:
-    names = {"default"}
-    written = set()
-    for part in parts:
-        for group, kind, namespace, name in part.known:
-            names.add(namespace)
-            if kind == "Namespace" and not group:
-                written.add(name)
-    return tuple(map(ImpliedNamespace, sorted(names - written - {""})))
+def _implied_namespaces(parts: Iterable[Part]) -> Iterator[PublishedObject]:
+    """The namespaces that objects are in, and that no manifest declares."""
+    keys = [key for part in parts for key in part.known]
+    names = {"default", *(namespace for _, _, namespace, _ in keys if namespace)}
+    for name in sorted(names - {name for group, kind, _, name in keys if (group, kind) == ("", "Namespace")}):
+        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        yield PublishedObject("", "Namespace", "", name, line(manifest))

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from egressproxy.kubeapi.read.objects import Key, key_of
-from egressproxy.kubeapi.state import PublishedObject
+from egressproxy.model.published_object import Key, PublishedObject
 
 __all__ = ["LAST_APPLIED", "REDACTED", "metadata_only", "published", "uid_of"]
 
@@ -31,7 +30,7 @@ def published(entry: PublishedObject, version: int | None = None, api_version: s
     if api_version is not None:
         manifest["apiVersion"] = api_version
     metadata = manifest["metadata"] = dict(manifest.get("metadata") or {})
-    metadata.setdefault("uid", uid_of(key_of(entry)))
+    metadata.setdefault("uid", uid_of(entry.key))
     metadata.pop("resourceVersion", None)
     if version is not None:
         metadata["resourceVersion"] = str(version)

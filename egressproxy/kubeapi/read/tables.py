@@ -4,38 +4,44 @@ Tables".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from egressproxy.kubeapi.kinds import ServedKind
+from egressproxy.kubeapi.list_options import Form
 from egressproxy.kubeapi.read.columns import Column, columns
 from egressproxy.kubeapi.read.publishing import metadata_only
 
-__all__ = ["age", "row", "table"]
+__all__ = ["age", "in_form", "row", "table"]
+
+
+def in_form(
+    form: Form, kind: ServedKind, manifest: dict[str, Any], include_object: str, has_columns: bool = True
+) -> dict[str, Any]:
+    """One object in the form that a client wants; see `table` and `row`."""
+    if form is not Form.TABLE:
+        return metadata_only(manifest) if form is Form.METADATA else manifest
+    metadata = {"resourceVersion": manifest["metadata"]["resourceVersion"]}
+    made = row(kind, manifest, datetime.now(UTC), include_object)
+    return table(kind, (made,), metadata, has_columns)
 
 
 def table(
-    kind: ServedKind,
-    manifests: Iterable[Mapping[str, Any]],
-    metadata: Mapping[str, Any],
-    now: datetime,
-    include_object: str = "Metadata",
-    has_columns: bool = True,
+    kind: ServedKind, rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any], has_columns: bool = True
 ) -> dict[str, Any]:
-    """`include_object` is None, Metadata or Object; a watch says the columns only once."""
-    shown = columns(kind.group, kind.kind)
+    """`rows` as `row` makes them; a watch says the columns only once."""
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
-        "columnDefinitions": [_definition(column) for column in shown] if has_columns else None,
-        "rows": [row(kind, manifest, now, include_object) for manifest in manifests],
+        "columnDefinitions": list(map(_definition, columns(kind.group, kind.kind))) if has_columns else None,
+        "rows": rows,
     }
 
 
 def row(kind: ServedKind, manifest: Mapping[str, Any], now: datetime, include_object: str) -> dict[str, Any]:
-    """meta.k8s.io/v1 TableRow."""
+    """meta.k8s.io/v1 TableRow; `include_object` is None, Metadata or Object."""
     made: dict[str, Any] = {"cells": [_cell(column, manifest, now) for column in columns(kind.group, kind.kind)]}
     if include_object == "Object":
         made["object"] = manifest

@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from egressproxy.admin.encoding import line
 from egressproxy.admin.status import ApiError, failure
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options
 from egressproxy.kubeapi.read import documents
 from egressproxy.kubeapi.read.objects import ChangeType, Gone, ObjectChange, Objects, View
-from egressproxy.kubeapi.read.publishing import metadata_only, published
-from egressproxy.kubeapi.read.tables import table
-from egressproxy.kubeapi.state import PublishedObject
+from egressproxy.kubeapi.read.publishing import published
+from egressproxy.kubeapi.read.tables import in_form, table
+from egressproxy.model.encoding import line
+from egressproxy.model.published_object import PublishedObject
 
 __all__ = ["BOOKMARK_S", "MAX_WATCHES", "PAUSE_S", "TIMEOUT_S", "Watches"]
 
@@ -66,24 +65,23 @@ class Watches:
         """What to send, piece by piece, until the watch is over. Raises ApiError where it cannot begin."""
         view = await self._objects.view()
         has_initial = not options.version if options.send_initial is None else options.send_initial
-        version = options.version or view.version
-        if version > view.version:
-            message = f"Too large resource version: {version}, current: {view.version}"
-            raise ApiError(504, "Timeout", message, asked.kind, retry_after_s=1)
+        documents.check_has_been(options.version, view, asked)
+        encoder = _Encoder(asked, options, form)
         if has_initial:
-            return self._pieces(_Encoder(asked, options, form), view.version, view)
+            return self._pieces(encoder, view.version, view)
+        version = options.version or view.version
         try:
             self._objects.since(version)
         except Gone:
             raise ApiError(410, "Expired", _EXPIRED) from None
-        return self._pieces(_Encoder(asked, options, form), version, None)
+        return self._pieces(encoder, version, None)
 
     async def _pieces(self, encoder: _Encoder, version: int, initial: View | None) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         options = encoder.options
         end = loop.time() + (options.timeout_s or TIMEOUT_S)
         if initial is not None:
-            entries = (entry for entry in initial.entries() if documents.is_wanted(entry, encoder.asked))
+            entries = filter(encoder.asked.has, initial.entries())
             while (piece := await asyncio.to_thread(encoder.initial, entries, initial)) is not None:
                 yield piece
             if options.send_initial and options.has_bookmarks:
@@ -98,7 +96,7 @@ class Watches:
                 yield encoder.error(410, "Expired", _EXPIRED)
                 return
             version = changes[-1].version if changes else max(version, view.version)
-            wanted = [change for change in changes if documents.is_wanted(change.entry, encoder.asked)]
+            wanted = [change for change in changes if encoder.asked.has(change.entry)]
             if wanted:
                 yield await asyncio.to_thread(encoder.changes, wanted)
             now = loop.time()
@@ -131,7 +129,7 @@ class _Encoder:
         piece = list(islice(entries, _PIECE))
         if not piece:
             return None
-        manifests = (published(entry, view.version_of(entry), self.asked.api_version) for entry in piece)
+        manifests = (self._manifest(entry, view.version_at(entry.key)) for entry in piece)
         return b"".join(self._event("ADDED", made) for made in manifests if documents.matches(made, self.options))
 
     def changes(self, changes: Iterable[ObjectChange]) -> bytes:
@@ -142,9 +140,9 @@ class _Encoder:
         if is_initial_end:
             metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
         if self._form is Form.TABLE:
-            return _line("BOOKMARK", table(self.asked.kind, (), metadata, datetime.now(UTC), has_columns=False))
+            return _line("BOOKMARK", table(self.asked.kind, (), metadata, has_columns=False))
         made = {"kind": self.asked.kind.kind, "apiVersion": self.asked.api_version, "metadata": metadata}
-        return _line("BOOKMARK", metadata_only(made) if self._form is Form.METADATA else made)
+        return self._event("BOOKMARK", made)
 
     def error(self, code: int, reason: str, message: str) -> bytes:
         return _line("ERROR", failure(code, reason, message))
@@ -160,19 +158,13 @@ class _Encoder:
             return self._event("MODIFIED", made) if is_wanted else self._event("DELETED", before)
         return self._event("ADDED", made) if is_wanted else b""
 
-    def _manifest(self, entry: PublishedObject, version: int) -> dict[str, Any]:
+    def _manifest(self, entry: PublishedObject, version: int | None) -> dict[str, Any]:
         return published(entry, version, self.asked.api_version)
 
     def _event(self, kind: str, made: dict[str, Any]) -> bytes:
-        if self._form is Form.PLAIN:
-            return _line(kind, made)
-        if self._form is Form.METADATA:
-            return _line(kind, metadata_only(made))
-        metadata = {"resourceVersion": made["metadata"]["resourceVersion"]}
-        include = self.options.include_object
-        rows = table(self.asked.kind, (made,), metadata, datetime.now(UTC), include, self._has_columns)
+        shown = in_form(self._form, self.asked.kind, made, self.options.include_object, self._has_columns)
         self._has_columns = False
-        return _line(kind, rows)
+        return _line(kind, shown)
 
 
 def _line(kind: str, made: dict[str, Any]) -> bytes:

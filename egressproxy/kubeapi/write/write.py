@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from egressproxy.model.published_object import Key
+
 __all__ = ["FieldValidation", "Verb", "Write", "WriteRefused", "Written"]
 
 
@@ -48,6 +50,18 @@ class Write:
     is_forced: bool = False
     is_dry_run: bool = False
     field_validation: FieldValidation = FieldValidation.WARN
+
+    @property
+    def key(self) -> Key:
+        return self.group, self.kind, self.namespace, self.name
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def is_secret(self) -> bool:
+        return (self.group, self.kind) == ("", "Secret")
 
 
 class WriteRefused(Exception):

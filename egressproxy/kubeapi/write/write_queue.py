@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from egressproxy.kubeapi.read.objects import Key, Objects, View
+from egressproxy.kubeapi.read.objects import Objects, View
 from egressproxy.kubeapi.state import ApiState
 from egressproxy.kubeapi.write.write import Write, Written
+from egressproxy.model.published_object import Key
 
 __all__ = ["WriteQueue"]
 
@@ -21,10 +22,6 @@ MAX_OCTETS: Final = 16 * 1024 * 1024
 class _Waiting:
     write: Write
     answer: asyncio.Future[tuple[Write, Written]]
-
-    @property
-    def key(self) -> Key:
-        return self.write.group, self.write.kind, self.write.namespace, self.write.name
 
 
 class WriteQueue:
@@ -63,7 +60,7 @@ class WriteQueue:
 
     async def _ask(self, batch: Sequence[_Waiting]) -> None:
         view = await self._objects.view()
-        writes = [_at_version(each, view) for each in batch]
+        writes = [_at_version(each.write, view) for each in batch]
         results = await self._state.write(writes)
         found = [
             (write, result) if isinstance(result, Written) else result
@@ -93,16 +90,16 @@ def _together(waiting: Sequence[_Waiting]) -> list[_Waiting]:
         octets += len(each.write.body)
         if batch and octets > MAX_OCTETS:
             break
-        if each.write.name and each.key in named:
+        if each.write.name and each.write.key in named:
             continue
-        named.add(each.key)
+        named.add(each.write.key)
         batch.append(each)
     return batch
 
 
-def _at_version(waiting: _Waiting, view: View) -> Write:
-    version = view.version_at(waiting.key) if waiting.write.name else None
-    return replace(waiting.write, resource_version="" if version is None else str(version))
+def _at_version(write: Write, view: View) -> Write:
+    version = view.version_at(write.key)
+    return replace(write, resource_version="" if version is None else str(version))
 
 
 def _seen(answer: asyncio.Future[tuple[Write, Written]]) -> None:

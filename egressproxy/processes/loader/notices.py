@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.reading.problems import ConfigError
+from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.result import ListenerAddress
 from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new_notice
 
@@ -36,7 +37,7 @@ def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]
     ]
 
 
-def broken(found: Iterable[tuple[tuple[str, str, str, str], str]]) -> list[Notice]:
+def broken(found: Iterable[tuple[Key, str]]) -> list[Notice]:
     """See `Loaded.broken`."""
     return [
         new_notice("ReferenceBroken", "Resolve", InvolvedObject(scope_of(key).partition(" ")[0], *key[2:]), sentence)

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, Final
 
-from egressproxy.processes.loader.result import Shown, shown
+from egressproxy.model.published_object import PublishedObject
+from egressproxy.processes.loader.result import shown
 
 __all__ = ["PublishedConfiguration", "digest"]
 
@@ -28,7 +30,7 @@ class PublishedConfiguration:
     def version(self) -> int:
         return self._version
 
-    def objects(self) -> Iterable[Shown]:
+    def objects(self) -> Iterable[PublishedObject]:
         return self._packed
 
     def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:
@@ -46,7 +48,7 @@ class PublishedConfiguration:
 def digest(packed: bytes) -> str:
     """The mark of a configuration: that of all its manifests, however they are spread over files."""
     whole = blake2b(digest_size=6)
-    for each in sorted(shown(packed), key=lambda one: (one.group, one.kind, one.namespace, one.name)):
+    for each in sorted(shown(packed), key=attrgetter("key")):
         whole.update(each.manifest)
     return whole.hexdigest()
 
@@ -58,7 +60,7 @@ class _Packed:
     reason: str = "Invalid"
     since: str = field(default="", compare=False)
 
-    def __iter__(self) -> Iterator[Shown]:
+    def __iter__(self) -> Iterator[PublishedObject]:
         for each in shown(self.packed):
             if self.rejection and each.kind == "Gateway" and each.status is not None:
                 yield replace(each, status=_with_rejection(each.status, self, each.generation))

@@ -7,7 +7,6 @@ holds secrets.
 from __future__ import annotations
 
 import io
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,9 @@ from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
 from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.model.encoding import line
 from egressproxy.model.pickling import Unpickler, classes, dumps, loads
+from egressproxy.model.published_object import Key, PublishedObject
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -28,7 +29,6 @@ __all__ = [
     "LOADED",
     "ListenerAddress",
     "Loaded",
-    "Shown",
     "builtin",
     "pack_plain",
     "pack_shown",
@@ -71,7 +71,7 @@ class Loaded:
     shown: bytes = field(default=b"", repr=False)
     findings: tuple[Problem, ...] = ()
     memory: bytes = field(default=b"", repr=False)
-    broken: tuple[tuple[tuple[str, str, str, str], str], ...] = ()
+    broken: tuple[tuple[Key, str], ...] = ()
     validities: tuple[Validity, ...] = ()
 
 
@@ -94,26 +94,12 @@ def places(config: ConfigIR) -> tuple[ListenerAddress, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One object as the admin API shows it (`kubeapi.state.PublishedObject`): its JSON and what that does not say."""
-
-    group: str
-    kind: str
-    namespace: str
-    name: str
-    manifest: bytes
-    generation: int
-    status: bytes | None
-    created: str = ""
-
-
 def pack_shown(
-    objects: Iterable[tuple[tuple[str, str, str, str], dict[str, Any], int, Mapping[str, Any] | None, str]],
+    objects: Iterable[tuple[Key, dict[str, Any], int, Mapping[str, Any] | None, str]],
 ) -> bytes:
     """Objects as (key, manifest, generation, status, time of the file "" for none)."""
     entries = (
-        (key, _json(manifest), generation, None if status is None else _json(status), created)
+        (key, line(manifest), generation, None if status is None else line(status), created)
         for key, manifest, generation, status, created in objects
     )
     packer = zlib.compressobj(1)
@@ -123,14 +109,14 @@ def pack_shown(
     return b"".join((*packed, packer.flush()))
 
 
-def shown(packed: bytes) -> Iterator[Shown]:
+def shown(packed: bytes) -> Iterator[PublishedObject]:
     """The objects; decompressed and decoded as they are taken, so that many readers take little memory."""
     if not packed:
         return
     file = io.BufferedReader(_Inflated(packed), CHUNK)
     while file.peek(1):
         for (group, kind, namespace, name), manifest, generation, status, created in Unpickler(file).load():
-            yield Shown(group, kind, namespace, name, manifest, generation, status, created)
+            yield PublishedObject(group, kind, namespace, name, manifest, generation, status, created)
 
 
 def pack_plain(value: object) -> bytes:
@@ -191,8 +177,3 @@ class _Inflated(io.RawIOBase):
             self._rest = self._inflate.unconsumed_tail
         view[: len(data)] = data
         return len(data)
-
-
-def _json(value: object) -> bytes:
-    # A value that JSON does not know is never shown: it might be one that must not be.
-    return json.dumps(value, default=lambda _value: "redacted").encode()

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.kubeapi.kinds import KINDS
 from egressproxy.kubeapi.read.columns import columns
-from egressproxy.kubeapi.read.tables import age, table
+from egressproxy.kubeapi.read.tables import age, row, table
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -16,7 +16,7 @@ NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.group}/{kind.kind}")
 def test_an_object_that_says_nothing_has_empty_cells_and_no_error(kind):  # type: ignore[no-untyped-def]
     for odd in ({}, {"metadata": {"name": "a"}, "spec": None, "status": None}, {"spec": {"rules": [{}], "ports": 3}}):
-        made = table(kind, [{"metadata": {}, **odd}], {}, NOW)
+        made = table(kind, [row(kind, {"metadata": {}, **odd}, NOW, "Metadata")], {})
         assert len(made["rows"][0]["cells"]) == len(made["columnDefinitions"])
 
 

@@ -13,7 +13,7 @@ from egressproxy.config.reading.load import load_text
 from egressproxy.kubeapi.list_options import Form, Options, resource
 from egressproxy.kubeapi.read import documents
 from egressproxy.kubeapi.read.objects import View
-from egressproxy.processes.loader.result import Shown
+from egressproxy.model.published_object import PublishedObject
 from tests.admin.kit import entry, view_of
 
 MANIFESTS = """
@@ -122,7 +122,7 @@ async def test_a_secret_is_answered_with_its_data_redacted(view: View):
 
 async def test_a_secret_that_does_not_redact_itself_is_redacted_all_the_same():
     manifest = b'{"kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "CANARY"}, "stringData": {"b": "CANARY"}}'
-    view = await view_of([Shown("", "Secret", "default", "s", manifest, 1, None)])
+    view = await view_of([PublishedObject("", "Secret", "default", "s", manifest, 1, None)])
     body = ask(view, "/api/v1/namespaces/default/secrets/s")
     assert set(body["data"]) == {"a", "b"}
     assert "CANARY" not in str(body)

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from egressproxy.kubeapi.read import objects as module
-from egressproxy.kubeapi.read.objects import ChangeType, Gone, Objects
+from egressproxy.kubeapi.read.objects import ChangeType, Gone, Objects, View
+from egressproxy.model.published_object import PublishedObject
 from tests.admin.kit import Holder, entries
 
 TEXT = """
@@ -23,14 +24,18 @@ def summary(objects: Objects, since: int) -> list[tuple[int, str, str]]:
     return [(change.version, change.type.value, change.entry.name) for change in objects.since(since)]
 
 
+def of_kind(view: View, kind: str) -> list[PublishedObject]:
+    return [entry for entry in view.entries() if (entry.group, entry.kind) == ("", kind)]
+
+
 async def test_every_object_has_the_version_at_which_it_changed_last():
     source = Holder([A, B])
     objects = Objects([source], 100)
     first = await objects.view()
-    assert {entry.name: first.version_of(entry) for entry in first.of("", "ConfigMap")} == {"a": 101, "b": 102}
+    assert {entry.name: first.version_at(entry.key) for entry in of_kind(first, "ConfigMap")} == {"a": 101, "b": 102}
     source.put([A_CHANGED, B])
     second = await objects.view()
-    assert {entry.name: second.version_of(entry) for entry in second.of("", "ConfigMap")} == {
+    assert {entry.name: second.version_at(entry.key) for entry in of_kind(second, "ConfigMap")} == {
         "a": second.version,
         "b": 102,
     }
@@ -98,13 +103,13 @@ async def test_only_the_source_that_moved_is_read_again():
     moving.put([])
     view = await objects.view()
     assert still.asked == 1
-    assert [entry.name for entry in view.of("", "ConfigMap")] == ["a"]
+    assert [entry.name for entry in of_kind(view, "ConfigMap")] == ["a"]
 
 
 async def test_namespaces_that_objects_are_in_are_there():
     objects = Objects([Holder(entries(TEXT + "\n---\n{apiVersion: v1, kind: Namespace, metadata: {name: one}}"))], 1)
     view = await objects.view()
-    assert sorted(entry.name for entry in view.of("", "Namespace")) == ["default", "one", "two"]
+    assert sorted(entry.name for entry in of_kind(view, "Namespace")) == ["default", "one", "two"]
 
 
 async def test_a_change_wakes_who_waits():

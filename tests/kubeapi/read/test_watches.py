@@ -13,7 +13,7 @@ import pytest
 
 from egressproxy.admin.server import AdminServer
 from egressproxy.kubeapi.read import watches
-from egressproxy.processes.loader.result import Shown
+from egressproxy.model.published_object import PublishedObject
 from tests.admin.kit import Holder, admin_server, entries
 from tests.admin.test_server import State, ask
 from tests.support.waiting import WAIT_S
@@ -32,7 +32,7 @@ class Gateway:
         self.admin = admin
         self.source = source
 
-    def put(self, *objects: Shown) -> None:
+    def put(self, *objects: PublishedObject) -> None:
         self.source.put(objects)
         self.admin.changed()
 
@@ -85,7 +85,7 @@ async def gateway() -> AsyncIterator[Gateway]:
     await admin.stop()
 
 
-def changed(entry: Shown, **labels: str) -> Shown:
+def changed(entry: PublishedObject, **labels: str) -> PublishedObject:
     manifest = json.loads(entry.manifest)
     manifest["metadata"]["labels"] = labels
     return dataclasses.replace(entry, manifest=json.dumps(manifest).encode())
