@@ -20,7 +20,6 @@ __all__ = [
     "CertificateProblem",
     "common_ca",
     "covers",
-    "crl_span",
     "read_ca_bundle",
     "read_crls",
     "read_key_pair",
@@ -77,25 +76,19 @@ def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> str:
     return _text(pem, field)
 
 
-def read_crls(pem: bytes, field: str = "crl.pem") -> str:
-    """One revocation list or more, PEM. Raises CertificateProblem."""
-    text = _text(pem, field)
-    _crls(text, field)
-    return text
-
-
-def crl_span(text: str, field: str = "crl.pem") -> tuple[float, float]:
-    """From when until when each issuer of these revocation lists (PEM) has one that holds, since the epoch.
+def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, float, float]:
+    """One revocation list or more, PEM; and from when until when each issuer has one that holds, since the epoch.
 
     Infinity where none of them ends. Raises CertificateProblem.
     """
+    text = _text(pem, field)
     begins: dict[bytes, float] = {}
     ends: dict[bytes, float] = {}
     for crl in _crls(text, field):
         issuer, end = crl.issuer.public_bytes(), crl.next_update_utc
         begins[issuer] = min(begins.get(issuer, float("inf")), crl.last_update_utc.timestamp())
         ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if end is None else end.timestamp())
-    return max(begins.values()), min(ends.values())
+    return text, max(begins.values()), min(ends.values())
 
 
 def _crls(text: str, field: str) -> list[x509.CertificateRevocationList]:

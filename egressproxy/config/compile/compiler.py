@@ -15,7 +15,7 @@ from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_status import backend_statuses
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
-from egressproxy.config.compile.backends.same_names import SameNames
+from egressproxy.config.compile.backends.same_names import same_name_notes
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
@@ -26,7 +26,7 @@ from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.generations import first_seen, generations_of
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
-from egressproxy.config.compile.load_errors import LoadErrors, problem_at
+from egressproxy.config.compile.load_errors import LoadErrors, problem_at, unserved
 from egressproxy.config.compile.policies.denials import DeniedBackends
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
@@ -36,7 +36,7 @@ from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_d
 from egressproxy.config.compile.routes.route_status import set_route_conditions
 from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator
 from egressproxy.config.compile.routes.served_routes import ServedRoutes
-from egressproxy.config.compile.status.conditions import Conditions, RouteParents, keep_times
+from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions, keep_times
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.backend import Backend
@@ -123,7 +123,6 @@ class _Run:
         )
         self._validator = RouteValidator(self._backends, self._extensions, defaults.check_pattern)
         self._denials = DeniedBackends(defaults.denials)
-        self._same_names = SameNames(resources, BACKEND_KINDS, self._backends.target_key)
         self._plans: list[GatewayPlan] = []
         self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
         self._served: dict[ListenerPlan, ServedRoutes] = {}
@@ -190,13 +189,8 @@ class _Run:
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
 
     def _note_same_names(self, source: Resource) -> None:
-        for where, sentence in self._same_names.of(source):
+        for where, sentence in same_name_notes(source, self._backends):
             self.warnings.append(problem_at(source, where, sentence, severity=Severity.NOTE, code="SameName"))
-
-    def _say_unserved(self, resource: Resource, field_path: str, message: str, remedy: str, code: str) -> None:
-        """For what has no status to say it in."""
-        problem = problem_at(resource, field_path, message, remedy, severity=Severity.UNSERVED, code=code)
-        self.warnings.append(problem)
 
     def _generation(self, key: Key) -> int:
         return self._generations.get(key, 1)
@@ -232,35 +226,33 @@ class _Run:
     def _attach(self, route: AnyRoute, parents: Parents) -> None:
         """Attach a route wherever its parentRefs lead, and state its conditions for each."""
         hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
-        status = RouteParents(self._generation(route.key))
+        status = ReferenceConditions("parents", self._generation(route.key))
         validation: RouteValidation | None = None
         found: dict[ListenerPlan, tuple[Attachment, Conditions]] = {}
         if not route.spec.parent_refs:
             message = "the route names no parentRefs and is not served"
-            self._say_unserved(route, "spec.parentRefs", message, _NAME_A_PARENT, "NoParent")
+            self.warnings.append(unserved(route, "spec.parentRefs", message, _NAME_A_PARENT, "NoParent"))
         self._note_same_names(route)
         of_mesh: list[int] = []
         for index, ref in enumerate(route.spec.parent_refs):
             outcome = parents.attach(route, hostnames, ref)
             if outcome is None:
+                key = (ref.group, ref.kind, ref.namespace or route.namespace, ref.name)
                 if (ref.group, ref.kind) == _SERVICE:
                     of_mesh.append(index)
-                elif self._is_absent(route, ref.group, ref.kind, ref.namespace, ref.name):
-                    namespace = ref.namespace or route.namespace
-                    message = f"{ref.kind} {namespace}/{ref.name} does not exist"
-                    remedy = self._references.suggestions.remedy(
-                        ref.group, ref.kind, namespace, ref.name, "name it in parentRefs"
-                    )
+                elif self._resources.get(*key) is None:
+                    message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the route is not served there"
+                    remedy = self._references.suggestions.remedy(*key, "name it in parentRefs")
                     where = f"spec.parentRefs[{index}]"
-                    message += ": the route is not served there"
-                    self._say_unserved(route, where, message, remedy, "ParentNotFound")
+                    self.warnings.append(unserved(route, where, message, remedy, "ParentNotFound"))
                 continue
             validation = validation or self._validator.validate(route)
-            conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
+            conditions = status.add(ref)
             conflicts: list[str] = []
             if not isinstance(outcome, Rejection):
-                conflicts = [text for each in outcome if (text := self._served[each.listener].conflict(route, each))]
-                left = [each for each in outcome if not self._served[each.listener].conflict(route, each)]
+                found_conflicts = {each: self._served[each.listener].conflict(route, each) for each in outcome}
+                conflicts = list(filter(None, found_conflicts.values()))
+                left = [each for each, conflict in found_conflicts.items() if not conflict]
                 outcome = left or Rejection("HostnameConflict", "; ".join(conflicts))
             set_route_conditions(conditions, outcome, validation)
             if isinstance(outcome, Rejection):
@@ -280,7 +272,7 @@ class _Run:
         services = self._backends.services(route) if found else ()
         for listener, (attachment, conditions) in found.items():
             served = self._served[listener]
-            self._tls_policies.note_use(listener.gateway, services)
+            self._tls_policies.note_use(listener.gateway.key, services)
             if conditions.holds("Accepted"):
                 served.claim_hostnames(route, attachment, conditions)
             backends, mirrored = served.add(route, attachment, validation, self._routes)
@@ -298,11 +290,10 @@ class _Run:
                     conditions.set(_DENIED, True, "DestinationDenied", sentence)
         self._statuses[route.key] = status.to_status()
 
-    def _set_mesh_conditions(self, route: AnyRoute, of_mesh: Sequence[int], status: RouteParents) -> None:
+    def _set_mesh_conditions(self, route: AnyRoute, of_mesh: Sequence[int], status: ReferenceConditions) -> None:
         """A route that no Gateway of ours serves, and that names Services as its parents: status says so for each."""
         for index in of_mesh:
-            ref = route.spec.parent_refs[index]
-            conditions = status.add(ref.model_dump(mode="json", by_alias=True, exclude_none=True))
+            conditions = status.add(route.spec.parent_refs[index])
             conditions.set("Accepted", False, "UnsupportedValue", f"{_MESH}: {_NAME_A_PARENT} if it is meant for us")
         if of_mesh:
             self._statuses[route.key] = status.to_status()
@@ -314,9 +305,6 @@ class _Run:
             return False
         policy = self._policies.merge(self._layers[listener], is_routed=False).policy
         return policy.mode is Mode.ENFORCE and not any(policy.destinations.allow)
-
-    def _is_absent(self, route: Resource, group: str, kind: str, namespace: str | None, name: str) -> bool:
-        return self._resources.get(group, kind, namespace or route.namespace, name) is None
 
     def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerIR:
         assert plan.protocol is not None

@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 from egressproxy.config.compile.certificates import (
     CertificateProblem,
-    crl_span,
     read_ca_bundle,
     read_crls,
     read_key_pair,
@@ -171,7 +170,7 @@ class References:
 
     def data(self, source: Resource, ref: Reference, key: str) -> bytes:
         """One entry of a ConfigMap or Secret. Raises UnresolvedRef: not permitted, not there, or another kind."""
-        name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
+        name = self.names(source, (ref,))
         if ref.group or ref.kind not in ("ConfigMap", "Secret"):
             raise UnresolvedRef("InvalidKind", f"{name} is neither a ConfigMap nor a Secret")
         found = self.find(source, ref)
@@ -202,7 +201,7 @@ class References:
         self.check_permitted(source, ref)
         namespace = self.namespace_of(source, ref)
         name = f"Secret {namespace}/{ref.name}"
-        found = self.secret_object(namespace, ref.name)
+        found = self._resources.find(Secret, namespace, ref.name)
         key = ref.key
         if found is not None and not key and found.keys:
             usual = found.keys if len(found.keys) == 1 else [each for each in CREDENTIAL_KEYS if each in found.keys]
@@ -219,16 +218,11 @@ class References:
             raise UnresolvedRef("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value", hint)
         return value
 
-    def secret_object(self, namespace: str, name: str) -> Secret | None:
-        """The Secret of this name, None if there is none."""
-        found = self._resources.get("", "Secret", namespace, name)
-        return found if isinstance(found, Secret) else None
-
     def key_pair(
         self, source: Resource, ref: Reference, use: CertificateUse, chain_key: str = "tls.crt"
     ) -> CertificateIR:
         """The certificate and key of a Secret (`tls.crt` or `chain_key`, and `tls.key`). Raises UnresolvedRef."""
-        name = f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
+        name = self.names(source, (ref,))
         if ref.group or ref.kind != "Secret":
             raise UnresolvedRef("InvalidKind", f"{name} is not a Secret")
         chain, key = self.data(source, ref, chain_key), self.data(source, ref, "tls.key")
@@ -278,8 +272,7 @@ class References:
         """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises UnresolvedRef."""
         pem = self.data(source, ref, "crl.pem")
         try:
-            text = read_crls(pem)
-            begin, end = crl_span(text)
+            text, begin, end = read_crls(pem)
         except CertificateProblem as problem:
             raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
         key = (CertificateUse.CRL, ref.kind, self.namespace_of(source, ref), ref.name)

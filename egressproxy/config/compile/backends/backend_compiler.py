@@ -7,7 +7,7 @@ Sources: the AI Gateway working group's egress proposal, GEP-4488, Gateway API v
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,9 +15,16 @@ from itertools import chain
 from egressproxy.config.compile.backends.backend_references import backend_refs
 from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
 from egressproxy.config.compile.backends.parent_credentials import parent_credentials
-from egressproxy.config.compile.backends.published_forms import PortForm, check_tls, port_forms, protocol_of, tls_field
+from egressproxy.config.compile.backends.published_forms import (
+    PortForm,
+    check_tls,
+    port_forms,
+    protocol_of,
+    tls_field,
+    x_backend_form,
+)
 from egressproxy.config.compile.backends.services import Services
-from egressproxy.config.compile.backends.tls_settings import port_tls, x_backend_tls
+from egressproxy.config.compile.backends.tls_settings import port_tls
 from egressproxy.config.compile.extensions.extension_compiler import (
     BACKEND_LEVEL,
     AttachmentPoint,
@@ -74,7 +81,7 @@ _NOWHERE = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"
 class BackendCompiler:
     """Resolves backendRefs. Every object is read once, however many routes refer to it."""
 
-    __slots__ = ("_busy", "_extensions", "_found", "_names", "_placed", "_references", "_resources", "_services")
+    __slots__ = ("_busy", "_extensions", "_found", "_placed", "_references", "_resources", "_services", "same_names")
 
     def __init__(
         self, resources: ResourceSet, references: References, services: Services, extensions: ExtensionCompiler
@@ -86,8 +93,11 @@ class BackendCompiler:
         self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | UnresolvedRef] = {}
         self._placed: dict[Key, tuple[RankedExtension, ...]] = {}
         self._busy: list[Key] = []
-        every = chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS)
-        self._names = Counter((backend.namespace, backend.name) for backend in every)
+        named: dict[tuple[str, str], list[Key]] = defaultdict(list)
+        for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
+            named[backend.namespace, backend.name].append(backend.key)
+        #: By (namespace, name): the backends of several kinds or groups that share it.
+        self.same_names = {name: keys for name, keys in named.items() if len(keys) > 1}
 
     def resolve(
         self, source: Resource, ref: Reference, protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS
@@ -172,29 +182,26 @@ class BackendCompiler:
         raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS)
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
-        spec = backend.spec
-        number = spec.port.value
+        spec, form = backend.spec, x_backend_form(backend.spec)
         if spec.external_hostname is None:
             remedy = "refer to a Service, or to a Backend (egressproxy.io) of type Service"
             raise UnresolvedRef("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
-        if port not in (None, number):
-            raise UnresolvedRef("BackendNotFound", f"{backend} has no port {port}", f"it has {number}")
-        is_plain = spec.tls is None or spec.tls.mode == "None"
-        if spec.tls is None and spec.protocol != "H2C":  # whose name says that there is none
-            raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
-        if is_plain and spec.protocol == "WSS":
+        _port_form(backend, (form,), port)
+        if form.tls is None:
+            raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, form.number))
+        if form.tls.mode == "None" and form.protocol == "WSS":
             raise UnresolvedRef("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
         made = BackendIR(
             name=backend.full_name,
             destination=Destination.FQDN,
             hostname=spec.external_hostname.hostname,
-            port=number,
-            protocol=Protocol(_MEANS.get(spec.protocol or "HTTP", spec.protocol or "HTTP")),
-            tls=None if is_plain else x_backend_tls(self._references, backend),
+            port=form.number,
+            protocol=protocol_of(backend, form, is_stream=False),
+            tls=port_tls(self._references, backend, form.tls, "spec.tls"),
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
         )
-        return ResolvedBackend(made, backend.key, number)
+        return ResolvedBackend(made, backend.key, form.number)
 
     def _read_destination(
         self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None, *, is_stream: bool
@@ -217,27 +224,20 @@ class BackendCompiler:
             if form.tls is None and (kind is Destination.FQDN or not destination.ports):
                 raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[EndpointAddress, ...] = ()
-        hostname = ""
-        service = None
-        match kind:
-            case Destination.FQDN:
-                assert destination.fqdn is not None
-                hostname = destination.fqdn.hostname
-            case Destination.IP:
-                assert destination.ip is not None
-                endpoints = (EndpointAddress(destination.ip.address, number),)
-            case Destination.SERVICE:
-                named = destination.named_service
-                assert named is not None
-                inner = self._service(backend, named.name, named.namespace, number)
-                endpoints = inner.endpoints
-                service = ("", "Service", named.namespace or backend.namespace, named.name)
-                tls = tls if form is not None and form.tls is not None else inner.tls
+        service: Key | None = None
+        if destination.ip is not None:
+            endpoints = (EndpointAddress(destination.ip.address, number),)
+        named = destination.named_service
+        if named is not None:
+            service = ("", "Service", named.namespace or backend.namespace, named.name)
+            inner = self._service(backend, service, number)
+            endpoints = inner.endpoints
+            tls = tls if form is not None and form.tls is not None else inner.tls
         extensions = self.own_extensions(backend)
         made = BackendIR(
             name=backend.full_name,
             destination=kind,
-            hostname=hostname,
+            hostname=destination.fqdn.hostname if destination.fqdn is not None else "",
             port=number,
             endpoints=endpoints,
             protocol=protocol,
@@ -246,12 +246,11 @@ class BackendCompiler:
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
         )
+        found = ResolvedBackend(made, backend.key, number, extensions, service=service)
         if not isinstance(backend, Backend):
-            return ResolvedBackend(made, backend.key, number, extensions, service=service)
+            return found
         spec = backend.spec
-        found = ResolvedBackend(
-            made, backend.key, number, extensions, spec.region or "", spec.resolver, service=service
-        )
+        found = replace(found, region=spec.region or "", resolver=spec.resolver)
         if spec.parent is None:
             return found
         if spec.parent.direct:
@@ -263,7 +262,7 @@ class BackendCompiler:
 
     def is_ambiguous(self, backend: AnyBackend) -> bool:
         """Whether a backend of another kind or group has the same name in the same namespace."""
-        return self._names[backend.namespace, backend.name] > 1
+        return (backend.namespace, backend.name) in self.same_names
 
     def _shares_name(self, backend: AnyBackend) -> bool:
         """Whether messages add the kind to the name. Our own Backend keeps the name alone."""
@@ -279,12 +278,10 @@ class BackendCompiler:
             self._placed[backend.key] = self._extensions.extensions(backend, declared, place)
         return self._placed[backend.key]
 
-    def _service(self, backend: Resource, name: str, namespace: str | None, port: int) -> BackendIR:
-        ref = _OwnReference("", "Service", namespace or backend.namespace, name, port)
-        self._references.check_permitted(backend, ref)
-        if self._resources.get("", "Service", ref.namespace, name) is None:
-            raise self._references.not_found("BackendNotFound", "", "Service", ref.namespace, name)
-        return self._services.backend(ref.namespace, name, port)
+    def _service(self, backend: Resource, service: Key, port: int) -> BackendIR:
+        if self._references.find(backend, _OwnReference(*service)) is None:
+            raise self._references.not_found("BackendNotFound", *service)
+        return self._services.backend(*service[2:], port)
 
     def through_parent(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
         """The backend, reached through the parent that `source` (itself, or a policy) names. Raises UnresolvedRef."""
@@ -352,9 +349,6 @@ class _OwnReference:
     name: str
     port: int | None = None
 
-
-#: A WebSocket is asked for in HTTP/1.1 (RFC 6455 section 4.1).
-_MEANS = {"WSS": "HTTP11"}
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
 

@@ -13,6 +13,7 @@ from egressproxy.config.compile.backends.published_forms import (
     notes,
     port_forms,
     port_option_errors,
+    x_backend_form,
 )
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
@@ -82,7 +83,7 @@ def _set_conditions(
 
 
 def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: bool) -> None:
-    wrong = _invalid_options(backend)
+    wrong = "" if isinstance(backend, XBackend) else "; ".join(port_option_errors(backend.spec))
     if wrong:
         _set_degraded(conditions, "UnsupportedProtocolOptions", wrong)
     insecure = _insecure_reason(backend, has_requests)
@@ -113,11 +114,6 @@ def summary(backend: AnyBackend) -> str:
     return f"{spec.external_hostname.hostname}:{spec.port.value} ({spec.protocol or 'HTTP'}, {tls})"
 
 
-def _invalid_options(backend: AnyBackend) -> str:
-    """What its protocolOptions say that cannot be right; "" if all is well."""
-    return "" if isinstance(backend, XBackend) else "; ".join(port_option_errors(backend.spec))
-
-
 def _set_degraded(conditions: Conditions, reason: str, message: str) -> None:
     """State `Degraded`, or add to it."""
     if conditions.says("Degraded"):
@@ -131,14 +127,11 @@ def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
 
     `has_requests`: requests of ours go there, and not streams of others alone.
     """
-    if isinstance(backend, XBackend):
-        tls, protocol = backend.spec.tls, backend.spec.protocol
-        is_plain = tls.mode == "None" and protocol != "TCP" if tls is not None else protocol == "H2C"
-        return "requests go in plain text" if is_plain and has_requests else ""
-    forms = port_forms(backend.spec)
+    forms = (x_backend_form(backend.spec),) if isinstance(backend, XBackend) else port_forms(backend.spec)
+    is_external = isinstance(backend, XBackend) or backend.spec.destination.type == "Fqdn"
     reasons = []
     is_plain = any(form.tls is not None and form.tls.mode == "None" and form.protocol != "TCP" for form in forms)
-    if backend.spec.destination.type == "Fqdn" and is_plain and has_requests:
+    if is_external and is_plain and has_requests:
         reasons.append("requests go in plain text")
     if any(form.tls is not None and form.tls.is_unverified for form in forms):
         reasons.append("the server's certificate is not verified (insecureSkipVerify)")

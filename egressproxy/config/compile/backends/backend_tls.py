@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterable
 
 from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.compile.status.conditions import Ancestors, Conditions
+from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.core import Service, ServicePort
-from egressproxy.config.resources.gateway import Gateway
-from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.object_references import PolicyTargetReference
-from egressproxy.config.resources.x_backend import BackendTlsValidation
+from egressproxy.config.resources.object_references import ParentReference, PolicyTargetReference
 from egressproxy.ir.backend import BackendTlsIR
 
-__all__ = ["BackendTlsPolicies", "validated_tls"]
+__all__ = ["BackendTlsPolicies"]
 
 #: PolicyStatus.ancestors holds at most 16 entries.
 MAX_ANCESTORS = 16
@@ -42,14 +39,17 @@ class BackendTlsPolicies:
         #: (namespace, service, port name or "") -> the policy that holds there.
         self._by_target: dict[tuple[str, str, str], BackendTlsPolicy] = {}
         #: (namespace, service) -> the Gateways whose routes lead there.
-        self._users: dict[tuple[str, str], dict[Key, Gateway]] = defaultdict(dict)
+        self._users: dict[tuple[str, str], set[Key]] = defaultdict(set)
         for policy in self._policies:
             for ref in policy.spec.target_refs:
                 if (ref.group, ref.kind) == _SERVICE:
                     self._by_target.setdefault((policy.namespace, ref.name, ref.section_name or ""), policy)
 
     def tls(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
-        """How this port is spoken to; None without a policy. Raises UnresolvedRef for a policy that cannot hold."""
+        """How this port is spoken to; None where no policy says it.
+
+        Raises UnresolvedRef where the policy cannot hold.
+        """
         place = (service.namespace, service.name)
         policy = self._by_target.get((*place, entry.name)) if entry.name else None
         policy = policy or self._by_target.get((*place, ""))
@@ -58,12 +58,14 @@ class BackendTlsPolicies:
         pem, problems = self._trusted(policy)
         if problems and not pem:
             raise UnresolvedRef("InvalidBackend", f"{service} cannot be verified: {policy}: {problems[0].message}")
-        return validated_tls(policy, policy.spec.validation, pem, self._references)
+        validation = policy.spec.validation
+        ca_source = self._references.names(policy, validation.ca_certificate_refs)
+        return BackendTlsIR(sni=validation.hostname, ca_pem=pem, names=validation.names, ca_source=ca_source)
 
-    def note_use(self, gateway: Gateway, services: Iterable[tuple[str, str]]) -> None:
+    def note_use(self, gateway: Key, services: Iterable[tuple[str, str]]) -> None:
         """Routes of this Gateway lead to these Services (namespace, name): it is an ancestor of their policies."""
         for service in services:
-            self._users[service][gateway.key] = gateway
+            self._users[service].add(gateway)
 
     def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
         """The status of every policy: an ancestor for each Gateway whose routes lead to a target.
@@ -72,18 +74,17 @@ class BackendTlsPolicies:
         """
         statuses: dict[Key, Status] = {}
         for policy in self._policies:
-            ancestors = Ancestors(generation(policy.key))
+            ancestors = ReferenceConditions("ancestors", generation(policy.key))
             by_gateway: dict[Key, list[PolicyTargetReference]] = defaultdict(list)
             for ref in policy.spec.target_refs:
                 if (ref.group, ref.kind) == _SERVICE:
                     for key in self._users.get((policy.namespace, ref.name), ()):
                         by_gateway[key].append(ref)
             for key in sorted(by_gateway)[:MAX_ANCESTORS]:
-                ancestor = dict(zip(("group", "kind", "namespace", "name"), key, strict=True))
+                ancestor = ParentReference(namespace=key[2], name=key[3])
                 self._conditions_of(policy, by_gateway[key], ancestors.add(ancestor))
             for ref in () if by_gateway else policy.spec.target_refs:
-                written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
-                conditions = ancestors.add({**written, "namespace": policy.namespace})
+                conditions = ancestors.add(ref, namespace=policy.namespace)
                 self._conditions_of(policy, [ref], conditions)
                 if conditions.holds("Accepted"):
                     conditions.add_note("Accepted", "No route that is served here leads to it yet.")
@@ -115,10 +116,11 @@ class BackendTlsPolicies:
 
     def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> UnresolvedRef | None:
         if (ref.group, ref.kind) != _SERVICE:
-            message = f"only Services can be targets, not {ref.kind}: a Backend says tls itself"
-            return UnresolvedRef("TargetNotFound", message)
-        service = self._resources.get(*_SERVICE, policy.namespace, ref.name)
-        if not isinstance(service, Service):
+            return UnresolvedRef(
+                "TargetNotFound", f"only Services can be targets, not {ref.kind}: a Backend says tls itself"
+            )
+        service = self._resources.find(Service, policy.namespace, ref.name)
+        if service is None:
             remedy = self._references.suggestions.remedy(
                 *_SERVICE, policy.namespace, ref.name, "a policy stands beside it"
             )
@@ -139,14 +141,3 @@ class BackendTlsPolicies:
             refs = policy.spec.validation.ca_certificate_refs
             self._trust[policy.key] = self._references.ca_bundles(policy, refs)
         return self._trust[policy.key]
-
-
-def validated_tls(
-    source: Resource, validation: BackendTlsValidation, ca_pem: str, references: References
-) -> BackendTlsIR:
-    """How a BackendTLSPolicy (or XBackend) wants the server verified, with these CA certificates.
-
-    Names are compared instead of the SNI, where there are any; a URI as it is written.
-    """
-    ca_source = references.names(source, validation.ca_certificate_refs)
-    return BackendTlsIR(sni=validation.hostname or "", ca_pem=ca_pem, names=validation.names, ca_source=ca_source)

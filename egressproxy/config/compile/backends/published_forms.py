@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
-from egressproxy.config.resources.destination import BackendPort, BackendTls, FqdnTls, McpOptions
+from egressproxy.config.resources.destination import BackendTls, FqdnTls
+from egressproxy.config.resources.x_backend import XBackendSpec
 from egressproxy.ir.backend import Protocol
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "port_option_errors",
     "protocol_of",
     "tls_field",
+    "x_backend_form",
 ]
 
 #: The port of a destination that names none.
@@ -45,11 +47,11 @@ _OVER_TLS: Final = frozenset({"TLS", "HTTPS"})
 
 @dataclass(frozen=True, slots=True)
 class TlsForm:
-    """How a port is secured. `mode`: None, Simple, Mutual, or one that a backend cannot have.
+    """How a port is secured. `mode`: None, Simple (ServerOnly), Mutual (ClientAndServer), or one that no backend has.
 
     `cas` are references to CA certificates, each with its key; `client` to a certificate, whose chain is under
     `client_key`. `names` are those of which the server's certificate has to carry one. `source` is what was written,
-    for the rest.
+    for the rest, and `ca_field` the field of the CA certificates.
     """
 
     mode: str
@@ -59,6 +61,7 @@ class TlsForm:
     client_key: str = "tls.crt"
     names: tuple[str, ...] = ()
     source: BackendTls | None = None
+    ca_field: str = "caBundleRef"
 
     @property
     def is_unverified(self) -> bool:
@@ -95,13 +98,43 @@ def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
     shared = _tls(spec.tls or destination.tls or (fqdn.tls if fqdn is not None else None))
     protocol = fqdn.protocol.type if fqdn is not None and fqdn.protocol is not None else ""
     if destination.ports:
-        forms = (_port(entry, shared, protocol) for entry in destination.ports)
         is_optional = isinstance(spec, WorkingGroupBackendSpec) and destination.type == "Fqdn"
-        return tuple(map(_plain, forms) if is_optional else forms)
+        return tuple(
+            _form(
+                entry.value,
+                protocol if protocol and "protocol" not in entry.model_fields_set else entry.protocol,
+                _tls(entry.tls) or shared,
+                is_optional=is_optional,
+            )
+            for entry in destination.ports
+        )
     if destination.type in ("Dynamic", "Failover"):
         return (PortForm(0, "HTTP", shared),) if shared is not None and destination.type == "Dynamic" else ()
     number = fqdn.port if fqdn is not None and fqdn.port is not None else DEFAULT_PORT
-    return (_over_tls(PortForm(number, protocol or "HTTP", shared)),)
+    return (_form(number, protocol or "HTTP", shared),)
+
+
+def x_backend_form(spec: XBackendSpec) -> PortForm:
+    """The port of an XBackend. H2C says by its name that there is no TLS."""
+    protocol, written = spec.protocol or "HTTP", spec.tls
+    if written is None:
+        return PortForm(spec.port.value, protocol, TlsForm("None") if protocol == "H2C" else None)
+    tls = TlsForm(written.mode, client=written.client_certificate_ref)
+    validation = written.validation
+    if validation is not None:
+        cas = tuple((ref, "ca.crt") for ref in validation.ca_certificate_refs)
+        field, names = "validation.caCertificateRefs", validation.names
+        tls = TlsForm(written.mode, validation.hostname or "", cas, tls.client, names=names, ca_field=field)
+    return PortForm(spec.port.value, protocol, tls)
+
+
+def _form(number: int, protocol: str, tls: TlsForm | None, *, is_optional: bool = False) -> PortForm:
+    """`is_optional`: in the published schemas tls is, and without it a port is in plain text, but never 443."""
+    if tls is None and protocol in _OVER_TLS:  # which say by themselves that TLS is spoken, and is verified
+        tls = TlsForm("Simple")
+    elif tls is None and is_optional and number != DEFAULT_PORT:
+        tls = TlsForm("None")
+    return PortForm(number, protocol, tls)
 
 
 def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol:
@@ -113,6 +146,8 @@ def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol
         return Protocol.TCP if is_stream else Protocol.HTTP
     if form.protocol == "A2A":
         return Protocol.HTTP
+    if form.protocol == "WSS":  # a WebSocket is asked for in HTTP/1.1 (RFC 6455 section 4.1)
+        return Protocol.HTTP11
     if "/" in form.protocol:
         message = f"protocol {form.protocol} of {backend} is not known here: write HTTP, if it is that beneath"
         raise UnresolvedRef("UnsupportedProtocol", message)
@@ -178,8 +213,12 @@ def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
     """What protocolOptions say that cannot be right."""
     for port in spec.destination.ports:
         mcp = port.protocol_options.mcp if port.protocol_options is not None else None
-        if mcp is not None:
-            yield from _unknown_mcp(port, mcp)
+        if mcp is not None and mcp.version and mcp.version not in MCP_REVISIONS:
+            near = difflib.get_close_matches(mcp.version, MCP_REVISIONS, 1, 0.8)
+            remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(MCP_REVISIONS)}"
+            yield f"protocolOptions.mcp.version {mcp.version} of port {port.value} is no revision of MCP: {remedy}"
+        if mcp is not None and not mcp.path.startswith("/"):
+            yield f"protocolOptions.mcp.path {mcp.path} of port {port.value} is no path: it starts with /"
 
 
 def destination_summary(spec: DestinationSpec) -> str:
@@ -207,21 +246,6 @@ def _spoken(form: PortForm) -> str:
     return f"{name}, {'plain text' if form.tls.mode == 'None' else f'TLS {form.tls.mode}'}"
 
 
-def _port(entry: BackendPort, shared: TlsForm | None, protocol: str) -> PortForm:
-    protocol_name = entry.protocol if "protocol" in entry.model_fields_set else protocol or entry.protocol
-    return _over_tls(PortForm(entry.value, protocol_name, _tls(entry.tls) or shared))
-
-
-def _plain(form: PortForm) -> PortForm:
-    """In the published schemas tls is optional: without it a port is in plain text, but never 443."""
-    return replace(form, tls=TlsForm("None")) if form.tls is None and form.number != DEFAULT_PORT else form
-
-
-def _over_tls(form: PortForm) -> PortForm:
-    """HTTPS says by itself that TLS is spoken, and is verified; so does TLS."""
-    return replace(form, tls=TlsForm("Simple")) if form.tls is None and form.protocol in _OVER_TLS else form
-
-
 def _tls(written: BackendTls | None) -> TlsForm | None:
     if written is None:
         return None
@@ -243,12 +267,3 @@ def _tls(written: BackendTls | None) -> TlsForm | None:
             client_key = written.client_certificate.key_or(client_key)
         mode = mode or ("Mutual" if client is not None else "Simple")
     return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, names, written)
-
-
-def _unknown_mcp(port: BackendPort, mcp: McpOptions) -> Iterator[str]:
-    if mcp.version and mcp.version not in MCP_REVISIONS:
-        near = difflib.get_close_matches(mcp.version, MCP_REVISIONS, 1, 0.8)
-        remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(MCP_REVISIONS)}"
-        yield f"protocolOptions.mcp.version {mcp.version} of port {port.value} is no revision of MCP: {remedy}"
-    if not mcp.path.startswith("/"):
-        yield f"protocolOptions.mcp.path {mcp.path} of port {port.value} is no path: it starts with /"

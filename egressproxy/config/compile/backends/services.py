@@ -44,8 +44,8 @@ class Services:
 
     def backend(self, namespace: str, name: str, port: int, *, is_opaque: bool = False) -> BackendIR:
         """The Service as a backend. `is_opaque`: for streams, whose protocol does not matter. Raises UnresolvedRef."""
-        service = self._resources.get("", "Service", namespace, name)
-        if not isinstance(service, Service):
+        service = self._resources.find(Service, namespace, name)
+        if service is None:
             raise UnresolvedRef("BackendNotFound", f"Service {namespace}/{name} does not exist")
         if service.spec.type == "ExternalName":
             remedy = "use a Backend with a destination of type Fqdn"
@@ -80,11 +80,9 @@ class Services:
 
     def refuses_plain_text(self, namespace: str, name: str, port: int) -> bool:
         """Whether this port speaks TLS, and no policy says how to verify it."""
-        service = self._resources.get("", "Service", namespace, name)
-        if not isinstance(service, Service):
-            return False
-        entry = next((p for p in service.spec.ports if p.port == port), None)
-        if entry is None or (entry.app_protocol or "").lower() not in _NEEDS_TLS:
+        service = self._resources.find(Service, namespace, name)
+        entry = next((p for p in service.spec.ports if p.port == port), None) if service is not None else None
+        if service is None or entry is None or (entry.app_protocol or "").lower() not in _NEEDS_TLS:
             return False
         return self._policies.tls(service, entry) is None
 

@@ -5,6 +5,7 @@ Source: Gateway API v1 GatewayClass, Gateway, ListenerSet.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.config.compile.gateways.addresses import AddressBook
@@ -13,12 +14,12 @@ from egressproxy.config.compile.gateways.gateway_tls import set_frontend_conditi
 from egressproxy.config.compile.gateways.listener_conflicts import find_conflicts
 from egressproxy.config.compile.gateways.listener_plan import plan_listener
 from egressproxy.config.compile.interface import CONTROLLER, Defaults, Key, Status, age_of
-from egressproxy.config.compile.load_errors import problem_at
+from egressproxy.config.compile.load_errors import unserved
 from egressproxy.config.compile.references import Namespaces, References
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.reading.problems import Problem, Severity
+from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
 
 __all__ = ["BUILTIN_CLASS", "class_statuses", "of_other_controllers", "plan_gateways"]
@@ -89,8 +90,7 @@ def of_other_controllers(resources: ResourceSet) -> Iterator[Problem]:
         if controller != CONTROLLER:
             message = f"GatewayClass {name} is of the controller {controller}: the Gateway is not served"
             remedy = f"write controllerName: {CONTROLLER} in it, or another gatewayClassName, if it is meant for us"
-            where, code = "spec.gatewayClassName", "GatewayClassOfOthers"
-            yield problem_at(gateway, where, message, remedy, severity=Severity.UNSERVED, code=code)
+            yield unserved(gateway, "spec.gatewayClassName", message, remedy, "GatewayClassOfOthers")
 
 
 def _is_ours(gateway: Gateway, classes: dict[str, GatewayClass], warnings: list[Problem]) -> bool:
@@ -103,9 +103,7 @@ def _is_ours(gateway: Gateway, classes: dict[str, GatewayClass], warnings: list[
     ours = [c.name for c in classes.values() if c.spec.controller_name == CONTROLLER]
     remedy = f"write {' or '.join(sorted(ours))}" if ours else _CLASS_REMEDY if classes else f"write {BUILTIN_CLASS}"
     message = f"there is no GatewayClass {name}: the Gateway is not served"
-    code = "GatewayClassNotFound"
-    where = "spec.gatewayClassName"
-    warnings.append(problem_at(gateway, where, message, remedy, severity=Severity.UNSERVED, code=code))
+    warnings.append(unserved(gateway, "spec.gatewayClassName", message, remedy, "GatewayClassNotFound"))
     return False
 
 
@@ -134,14 +132,9 @@ def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None
 def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults) -> None:
     """What it binds: `spec.addresses`, else those of the process. Status names those that this machine lacks."""
     spec = plan.gateway.spec
-    found: list[str] = []
-    missing: list[str] = []
-    for address in spec.addresses:
-        why = defaults.why_unusable(address.ip) if address.ip else ""
-        if why:
-            missing.append(f"{address.ip} ({why})")
-        elif address.ip:
-            found.append(address.ip)
+    asked = {address.ip: defaults.why_unusable(address.ip) for address in spec.addresses if address.ip}
+    found = [address for address, why in asked.items() if not why]
+    missing = [f"{address} ({why})" for address, why in asked.items() if why]
     if not spec.addresses or not all(address.ip for address in spec.addresses):
         ports = {listener.listener.port for listener in plan.listeners if not listener.problem}
         chosen = book.choose(plan.gateway.full_name, ports)
@@ -163,17 +156,15 @@ def _sets_by_gateway(
     resources: ResourceSet, references: References, warnings: list[Problem]
 ) -> dict[Key, list[ListenerSet]]:
     """The ListenerSets by the Gateway that they name, oldest first."""
-    found: dict[Key, list[ListenerSet]] = {}
+    found: dict[Key, list[ListenerSet]] = defaultdict(list)
     for listener_set in sorted(resources.of(ListenerSet), key=age_of):
         ref = listener_set.spec.parent_ref
         key = (ref.group, ref.kind, ref.namespace or listener_set.namespace, ref.name)
-        found.setdefault(key, []).append(listener_set)
+        found[key].append(listener_set)
         if resources.get(*key) is None:
             message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the ListenerSet is not served"
             remedy = references.suggestions.remedy(*key, "name it in parentRef")
-            code = "ParentNotFound"
-            where = "spec.parentRef"
-            warnings.append(problem_at(listener_set, where, message, remedy, severity=Severity.UNSERVED, code=code))
+            warnings.append(unserved(listener_set, "spec.parentRef", message, remedy, "ParentNotFound"))
     return found
 
 

@@ -18,15 +18,16 @@ from egressproxy.config.compile.extensions.extension_faults import ExtensionFaul
 from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden
+from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.policies.retries import retry_problem
 from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.compile.status import supported_features
-from egressproxy.config.compile.status.conditions import Ancestors, Conditions
+from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
+from egressproxy.config.resources.limits import Limits
 from egressproxy.config.resources.policy import Dns, EgressPolicy
-from egressproxy.config.resources.traffic import TrafficTimeouts
+from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
 
 __all__ = ["PolicyAttachments"]
@@ -42,8 +43,7 @@ class PolicyAttachments:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
     __slots__ = (
-        "_by_target", "_layers", "_merged", "_merger", "_only_parents", "_policies", "_references",
-        "_resources", "_seen",
+        "_by_target", "_layers", "_merged", "_merger", "_only_parents", "_policies", "_references", "_resources",
     )  # fmt: skip
 
     def __init__(self, resources: ResourceSet, references: References) -> None:
@@ -57,20 +57,18 @@ class PolicyAttachments:
             for ref in policy.spec.target_refs:
                 key = object_key(resources, ref, policy.namespace)
                 self._by_target[key, ref.section_name or ""].append(policy)
-        self._layers: dict[tuple[Key, str], Layer | None] = {}
+        #: By target and section, for the places that exist: their layer, or none.
+        self._layers: dict[tuple[Key, str], tuple[Layer, ...]] = {}
         self._merged: dict[tuple[tuple[Layer, ...], bool], Merged] = {}
-        self._seen: set[tuple[Key, str]] = set()
 
     def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> tuple[Layer, ...]:
         """The layer of one target: one, or none where nothing holds there. Marks the target as one that exists."""
         place = (target, section)
-        self._seen.add(place)
         if place not in self._layers:
             policies = tuple(self._by_target.get(place, ()))
-            found = Layer(level, target, section, policies, resolver) if policies or resolver is not None else None
-            self._layers[place] = found
-        layer = self._layers[place]
-        return (layer,) if layer is not None else ()
+            holds = policies or resolver is not None
+            self._layers[place] = (Layer(level, target, section, policies, resolver),) if holds else ()
+        return self._layers[place]
 
     def merge(self, layers: tuple[Layer, ...], *, is_routed: bool) -> Merged:
         """What the layers say together. The result is shared by all places with the same layers.
@@ -96,9 +94,9 @@ class PolicyAttachments:
 
         `faults` are those of filters, `parents` says why parents cannot be used; both by policy.
         """
-        for layer in self._layers.values():
-            if layer is not None and len(layer.policies) > 1:  # a conflict is one, even where nothing is served
-                self.merge((layer,), is_routed=True)
+        for layers in self._layers.values():
+            if any(len(layer.policies) > 1 for layer in layers):  # a conflict is one, even where nothing is served
+                self.merge(layers, is_routed=True)
         return {
             policy.key: self._status(policy, generation(policy.key), faults, parents.get(policy.key))
             for policy in self._policies
@@ -107,12 +105,11 @@ class PolicyAttachments:
     def _status(
         self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults], parent: UnresolvedRef | None
     ) -> Status:
-        ancestors = Ancestors(generation)
+        ancestors = ReferenceConditions("ancestors", generation)
         for ref in policy.spec.target_refs:
-            written = ref.model_dump(mode="json", by_alias=True, exclude_none=True)
-            conditions = ancestors.add({**written, "namespace": policy.namespace})
+            conditions = ancestors.add(ref, namespace=policy.namespace)
             target, section = object_key(self._resources, ref, policy.namespace), ref.section_name or ""
-            if (target, section) not in self._seen:
+            if (target, section) not in self._layers:
                 conditions.set("Accepted", False, "TargetNotFound", self._not_found(target, section))
                 continue
             conditions.set("Accepted", True, "Accepted", "the policy is in force")
@@ -120,7 +117,7 @@ class PolicyAttachments:
             closed = self._merger.blockers(policy, level)
             if closed:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
-            elif policy.spec.subjects and not supported_features.SUBJECTS:
+            elif policy.spec.subjects:
                 conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
             for note in [
                 *_notes(policy, ref.kind),
@@ -190,11 +187,11 @@ class PolicyAttachments:
         """Why the policy holds nowhere by this target, what the author may have meant, and what follows."""
         group, kind, namespace, name = target
         shown = f"{kind} {namespace}/{name}"
-        sections = [known for seen, known in self._seen if seen == target and known]
+        sections = [known for seen, known in self._layers if seen == target and known]
         if self._resources.get(*target) is None:
             message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
             remedy = self._references.suggestions.remedy(*target, "a policy stands beside its target") or _known(kind)
-        elif (target, "") in self._seen or sections:
+        elif (target, "") in self._layers or sections:
             near = difflib.get_close_matches(section, sections, 1, 0.6)
             message = f"{shown} has no section {section}"
             remedy = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(sections)) or 'none'}"
@@ -222,7 +219,7 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
     """Fields that are accepted and not done as written, each with what happens instead."""
     spec = policy.spec
     notes = []
-    if spec.subjects and not supported_features.SUBJECTS:
+    if spec.subjects:
         names = [f"{one.namespace}/{one.service_account or '*'}" for one in spec.subjects]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         notes.append(
@@ -246,10 +243,10 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
             notes.append("traffic.retries is for Gateways and routes, and does nothing on a backend.")
         elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
             notes.append(f"traffic.retries: {problem}.")
-        for name in ("circuitBreaker", "outlierDetection", "loadBalancing", "healthCheck"):
-            snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
-            if getattr(spec.traffic, snake) is not None:
-                notes.append(f"traffic.{name} is not supported yet and does nothing.")
+        for name in ("circuit_breaker", "outlier_detection", "load_balancing", "health_check"):
+            if getattr(spec.traffic, name) is not None:
+                alias = Traffic.model_fields[name].alias
+                notes.append(f"traffic.{alias} is not supported yet and does nothing.")
     return notes
 
 
@@ -283,9 +280,8 @@ def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
     elif limits.store is not None and (limits.store.backend_ref or limits.store.secret_ref):
         notes.append("backendRef and secretRef of limits.store do nothing with type Memory.")
     if target_kind not in ("Gateway", "ListenerSet"):
-        names = ("maxHeadBytes", "maxFields", "connections", "connectionsPerClient", "tunnels")
-        snake = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
-        idle = [name for name, attribute in zip(names, snake, strict=True) if getattr(limits, attribute) is not None]
+        fields = Limits.model_fields
+        idle = [fields[name].alias or name for name in CONNECTION_LIMITS if getattr(limits, name) is not None]
         if idle:
             do = "do" if len(idle) > 1 else "does"
             notes.append(f"limits.{', '.join(idle)} {do} nothing here: write it in a policy of a Gateway.")

@@ -36,7 +36,6 @@ from egressproxy.config.compile.policies.restrictions import (
 )
 from egressproxy.config.compile.policies.retries import policy_retry
 from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
@@ -116,7 +115,7 @@ class Merger:
         blockers = {blocker: None for policy in policies for blocker in self._of_policy(policy)}
         for layer in ordered:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
-        mode = self._mode(ordered)
+        mode = self._winner("mode", _modes(ordered)) or Mode.ENFORCE
         modes = _modes_of_levels(ordered)
         reported = {level for level, own in modes.items() if mode is own is Mode.REPORT}
         if modes[Level.LISTENER] is not Mode.REPORT:
@@ -167,9 +166,6 @@ class Merger:
                 overridden.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
         return first.value
 
-    def _mode(self, ordered: Sequence[Layer]) -> Mode:
-        return self._winner("mode", _modes(ordered)) or Mode.ENFORCE
-
     def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
         """Reference and credentials together: one policy decides both."""
         candidates = [
@@ -193,13 +189,15 @@ class Merger:
                 if policy.spec.dns is not None and not policy.spec.subjects
             ]
 
-        def winner(name: str, attribute: str) -> Any:
+        def winner(name: str, attribute: str, default: Any) -> Any:
+            """The value of the section that wins, a duration in seconds."""
             candidates = [
                 _PolicyCandidate(layer, policy, getattr(dns, attribute))
                 for layer, policy, dns in sections
                 if attribute in dns.model_fields_set and getattr(dns, attribute) is not None
             ]
-            return self._winner(f"dns.{name}", candidates)
+            found = self._winner(f"dns.{name}", candidates)
+            return default if found is None else found.seconds if isinstance(found, Duration) else found
 
         # The transport belongs to the servers: one policy decides both.
         candidates = [
@@ -208,21 +206,18 @@ class Merger:
             if {"servers", "transport"} & dns.model_fields_set
         ]
         transport, servers = self._winner("dns.servers", candidates) or ("udp", ())
-        least, most = winner("minTTL", "min_ttl"), winner("maxTTL", "max_ttl")
-        timeout, stale = winner("timeout", "timeout"), winner("staleTTL", "stale_ttl")
         standard = DnsIR()
-        max_ttl_s = most.seconds if most is not None else standard.max_ttl_s
-        min_ttl_s = least.seconds if least is not None else standard.min_ttl_s
-        hosts = winner("hosts", "hosts") or {}
+        min_ttl_s = winner("minTTL", "min_ttl", standard.min_ttl_s)
+        max_ttl_s = winner("maxTTL", "max_ttl", max(min_ttl_s, standard.max_ttl_s))
         return DnsIR(
             servers=servers,
             transport=transport,
-            timeout_s=timeout.seconds if timeout is not None else standard.timeout_s,
-            hosts=tuple(sorted((name, tuple(addresses)) for name, addresses in hosts.items())),
-            min_ttl_s=min(min_ttl_s, max_ttl_s) if most is not None else min_ttl_s,
-            max_ttl_s=max(min_ttl_s, max_ttl_s) if most is None else max_ttl_s,
-            stale_ttl_s=stale.seconds if stale is not None else standard.stale_ttl_s,
-            family=winner("family", "family") or standard.family,
+            min_ttl_s=min(min_ttl_s, max_ttl_s),
+            max_ttl_s=max_ttl_s,
+            timeout_s=winner("timeout", "timeout", standard.timeout_s),
+            stale_ttl_s=winner("staleTTL", "stale_ttl", standard.stale_ttl_s),
+            hosts=tuple(sorted((name, tuple(found)) for name, found in winner("hosts", "hosts", {}).items())),
+            family=winner("family", "family", standard.family),
         )
 
     def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
@@ -326,10 +321,5 @@ def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
 def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
     """What is enforced on a Gateway or listener, and not on a route or Backend."""
     section = policy.spec.destinations
-    if (
-        level > Level.LISTENER
-        and section is not None
-        and section.allow is not None
-        and not supported_features.ROUTED_ALLOW
-    ):
+    if level > Level.LISTENER and section is not None and section.allow is not None:
         yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"

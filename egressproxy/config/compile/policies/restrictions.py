@@ -5,10 +5,10 @@ lifts them.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Final
 
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.policy import (
-    AddressEntry,
     Addresses,
     DestinationEntry,
     EgressPolicy,
@@ -26,7 +26,10 @@ from egressproxy.ir.policy import (
 )
 from egressproxy.model.shares import most_of
 
-__all__ = ["intersect", "merge_addresses", "merge_destinations", "merge_limits"]
+__all__ = ["CONNECTION_LIMITS", "intersect", "merge_addresses", "merge_destinations", "merge_limits"]
+
+#: The fields of `limits` that are for connections, and so for Gateways and listeners alone.
+CONNECTION_LIMITS: Final = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
 
 
 def merge_destinations(
@@ -78,23 +81,18 @@ def merge_addresses(ordered: Sequence[Layer], reported: Container[Level]) -> Add
             if policy.spec.addresses is not None and policy.spec.addresses.only is not None:
                 ranges = (cidr for entry in policy.spec.addresses.only for cidr in entry.cidrs)
                 only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name)] = None
-        saying = [policy for policy in layer.policies if _speaks_of_allowed(policy.spec.addresses)]
-        if not saying:
-            continue
-        entries: list[AddressEntry] = []
-        for policy in saying:
-            if policy.spec.addresses is not None and not policy.spec.subjects:
-                entries += policy.spec.addresses.allow
-        groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
-        name = saying[0].full_name if name == "-" else name
+        sections = ((policy, policy.spec.addresses) for policy in layer.policies)
+        saying = [(policy, each) for policy, each in sections if each is not None and _speaks_of_allowed(each)]
+        if saying:
+            entries = (entry for policy, each in saying if not policy.spec.subjects for entry in each.allow)
+            groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
+            name = saying[0][0].full_name if name == "-" else name
     return AddressesIR(tuple(groups), name, tuple(deny), tuple(only))
 
 
-def _speaks_of_allowed(section: Addresses | None) -> bool:
+def _speaks_of_allowed(section: Addresses) -> bool:
     """Not with `deny` or `only` alone: these narrow, and take nothing back that another level has opened."""
-    return section is not None and (
-        "allow" in section.model_fields_set or not {"deny", "only"} & section.model_fields_set
-    )
+    return "allow" in section.model_fields_set or not {"deny", "only"} & section.model_fields_set
 
 
 def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDenial]:
@@ -109,17 +107,11 @@ def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDe
 
 def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
     """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
-    chosen: dict[str, int] = {}
-    is_lifted = False
-    for layer in ordered:
-        if layer.level > Level.LISTENER:
-            continue
-        for policy in layer.policies:
-            for name in ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels"):
-                value = getattr(policy.spec.limits, name, None)
-                if value:
-                    chosen[name] = min(value, chosen.get(name, value))
-            is_lifted = is_lifted or getattr(policy.spec.limits, "connections_per_client", None) == 0
+    policies = (policy for layer in ordered if layer.level <= Level.LISTENER for policy in layer.policies)
+    sections = [policy.spec.limits for policy in policies if policy.spec.limits is not None]
+    written_values = {name: [getattr(one, name) for one in sections] for name in CONNECTION_LIMITS}
+    chosen = {name: min(filter(None, values)) for name, values in written_values.items() if any(values)}
+    is_lifted = 0 in written_values["connections_per_client"]
     # One client gets a share of the limit, unless a policy sets connectionsPerClient (0: no limit per client).
     written, connections, tunnels = (
         chosen.get(name, 0) for name in ("connections_per_client", "connections", "tunnels")
@@ -133,9 +125,6 @@ def intersect(
     policies: Iterable[EgressPolicy], allowed_by: Callable[[EgressPolicySpec], Iterable[str] | None]
 ) -> frozenset[str] | None:
     """What all policies allow that say something; None where none does."""
-    common: frozenset[str] | None = None
-    for policy in policies:
-        allowed = allowed_by(policy.spec)
-        if allowed is not None:
-            common = frozenset(allowed) if common is None else common & frozenset(allowed)
-    return common
+    said = (allowed_by(policy.spec) for policy in policies)
+    sets = [frozenset(allowed) for allowed in said if allowed is not None]
+    return frozenset.intersection(*sets) if sets else None

@@ -33,7 +33,7 @@ def broken_references(compiled: Compiled, previous: Compiled) -> Iterator[tuple[
 def _in_status(status: Mapping[str, Any], before: Mapping[str, Any], *, is_same: bool) -> Iterator[str]:
     """`is_same`: the object itself is what it was."""
     yield from _in_conditions(status, before)
-    for section, identity in SECTIONS:
+    for section, identity in SECTIONS.items():
         parts = status.get(section, ())
         for was in before.get(section, ()):
             part = next((part for part in parts if part[identity] == was[identity]), None)

@@ -6,15 +6,16 @@ Source: Kubernetes API conventions, metav1.Condition; Gateway API RouteStatus, P
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from egressproxy.config.compile.interface import CONTROLLER, Key, Status
+from egressproxy.config.resources.meta import Model
 
-__all__ = ["SECTIONS", "Ancestors", "Conditions", "RouteParents", "keep_times"]
+__all__ = ["SECTIONS", "Conditions", "ReferenceConditions", "keep_times"]
 
 #: The parts of a status that have conditions of their own, and the field that identifies each.
-SECTIONS: Final = (("listeners", "name"), ("parents", "parentRef"), ("ancestors", "ancestorRef"))
+SECTIONS: Final = {"listeners": "name", "parents": "parentRef", "ancestors": "ancestorRef"}
 
 #: metav1.Condition.message holds at most 32768 characters.
 MAX_MESSAGE = 32768
@@ -72,47 +73,33 @@ class Conditions:
         return f"Conditions({stated})"
 
 
-class _ByReference:
-    """Conditions for each reference of an object, in the order in which they were added."""
+class ReferenceConditions:
+    """Conditions for each reference of an object, in the order in which they were added.
 
-    SECTION: ClassVar[str]
-    REFERENCE: ClassVar[str]
+    `section` is `parents` for a route, `ancestors` for a policy.
+    """
 
-    __slots__ = ("_generation", "_parts")
+    __slots__ = ("_generation", "_parts", "_section")
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, section: str, generation: int) -> None:
+        self._section = section
         self._generation = generation
         self._parts: list[tuple[dict[str, Any], Conditions]] = []
 
-    def add(self, reference: Mapping[str, Any]) -> Conditions:
-        """Open the conditions of one reference, given as it was written."""
+    def add(self, reference: Model, **more: str) -> Conditions:
+        """Open the conditions of one reference, which status repeats as it was written, with `more` fields."""
+        written = reference.model_dump(mode="json", by_alias=True, exclude_none=True)
         conditions = Conditions(self._generation)
-        self._parts.append((dict(reference), conditions))
+        self._parts.append(({**written, **more}, conditions))
         return conditions
 
     def to_status(self) -> Status:
         """The `status` of the object (Gateway API v1 RouteStatus, PolicyStatus)."""
         parts = [
-            {self.REFERENCE: reference, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
+            {SECTIONS[self._section]: reference, "controllerName": CONTROLLER, "conditions": conditions.to_list()}
             for reference, conditions in self._parts
         ]
-        return {self.SECTION: parts}
-
-
-class RouteParents(_ByReference):
-    """`status.parents[]` of a route: conditions per parentRef."""
-
-    SECTION, REFERENCE = "parents", "parentRef"
-
-    __slots__ = ()
-
-
-class Ancestors(_ByReference):
-    """`status.ancestors[]` of a policy: conditions per target."""
-
-    SECTION, REFERENCE = "ancestors", "ancestorRef"
-
-    __slots__ = ()
+        return {self._section: parts}
 
 
 def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], now: str) -> None:
@@ -127,13 +114,9 @@ def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], n
 def _keep(new: Mapping[str, Any], old: Mapping[str, Any], now: str) -> None:
     before = {c["type"]: c for c in old.get("conditions", ())}
     for condition in new.get("conditions", ()):
-        same = before.get(condition["type"])
-        unchanged = same is not None and same["status"] == condition["status"]
-        condition["lastTransitionTime"] = same["lastTransitionTime"] if same is not None and unchanged else now
-    for section, identity in SECTIONS:
+        was = before.get(condition["type"], {})
+        is_same = was.get("status") == condition["status"]
+        condition["lastTransitionTime"] = was["lastTransitionTime"] if is_same else now
+    for section, identity in SECTIONS.items():
         for part in new.get(section, ()):
-            _keep(part, next(_same_part(old.get(section, ()), identity, part[identity]), {}), now)
-
-
-def _same_part(parts: Any, identity: str, wanted: Any) -> Iterator[Mapping[str, Any]]:
-    return (part for part in parts if part[identity] == wanted)
+            _keep(part, next((was for was in old.get(section, ()) if was[identity] == part[identity]), {}), now)

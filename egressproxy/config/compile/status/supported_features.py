@@ -13,20 +13,11 @@ from egressproxy.ir.backend import Protocol
 
 __all__ = [
     "GRPC_PROTOCOLS",
-    "ROUTED_ALLOW",
     "ROUTE_FEATURES",
-    "SUBJECTS",
     "UNSERVED",
     "UPSTREAM_PROTOCOLS",
     "says_less",
 ]
-
-#: EgressPolicy `destinations.allow` on a route or Backend: a place where it is asked for stays closed.
-ROUTED_ALLOW: Final[bool] = False
-
-#: EgressPolicy `subjects`: where clients are not told apart, such a policy is not accepted. What it denies and limits
-#: holds for every client, and what it allows or sets has no effect.
-SUBJECTS: Final[bool] = False
 
 #: Backend `protocol`: a backend that speaks another one is not used.
 UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP})

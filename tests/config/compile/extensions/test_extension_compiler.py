@@ -119,7 +119,7 @@ def test_the_phases_of_requests_and_responses_are_those_of_a_backends_own_leg():
         ("last", "backend-request"),
     ]
     chain = compile_chain(reversed(rule(made).backends[0].extensions), FilterInstances(Catalog()).place)
-    assert [step.name for step in chain.backend_request or ()] == ["first", "last"]
+    assert [step.spec.name for step in chain.backend_request or ()] == ["first", "last"]
     text = backend(f"name: h, phase: response-headers, {kind}, config: {{response: {{remove: [server]}}}}")
     made = compiled(REVERSE, ROUTE, text)
     assert rule(made).backends[0].extensions[0].phase == "backend-response"

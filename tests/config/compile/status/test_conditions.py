@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from egressproxy.config.compile.status.conditions import MAX_MESSAGE, Ancestors, Conditions, RouteParents, keep_times
+from egressproxy.config.compile.status.conditions import MAX_MESSAGE, Conditions, ReferenceConditions, keep_times
+from egressproxy.config.resources.object_references import ParentReference
 
 KEY = ("g", "K", "ns", "name")
 
@@ -31,17 +32,17 @@ def test_a_message_is_cut_to_what_kubernetes_takes():
 
 
 def test_routes_and_policies_carry_the_name_of_the_controller():
-    parents, ancestors = RouteParents(1), Ancestors(1)
-    parents.add({"name": "gw"})
-    ancestors.add({"name": "gw"})
+    parents, ancestors = ReferenceConditions("parents", 1), ReferenceConditions("ancestors", 1)
+    parents.add(ParentReference(name="gw"))
+    ancestors.add(ParentReference(name="gw"), namespace="ns")
     assert parents.to_status()["parents"][0]["controllerName"] == "egressproxy.io/gateway-controller"
     assert ancestors.to_status()["ancestors"][0]["controllerName"] == "egressproxy.io/gateway-controller"
 
 
 def parents_of(*states: tuple[str, bool]) -> dict:
-    parents = RouteParents(1)
+    parents = ReferenceConditions("parents", 1)
     for name, holds in states:
-        parents.add({"name": name}).set("Accepted", holds, "Reason")
+        parents.add(ParentReference(name=name)).set("Accepted", holds, "Reason")
     return {KEY: parents.to_status()}
 
 
