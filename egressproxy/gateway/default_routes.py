@@ -12,7 +12,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import PolicyIR
 from egressproxy.model.authority import Authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
-from egressproxy.telemetry.metrics import Series
+from egressproxy.telemetry.series import Series
 
 __all__ = ["DefaultRoutes"]
 

@@ -15,7 +15,7 @@ from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.permission import Permission
-from egressproxy.telemetry.metrics import Series
+from egressproxy.telemetry.series import Series
 
 __all__ = ["Route"]
 

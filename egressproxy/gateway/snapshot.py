@@ -17,7 +17,7 @@ from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.table import HttpTable
-from egressproxy.telemetry.metrics import Series
+from egressproxy.telemetry.series import Series
 
 __all__ = ["ActiveListener", "Port", "Snapshot"]
 

@@ -86,7 +86,7 @@ class Exchange:
     attempts: int = 0
     bytes_in: int = 0  # from the client, head and body, in bytes
     bytes_out: int = 0  # to the client
-    series: Any = None  # telemetry.metrics.Series, bound at build time
+    series: Any = None  # telemetry.series.Series, bound at build time
 
     def note_denials(self, reasons: tuple[Reason, ...]) -> None:
         """As `note_denial`, for each of these reasons."""

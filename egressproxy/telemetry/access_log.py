@@ -27,8 +27,8 @@ from typing import Any, Final
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import Shares, client_of, most_of
-from egressproxy.telemetry.metrics import Series, decided_by, logged_status
 from egressproxy.telemetry.response_flags import flags_for
+from egressproxy.telemetry.series import Series, decided_by, logged_status
 
 __all__ = ["AccessLog"]
 

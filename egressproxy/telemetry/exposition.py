@@ -5,8 +5,9 @@ It takes about 5 µs a sample: with many series, render in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -15,8 +16,9 @@ from prometheus_client.registry import Collector
 
 from egressproxy.model.certificate import Validity
 from egressproxy.net.loop import loop_name
-from egressproxy.telemetry.metrics import BUCKETS_S, Counts, MetricKind
+from egressproxy.telemetry.counts import Counts, MetricKind
 from egressproxy.telemetry.process_figures import ProcessFigures
+from egressproxy.telemetry.series import BUCKETS_S
 
 __all__ = ["Exposition"]
 
@@ -75,48 +77,35 @@ class _Families(Collector):
 
 
 def _traffic(counts: Counts) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        "egress_requests", "Exchanges and tunnels that ended, by the status sent.", labels=(*_LABELS, "code")
-    )
+    every = tuple(counts.series.values())
     durations = HistogramMetricFamily(
         "egress_request_duration_seconds", "From the first byte of the head to the end.", labels=_LABELS
     )
     traffic = CounterMetricFamily(
         "egress_bytes", "Bytes from the client (in) and to the client (out).", labels=(*_LABELS, "direction")
     )
-    denied = CounterMetricFamily("egress_denied", "What policy refused.", labels=(*_LABELS, "reason"))
-    would_deny = CounterMetricFamily(
-        "egress_would_deny", "What policy would refuse if its mode were Enforce.", labels=(*_LABELS, "reason")
-    )
-    failures = CounterMetricFamily(
-        "egress_request_failures", "Exchanges that failed without being denied.", labels=(*_LABELS, "reason")
-    )
     tunnels = GaugeMetricFamily("egress_tunnels_active", "Tunnels that are open now.", labels=_LABELS)
-    attempts = CounterMetricFamily(
-        "egress_upstream_attempts", "Attempts to reach a backend, by how they ended.", labels=(*_LABELS, "result")
-    )
-    mirrored = CounterMetricFamily(
-        "egress_mirrored_requests", "Copies of requests to mirrors, by how they ended.", labels=(*_LABELS, "result")
-    )
-    for series in tuple(counts.series.values()):
+    for series in every:
         labels = series.labels
-        # Copies: another thread may read while the loop adds a key.
-        for code, count in sorted(dict(series.requests).items()):
-            requests.add_metric((*labels, str(code)), count)
-        for family, by_word in (
-            (denied, series.denied),
-            (would_deny, series.would_deny),
-            (failures, series.failures),
-            (attempts, series.attempts),
-            (mirrored, series.mirrored),
-        ):
-            for word, count in sorted(dict(by_word).items()):
-                family.add_metric((*labels, word), count)
         durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.buckets)), series.duration_sum_s)
         traffic.add_metric((*labels, "in"), series.bytes_in)
         traffic.add_metric((*labels, "out"), series.bytes_out)
         tunnels.add_metric(labels, series.tunnels_active)
-    yield from (requests, durations, traffic, denied, would_deny, failures, tunnels, attempts, mirrored)
+    yield from (durations, traffic, tunnels)
+    for name, description, attribute, label in (
+        ("egress_requests", "Exchanges and tunnels that ended, by the status sent.", "requests", "code"),
+        ("egress_denied", "What policy refused.", "denied", "reason"),
+        ("egress_would_deny", "What policy would refuse if its mode were Enforce.", "would_deny", "reason"),
+        ("egress_request_failures", "Exchanges that failed without being denied.", "failures", "reason"),
+        ("egress_upstream_attempts", "Attempts to reach a backend, by how they ended.", "attempts", "result"),
+        ("egress_mirrored_requests", "Copies of requests to mirrors, by how they ended.", "mirrored", "result"),
+    ):
+        family = CounterMetricFamily(name, description, labels=(*_LABELS, label))
+        for series in every:
+            # A copy: another thread may read while the loop adds a key.
+            for key, count in sorted(dict(getattr(series, attribute)).items()):
+                family.add_metric((*series.labels, str(key)), count)
+        yield family
 
 
 def _gateway(counts: Counts) -> Iterator[Metric]:
@@ -131,48 +120,28 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
         labels=_LABELS,
     )
     for (backend, state), count in sorted(counts.upstream.items()):
+        labels = ("-", "-", backend, "-", "-", "-", "-")
         if state == "waiting":
-            waiting.add_metric(("-", "-", backend, "-", "-", "-", "-"), count)
+            waiting.add_metric(labels, count)
         else:
-            upstream.add_metric(("-", "-", backend, "-", "-", "-", "-", state), count)
-    yield upstream
-    yield waiting
+            upstream.add_metric((*labels, state), count)
     downstream = GaugeMetricFamily(
         "egress_downstream_connections", "Open connections from clients.", labels=("gateway", "listener")
     )
     for place, count in sorted(counts.downstream.items()):
         downstream.add_metric(place, count)
-    yield downstream
-    filters = CounterMetricFamily(
-        "egress_filter", "Runs of filters, by result.", labels=("filter", "type", "phase", "scope", "result")
-    )
-    for labels, count in sorted(counts.filters.items()):
-        filters.add_metric(labels, count)
-    yield filters
-    auth = CounterMetricFamily(
-        "egress_external_auth",
-        "Calls to authorization servers, by result.",
-        labels=("route", "backend", "result"),
-    )
-    for question, count in sorted(counts.external_auth.items()):
-        auth.add_metric(question, count)
-    yield auth
-    events = CounterMetricFamily(
-        "egress_events", "Occurrences that Events counted, by type and reason.", labels=("type", "reason")
-    )
-    for event, count in sorted(dict(counts.events).items()):
-        events.add_metric(event, count)
-    yield events
-    yield _counter("egress_dns_lookups", "DNS lookups, by result.", "result", counts.dns_lookups)
-    yield _counter(
-        "egress_connections_rejected",
-        "Client connections closed at once, and times when none could be accepted.",
-        "reason",
-        counts.connections_rejected,
-    )
-    yield _counter(
-        "egress_config_reloads", "Configurations read, that of the start included, by result.", "result", counts.reloads
-    )
+    yield from (upstream, waiting, downstream)
+    rejected = "Client connections closed at once, and times when none could be accepted."
+    reloads = "Configurations read, that of the start included, by result."
+    of_filter = ("filter", "type", "phase", "scope", "result")
+    yield _counter("egress_filter", "Runs of filters, by result.", of_filter, counts.filters)
+    calls = "Calls to authorization servers, by result."
+    yield _counter("egress_external_auth", calls, ("route", "backend", "result"), counts.external_auth)
+    occurrences = "Occurrences that Events counted, by type and reason."
+    yield _counter("egress_events", occurrences, ("type", "reason"), counts.events)
+    yield _counter("egress_dns_lookups", "DNS lookups, by result.", ("result",), counts.dns_lookups)
+    yield _counter("egress_connections_rejected", rejected, ("reason",), counts.connections_rejected)
+    yield _counter("egress_config_reloads", reloads, ("result",), counts.reloads)
     for name, reading in counts.readings.items():
         family = CounterMetricFamily if reading.kind is MetricKind.COUNTER else GaugeMetricFamily
         yield family(name, reading.description, reading.value)
@@ -203,17 +172,13 @@ def _certificates(validities: Iterable[Validity]) -> Metric:
     return expiry
 
 
-def _counter(name: str, description: str, label: str, values: dict[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, description, labels=(label,))
-    for word, count in sorted(dict(values).items()):
-        family.add_metric((word,), count)
+def _counter(name: str, description: str, labels: tuple[str, ...], values: Mapping[Any, int]) -> CounterMetricFamily:
+    """`values` are by the label, or by a tuple of them where there are several."""
+    family = CounterMetricFamily(name, description, labels=labels)
+    for key, count in sorted(dict(values).items()):
+        family.add_metric((key,) if isinstance(key, str) else key, count)
     return family
 
 
 def _cumulative(bounds: tuple[str, ...], buckets: tuple[int, ...]) -> list[tuple[str, float]]:
-    total = 0
-    made: list[tuple[str, float]] = []
-    for bound, count in zip(bounds, buckets, strict=True):
-        total += count
-        made.append((bound, total))
-    return made
+    return list(zip(bounds, accumulate(buckets), strict=True))

@@ -120,7 +120,7 @@ class Refusal(NamedTuple):
 
 
 class CountedAt(Protocol):
-    """The labels of `metrics.Series`: gateway, route, backend, …"""
+    """The labels of `series.Series`: gateway, route, backend, …"""
 
     @property
     def labels(self) -> tuple[str, str, str, str, str, str, str]: ...

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.exposition import Exposition
-from egressproxy.telemetry.metrics import Counts
 
 NAME = "egress_certificate_expiry_timestamp_seconds"
 

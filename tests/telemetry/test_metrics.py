@@ -12,8 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.exposition import Exposition
-from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, MAX_STATUSES, Counts, Metrics, logged_status
+from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Metrics
+from egressproxy.telemetry.series import MAX_STATUSES, logged_status
 
 
 def exchange(status: int = 200, reason: Reason = Reason.OK, duration_s: float = 0.02, **fields: object) -> Exchange:

@@ -9,7 +9,6 @@ import pytest
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import Rejected
 from egressproxy.telemetry import notices as module
-from egressproxy.telemetry.metrics import Series
 from egressproxy.telemetry.notices import (
     MAX_GROUPS,
     MAX_MESSAGE,
@@ -20,6 +19,7 @@ from egressproxy.telemetry.notices import (
     Notices,
     event_reason,
 )
+from egressproxy.telemetry.series import Series
 
 AT_GATEWAY = Series(("agents/gw", "-", "-", "-", "-", "-", "-"))
 AT_ROUTE = Series(("agents/gw", "agents/api", "agents/origin", "-", "-", "-", "-"))

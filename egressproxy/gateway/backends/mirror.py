@@ -14,7 +14,7 @@ from egressproxy.ir.policy import PolicyIR
 from egressproxy.model.shares import Shares, most_of
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.permission import Permission
-from egressproxy.telemetry.metrics import Series
+from egressproxy.telemetry.series import Series
 
 __all__ = ["MAX_HELD", "Mirror"]
 

@@ -14,7 +14,7 @@ from egressproxy.ir.policy import Mode
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.timers import TICK_S
 from egressproxy.routing.destinations import Denial
-from egressproxy.telemetry.metrics import Series
+from egressproxy.telemetry.series import Series
 
 __all__ = ["EXACT_BELOW_S", "RouteBackend", "on_the_wheel"]
 

@@ -46,7 +46,7 @@ from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
-from egressproxy.telemetry.metrics import decided_by
+from egressproxy.telemetry.series import decided_by
 
 __all__ = ["explain"]
 

@@ -75,22 +75,22 @@ class FrameChannel:
 
     def _readable(self) -> None:
         try:
-            payload, ancillary, flags, _ = self._sock.recvmsg(
+            received, ancillary, flags, _ = self._sock.recvmsg(
                 _READ_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            payload, ancillary, flags = b"", [], 0
+            received, ancillary, flags = b"", [], 0
         for level, kind, packed in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 found = array.array("i")
                 found.frombytes(packed[: len(packed) - len(packed) % found.itemsize])
                 self._descriptors.extend(found)
-        if not payload or flags & socket.MSG_CTRUNC:
+        if not received or flags & socket.MSG_CTRUNC:
             self._end()
             return
-        self._received += payload
+        self._received += received
         self._take_frames()
 
     def _take_frames(self) -> None:
@@ -116,10 +116,10 @@ class FrameChannel:
 
     def _write(self) -> None:
         while self._waiting:
-            payload, descriptors = self._waiting[0]
+            rest, descriptors = self._waiting[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
             try:
-                sent = self._sock.sendmsg([payload], rights)
+                sent = self._sock.sendmsg([rest], rights)
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._write)
                 return
@@ -127,8 +127,8 @@ class FrameChannel:
                 self._forget_waiting()
                 break
             _close(descriptors)
-            if sent < len(payload):
-                self._waiting[0] = (payload[sent:], ())
+            if sent < len(rest):
+                self._waiting[0] = (rest[sent:], ())
             else:
                 self._waiting.popleft()
         self._loop.remove_writer(self._sock.fileno())

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
 __all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "NotBound", "freeze_gc"]

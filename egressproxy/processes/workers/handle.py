@@ -18,22 +18,22 @@ from egressproxy.processes.child import child_command, ending
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import Configuration
 from egressproxy.processes.workers.messages import (
+    Answered,
+    Asked,
     Begin,
     Build,
-    Call,
     Collect,
     Counted,
     Drain,
     Listen,
     Message,
     Noticed,
-    Reply,
     Request,
     Swap,
     decode,
     encode,
 )
-from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.notices import Notice
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 
@@ -207,7 +207,7 @@ class Handle:
         number = next(self._numbers)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._channel.send(encode(Call(number, request)), descriptors)
+            self._channel.send(encode(Asked(number, request)), descriptors)
             if self.has_ended.is_set():
                 raise self._ended()
             return await reply
@@ -216,7 +216,7 @@ class Handle:
 
     def _on_frame(self, frame: bytes, _descriptors: Iterable[int]) -> None:
         match decode(frame):
-            case Reply(number, value):
+            case Answered(number, value):
                 self._replied(number, value)
             case Counted() as counted:
                 self._counted(counted)

@@ -11,14 +11,15 @@ from typing import Any, Final, get_args
 from egressproxy.errors import NotAnswered
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
-from egressproxy.telemetry import metrics
-from egressproxy.telemetry.metrics import Counts
+from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
 from egressproxy.telemetry.notices import InvolvedObject, Notice
+from egressproxy.telemetry.series import Series
 
 __all__ = [
+    "Answered",
+    "Asked",
     "Begin",
     "Build",
-    "Call",
     "Collect",
     "Counted",
     "Decisions",
@@ -30,7 +31,6 @@ __all__ = [
     "Message",
     "Noticed",
     "ReopenAccessLog",
-    "Reply",
     "Request",
     "Swap",
     "decode",
@@ -72,7 +72,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """What was counted: answered by one Counted or more, and no Reply."""
+    """What was counted: answered by one Counted or more, and by no Answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ Request = Begin | Build | Swap | Collect | Explain | Decisions | Drain
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Asked:
     """A request, and the number of its reply."""
 
     number: int
@@ -135,7 +135,7 @@ class Hurry:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Answered:
     """`value` is what the request asks for, None where that is only that it is done, or why it is refused."""
 
     number: int
@@ -158,7 +158,7 @@ class Noticed:
     notices: tuple[Notice, ...]
 
 
-Message = Call | Forget | Listen | ReopenAccessLog | Hurry | Reply | Counted | Noticed
+Message = Asked | Forget | Listen | ReopenAccessLog | Hurry | Answered | Counted | Noticed
 
 _FIND: Final = classes(
     (
@@ -168,11 +168,11 @@ _FIND: Final = classes(
         ConfigRefused,
         Guarded,
         NotAnswered,
-        metrics.Counts,
-        metrics.Histogram,
-        metrics.MetricKind,
-        metrics.Reading,
-        metrics.Series,
+        Counts,
+        Histogram,
+        MetricKind,
+        Reading,
+        Series,
         Notice,
         InvolvedObject,
     )

@@ -25,9 +25,10 @@ from egressproxy.net.loop import new_loop
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, freeze_gc
 from egressproxy.processes.workers.messages import (
+    Answered,
+    Asked,
     Begin,
     Build,
-    Call,
     Collect,
     Counted,
     Decisions,
@@ -39,16 +40,16 @@ from egressproxy.processes.workers.messages import (
     Message,
     Noticed,
     ReopenAccessLog,
-    Reply,
     Request,
     Swap,
     decode,
     encode,
 )
 from egressproxy.processes.workers.worker import Worker
+from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.json_lines import take_over
-from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import NOTICES_S
 
 __all__ = ["main"]
@@ -118,11 +119,11 @@ class WorkerProcess:
 
     def _on_frame(self, frame: bytes, descriptors: list[int]) -> None:
         match decode(frame):
-            case Call(number, Begin() as asked):  # at once: what comes behind it needs the worker
-                self._send(Reply(number, self._begin(asked, *descriptors)))
-            case Call(number, Collect()):
+            case Asked(number, Begin() as asked):  # at once: what comes behind it needs the worker
+                self._send(Answered(number, self._begin(asked, *descriptors)))
+            case Asked(number, Collect()):
                 self._start(self._report(number))
-            case Call(number, request):
+            case Asked(number, request):
                 self._start(self._answer(number, request))
             case Forget():
                 self._built = None
@@ -191,7 +192,7 @@ class WorkerProcess:
             is_reload = isinstance(request, Build)
             log.exception("internal error in %s", "a reload" if is_reload else "an answer")
             value = (ConfigRefused if is_reload else NotAnswered)(f"internal error ({type(error).__name__})")
-        self._send(Reply(number, value))
+        self._send(Answered(number, value))
         if isinstance(request, Drain):
             self._end(0)
 

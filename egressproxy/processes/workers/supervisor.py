@@ -26,7 +26,8 @@ from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, NotBound
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.processes.workers.messages import Begin, Decisions, Explain, Forget, Hurry, ReopenAccessLog
-from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.counts import Counts
+from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
 
 __all__ = ["Supervisor"]

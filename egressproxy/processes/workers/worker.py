@@ -33,8 +33,9 @@ from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Gu
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
-from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 
 __all__ = ["InProcess", "Worker"]

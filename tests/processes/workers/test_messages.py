@@ -11,35 +11,36 @@ from egressproxy.errors import NotAnswered
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.processes.workers.messages import (
+    Answered,
+    Asked,
     Begin,
     Build,
-    Call,
     Counted,
     Drain,
     Explain,
     Listen,
     Noticed,
-    Reply,
     decode,
     encode,
 )
-from egressproxy.telemetry.metrics import Counts, Histogram, MetricKind, Metrics, Reading
+from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
+from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Call(1, Begin(1, 2, None, "info", b"name", b"key")),
-        Call(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15000),), True))),
-        Call(3, Explain((("url", "http://a.example/"),))),
-        Call(4, Drain(0.5)),
+        Asked(1, Begin(1, 2, None, "info", b"name", b"key")),
+        Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15000),), True))),
+        Asked(3, Explain((("url", "http://a.example/"),))),
+        Asked(4, Drain(0.5)),
         Listen("::1", 80),
         Noticed(
             (Notice("Warning", "NoPolicy", "Deny", InvolvedObject("Gateway", "a", "b"), None, "no", True, 2, 1.0, 2.0),)
         ),
-        Reply(1),
-        Reply(2, b"{}"),
+        Answered(1),
+        Answered(2, b"{}"),
     ],
 )
 def test_a_message_comes_back(message: object):
@@ -48,7 +49,7 @@ def test_a_message_comes_back(message: object):
 
 @pytest.mark.parametrize("error", [ConfigRefused("why"), Guarded("why\nand what"), NotAnswered("why")])
 def test_a_refusal_comes_back_as_it_was_raised(error: ConfigRefused | NotAnswered):
-    value = decode(encode(Reply(1, error))).value
+    value = decode(encode(Answered(1, error))).value
     assert (type(value), str(value)) == (type(error), str(error))
 
 
@@ -92,8 +93,8 @@ def test_what_is_no_message_is_not_made(value: object):
 
 
 def test_the_headers_of_a_question_are_not_shown():
-    assert "hush" not in repr(Call(1, Explain((("header", "Authorization: hush"),))))
+    assert "hush" not in repr(Asked(1, Explain((("header", "Authorization: hush"),))))
 
 
 def test_a_configuration_is_not_shown():
-    assert "hush" not in repr(Call(1, Build(Configuration(b"hush", {}, 1))))
+    assert "hush" not in repr(Asked(1, Build(Configuration(b"hush", {}, 1))))

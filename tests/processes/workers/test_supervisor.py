@@ -23,7 +23,8 @@ from egressproxy.processes.workers import supervisor as module
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.handle import Handle
 from egressproxy.processes.workers.supervisor import Supervisor
-from egressproxy.telemetry.metrics import Counts, Metrics
+from egressproxy.telemetry.counts import Counts
+from egressproxy.telemetry.metrics import Metrics
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
 

@@ -1,0 +1,103 @@
+"""Counts: everything that a process has counted, as it is read at a scrape, and added up over several processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+
+from egressproxy.telemetry.series import Labels, Series, added
+
+__all__ = ["Counts", "Histogram", "MetricKind", "Reading"]
+
+
+class MetricKind(str, Enum):
+    """How the numbers of several processes become one."""
+
+    COUNTER = "counter"  # added up; the number of a process that has ended stays
+    GAUGE = "gauge"  # added up
+    PEAK = "peak"  # a gauge: the highest since it was last shown
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The present value of a number that another object keeps."""
+
+    kind: MetricKind
+    description: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of durations in seconds. `buckets` has one more entry than `bounds`, which are upper bounds."""
+
+    description: str
+    bounds: tuple[float, ...]
+    buckets: tuple[int, ...]
+    sum_s: float
+
+    def plus(self, other: Histogram) -> Histogram:
+        """The sum with the histogram of another process, which has the same bounds."""
+        buckets = tuple(mine + others for mine, others in zip(self.buckets, other.buckets, strict=True))
+        return replace(self, buckets=buckets, sum_s=self.sum_s + other.sum_s)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Everything that was counted so far, by one process or added up by several. It can be pickled.
+
+    The result of `Metrics.gather` holds the live series; they are safe to read from any thread.
+    """
+
+    series: dict[Labels, Series] = field(default_factory=dict)
+    dns_lookups: dict[str, int] = field(default_factory=dict)
+    connections_rejected: dict[str, int] = field(default_factory=dict)
+    reloads: dict[str, int] = field(default_factory=dict)
+    upstream: dict[tuple[str, str], int] = field(default_factory=dict)
+    downstream: dict[tuple[str, str], int] = field(default_factory=dict)
+    filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
+    external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    events: dict[tuple[str, str], int] = field(default_factory=dict)
+    readings: dict[str, Reading] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    def add(self, other: Counts) -> None:
+        """Add what another process counted."""
+        for labels, series in other.series.items():
+            mine = self.series.get(labels)
+            if mine is None:
+                mine = self.series[labels] = Series(labels)
+            mine.add(series)
+        for each in fields(self):
+            if each.name not in ("series", "readings", "histograms"):
+                setattr(self, each.name, added(getattr(self, each.name), getattr(other, each.name)))
+        for name, reading in other.readings.items():
+            before = self.readings.get(name)
+            if before is not None:
+                both = (before.value, reading.value)
+                reading = replace(reading, value=max(both) if reading.kind is MetricKind.PEAK else sum(both))
+            self.readings[name] = reading
+        for name, histogram in other.histograms.items():
+            known = self.histograms.get(name)
+            self.histograms[name] = histogram if known is None else known.plus(histogram)
+
+    def keep_peaks(self, earlier: Counts) -> None:
+        """Keep the highest values of earlier counts that were not shown yet."""
+        for name, reading in earlier.readings.items():
+            mine = self.readings.get(name)
+            if mine is not None and reading.kind is MetricKind.PEAK and reading.value > mine.value:
+                self.readings[name] = reading
+
+    def forget_peaks(self) -> None:
+        """Forget the highest values, which were shown."""
+        for name, reading in self.readings.items():
+            if reading.kind is MetricKind.PEAK:
+                self.readings[name] = replace(reading, value=0.0)
+
+    def forget_gauges(self) -> None:
+        """The process has ended: its gauges are 0, its counters stay."""
+        for series in self.series.values():
+            series.tunnels_active = 0
+        self.upstream.clear()
+        self.downstream.clear()
+        self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is MetricKind.COUNTER}

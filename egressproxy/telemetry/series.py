@@ -1,0 +1,152 @@
+"""Series: what is counted of exchanges, plain integers on the request path.
+
+Label values come from the configuration and from closed enums, never from a client. A number may be read in another
+thread while the loop counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from egressproxy.errors import Reason
+from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S
+
+__all__ = ["BUCKETS_S", "Labels", "Series", "added", "decided_by", "logged_status"]
+
+#: Upper bounds of the duration histogram: from a local answer to a tunnel that lives for hours.
+BUCKETS_S: Final = (*AUTH_BUCKETS_S, 30.0, 60.0, 300.0, 3600.0)
+#: The most statuses in one label set, since origins choose them. Others are counted as the x00 of their class, as which
+#: unknown ones must be treated (RFC 9110 section 15).
+MAX_STATUSES: Final = 64
+#: The status that nginx logs, and dashboards know, for a client that closed before the response.
+CLIENT_CLOSED: Final = 499
+
+_OK: Final = Reason.OK
+
+#: gateway, route, backend, namespace, service account; policy and entry, where a policy allowed or denied.
+Labels = tuple[str, str, str, str, str, str, str]
+
+#: What every series holds before anything was counted. It is shared, so never write to it.
+_NO_STATUS: Final[dict[int, int]] = {}
+_NO_WORD: Final[dict[str, int]] = {}
+_NO_BUCKETS: Final = [0] * (len(BUCKETS_S) + 1)
+#: The attributes of a series that count by status, reason or result.
+_BY_KEY: Final = ("requests", "denied", "would_deny", "failures", "attempts", "mirrored")
+
+_K = TypeVar("_K")
+
+
+def logged_status(x: Exchange) -> int:
+    """The status to count and log: as sent; 499 where the client left before an answer; 0 where nothing was sent."""
+    return x.status or (CLIENT_CLOSED if x.reason is Reason.CLIENT_GONE else 0)
+
+
+def decided_by(series: Series | None) -> tuple[str, str]:
+    """The policy and the entry that allowed or denied what this series counts; "-" for none."""
+    return series.labels[5:] if series is not None else ("-", "-")
+
+
+class Series:
+    """The counters of one label set. The conductor calls `observe` exactly once per exchange or tunnel, at its end.
+
+    The conductor raises and lowers `tunnels_active`; `attempt` counts `attempts`. Most of thousands of routes are never
+    used, so the dictionaries are made when there is something to count.
+    """
+
+    __slots__ = (
+        "attempts",
+        "buckets",
+        "bytes_in",
+        "bytes_out",
+        "denied",
+        "duration_sum_s",
+        "failures",
+        "labels",
+        "mirrored",
+        "requests",
+        "tunnels_active",
+        "would_deny",
+    )
+
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
+        self.requests = _NO_STATUS
+        self.buckets = _NO_BUCKETS
+        self.duration_sum_s = 0.0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.denied = self.would_deny = self.failures = self.attempts = self.mirrored = _NO_WORD
+        self.tunnels_active = 0
+
+    def observe(self, x: Exchange) -> None:
+        """Count a finished exchange: its status, duration, bytes and denial."""
+        status = x.status or logged_status(x)
+        try:
+            self.requests[status] += 1
+        except KeyError:
+            if len(self.requests) >= MAX_STATUSES:
+                status -= status % 100
+            self.requests = {**self.requests, status: self.requests.get(status, 0) + 1}
+            if self.buckets is _NO_BUCKETS:
+                self.buckets = [0] * len(_NO_BUCKETS)
+        duration = x.ended_at - x.started_at
+        self.buckets[bisect_left(BUCKETS_S, duration)] += 1
+        self.duration_sum_s += duration
+        self.bytes_in += x.bytes_in
+        self.bytes_out += x.bytes_out
+        if x.reason is not _OK:
+            if x.denied:
+                self.denied = _with_one(self.denied, x.reason.value)
+            else:
+                self.failures = _with_one(self.failures, x.reason.value)
+        if x.would_deny:
+            for reason in x.would_deny:
+                self.would_deny = _with_one(self.would_deny, reason.value)
+
+    def attempt(self, result: str) -> None:
+        """One attempt to reach the backend ended: "ok" or the Reason's value."""
+        try:
+            self.attempts[result] += 1
+        except KeyError:
+            self.attempts = {**self.attempts, result: 1}
+
+    def mirror(self, result: str) -> None:
+        """A copy of a request for this backend ended: "ok", "dropped" (not sent) or the Reason's value."""
+        self.mirrored = _with_one(self.mirrored, result)
+
+    def add(self, other: Series) -> None:
+        """Add the numbers of the same labels from another process."""
+        for name in _BY_KEY:
+            setattr(self, name, added(getattr(self, name), getattr(other, name)))
+        self.buckets = [mine + others for mine, others in zip(self.buckets, other.buckets, strict=True)]
+        self.duration_sum_s += other.duration_sum_s
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.tunnels_active += other.tunnels_active
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was counted."""
+        return bool(self.requests or self.attempts or self.tunnels_active or self.mirrored)
+
+    def __repr__(self) -> str:
+        return f"Series({'/'.join(self.labels)}, {sum(self.requests.values())} observed, {self.tunnels_active} tunnels)"
+
+
+def added(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:
+    """The counts of both, by key, in a new dictionary."""
+    both = Counter(mine)
+    both.update(others)
+    return dict(both)
+
+
+def _with_one(counts: dict[str, int], key: str) -> dict[str, int]:
+    """Count one more of `key`, in the same dictionary or in a new one if it was the shared empty one."""
+    if key in counts:
+        counts[key] += 1
+        return counts
+    return {**counts, key: 1}
