@@ -7,11 +7,11 @@ BackendIR. Sources: GEP-4894, the AI Gateway working group's egress proposal, Ba
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from egressproxy.config.resources.destination import BackendDestination, BackendTls, require_one_tls
+from egressproxy.config.resources.destination import BackendDestination, BackendTls
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import PolicyTargetReference
@@ -69,10 +69,21 @@ class DestinationSpec(Model):
     """Where requests go."""
     tls: BackendTls | None = None
     """How TLS is spoken at the ports that do not say it themselves."""
+    extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
+    """Filters that run for what goes to this backend and comes back."""
 
     @model_validator(mode="after")
     def _one_tls_for_all_ports(self) -> Self:
-        require_one_tls(self.destination, self.tls)
+        """Raises RefusedValue where what holds for all ports stands at more than one of its places."""
+        fqdn = self.destination.fqdn
+        places = {
+            "spec.tls": self.tls,
+            "destination.tls": self.destination.tls,
+            "destination.fqdn.tls": fqdn.tls if fqdn is not None else None,
+        }
+        said = [place for place, tls in places.items() if tls is not None]
+        if len(said) > 1:
+            raise RefusedValue(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")
         return self
 
 
@@ -83,16 +94,10 @@ class BackendSpec(DestinationSpec):
     """How the backend's name is resolved, as `dns` of a policy."""
     parent: BackendParent | None = None
     """The proxy that this backend is reached through."""
-    extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
-    """Filters that run for what goes to this backend and comes back."""
 
 
-class Backend(Resource):
+class Backend(Resource, group=OUR_GROUP, kind="Backend", versions=("v1alpha1",)):
     """Where requests go, how it is reached, and which filters run for it."""
-
-    GROUP: ClassVar[str] = OUR_GROUP
-    KIND: ClassVar[str] = "Backend"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: BackendSpec
     """Where requests go, how it is reached, and which filters run for it."""
@@ -127,8 +132,6 @@ _TLS_OF_BOTH = (
 class WorkingGroupBackendSpec(DestinationSpec):
     """`filters` are of a draft, and refer to objects: a Backend with any is not served, since they cannot run."""
 
-    extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
-    """Filters that run for what goes to this backend and comes back."""
     filters: Annotated[
         tuple[dict[str, Any], ...], Field(max_length=64, description="Not served: write extensions instead.")
     ] = ()
@@ -138,49 +141,35 @@ class EitherShapeSpec(WorkingGroupBackendSpec):
     model_config = ConfigDict(json_schema_extra=_with_other_shape)
 
 
-class WorkingGroupBackend(Resource):
+class WorkingGroupBackend(Resource, group=GATEWAY_GROUP, kind="Backend", versions=("v1alpha1",)):
     """What the working group's proposals write; `GatewayBackend` reads those with the spec of XBackend."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "Backend"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: EitherShapeSpec
     """Where requests go, and which filters run for it."""
 
 
-class XBackendDestination(Resource):
+class XBackendDestination(
+    Resource, group="ainetworking.prototype.x-k8s.io", kind="XBackendDestination", versions=("v0alpha0",)
+):
     """The prototype's. Routes may refer to it as kind `Backend` too."""
-
-    GROUP: ClassVar[str] = "ainetworking.prototype.x-k8s.io"
-    KIND: ClassVar[str] = "XBackendDestination"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v0alpha0",)
 
     spec: WorkingGroupBackendSpec
     """Where requests go, and which filters run for it."""
 
 
-class PrototypeBackend(XBackendDestination):
+class PrototypeBackend(XBackendDestination, kind="Backend"):
     """The same by the prototype's first name."""
 
-    KIND: ClassVar[str] = "Backend"
 
-
-class GatewayXBackendDestination(XBackendDestination):
+class GatewayXBackendDestination(XBackendDestination, group=GATEWAY_GROUP, versions=("v1alpha1",)):
     """The same in the group that later versions of the proposal use."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
 
 # --- BackendTLSPolicy, and XBackend by its other name ----------------------------------------------------------------
 
 
-class GatewayBackend(XBackend):
+class GatewayBackend(XBackend, group=GATEWAY_GROUP, kind="Backend"):
     """An XBackend by the name and group that it is to have (GEP-4894)."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "Backend"
 
 
 class BackendTlsPolicySpec(Model):
@@ -207,12 +196,8 @@ class BackendTlsPolicySpec(Model):
         return self
 
 
-class BackendTlsPolicy(Resource):
+class BackendTlsPolicy(Resource, group=GATEWAY_GROUP, kind="BackendTLSPolicy", versions=("v1", "v1alpha3")):
     """TLS origination for Services."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "BackendTLSPolicy"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha3")
 
     spec: BackendTlsPolicySpec
     """Which Services it is for, and what their certificates have to be."""

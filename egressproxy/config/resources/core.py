@@ -7,9 +7,9 @@ Their many other fields are let through, since real manifests have them. A Secre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from egressproxy.config.resources.meta import LAST_APPLIED, OpenModel, Resource
 from egressproxy.config.resources.values import (
@@ -28,24 +28,16 @@ __all__ = ["ConfigMap", "EndpointSlice", "Namespace", "Pod", "Service", "Service
 REDACTED = "cmVkYWN0ZWQ="  # base64 of "redacted": clients of an API decode it
 
 
-class _Core(Resource):
+class _Core(Resource, group="", versions=("v1",)):
     model_config = ConfigDict(extra="ignore")
 
-    GROUP: ClassVar[str] = ""
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1",)
 
-
-class Namespace(_Core):
+class Namespace(_Core, kind="Namespace", namespaced=False):
     """Its labels decide what `from: Selector` admits."""
 
-    KIND: ClassVar[str] = "Namespace"
-    NAMESPACED: ClassVar[bool] = False
 
-
-class Secret(_Core):
+class Secret(_Core, kind="Secret"):
     """`value(key)` gives the bytes. Values never appear in text, errors or manifests."""
-
-    KIND: ClassVar[str] = "Secret"
 
     type: str = "Opaque"
     data: Annotated[dict[str, SecretValue], NULL_IS_EMPTY_MAP] = Field(default_factory=dict, repr=False)
@@ -83,15 +75,13 @@ def _redacted(annotations: Mapping[str, Any] | None) -> dict[str, str]:
     return {name: "redacted" for name in annotations or () if name != LAST_APPLIED}
 
 
-class ConfigMap(_Core):
-    KIND: ClassVar[str] = "ConfigMap"
-
+class ConfigMap(_Core, kind="ConfigMap"):
     data: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = Field(default_factory=dict)
     binary_data: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = Field(default_factory=dict)
 
 
-class ServiceAccount(_Core):
-    KIND: ClassVar[str] = "ServiceAccount"
+class ServiceAccount(_Core, kind="ServiceAccount"):
+    """Named by Pods, for identity."""
 
 
 class ServicePort(OpenModel):
@@ -113,9 +103,7 @@ class ServiceSpec(OpenModel):
     selector: Annotated[dict[str, str], NULL_IS_EMPTY_MAP] = Field(default_factory=dict)
 
 
-class Service(_Core):
-    KIND: ClassVar[str] = "Service"
-
+class Service(_Core, kind="Service"):
     spec: ServiceSpec = ServiceSpec()
 
 
@@ -134,18 +122,11 @@ class PodStatus(OpenModel):
     phase: str | None = None
 
 
-class Pod(_Core):
+class Pod(_Core, kind="Pod"):
     """For identity alone: which service account has which address. Its status is input, unlike that of other kinds."""
-
-    KIND: ClassVar[str] = "Pod"
 
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
-
-    @field_validator("status", mode="before")
-    @classmethod
-    def _read_status(cls, value: object) -> object:
-        return value
 
 
 class EndpointConditions(OpenModel):
@@ -164,25 +145,16 @@ class Endpoint(OpenModel):
 
 
 class EndpointPort(OpenModel):
-    name: str = ""
+    name: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
     port: Port | None = None
     protocol: str = "TCP"
     app_protocol: str | None = None
 
-    @field_validator("name", mode="before")
-    @classmethod
-    def _null_is_empty(cls, value: object) -> object:
-        return "" if value is None else value
 
-
-class EndpointSlice(Resource):
+class EndpointSlice(Resource, group="discovery.k8s.io", kind="EndpointSlice", versions=("v1",)):
     """The addresses behind a Service, named by the label `kubernetes.io/service-name`."""
 
     model_config = ConfigDict(extra="ignore")
-
-    GROUP: ClassVar[str] = "discovery.k8s.io"
-    KIND: ClassVar[str] = "EndpointSlice"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1",)
 
     address_type: Literal["IPv4", "IPv6", "FQDN"]
     endpoints: Annotated[tuple[Endpoint, ...], NULL_IS_EMPTY_LIST] = ()

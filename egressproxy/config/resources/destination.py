@@ -8,16 +8,17 @@ service decoration.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic import WithJsonSchema as JsonSchema
+from pydantic.alias_generators import to_snake
 
 from egressproxy.config.resources.hostnames import ExternalHostname
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import (
     BackendObjectReference,
+    Kind,
     ObjectReference,
     SecretObjectReference,
 )
@@ -30,7 +31,6 @@ __all__ = [
     "BackendDestination",
     "BackendPort",
     "BackendTls",
-    "DraftValidation",
     "Failover",
     "FailoverEndpoint",
     "FqdnBackend",
@@ -39,7 +39,6 @@ __all__ = [
     "McpOptions",
     "ProtocolOptions",
     "ServiceBackend",
-    "require_one_tls",
 ]
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
@@ -86,7 +85,7 @@ class CertificateEntry(Model):
 class CaBundleReference(ObjectReference):
     """A reference to CA certificates (`ca.crt`): a ConfigMap, where no kind is written."""
 
-    kind: Annotated[str, Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", max_length=63)] = "ConfigMap"
+    kind: Kind = "ConfigMap"
     """ConfigMap or Secret."""
 
 
@@ -108,12 +107,9 @@ CaBundleReferences = Annotated[
 ]
 
 
-class DraftValidation(XBackendValidation):
-    """What an earlier draft of GEP-4894 has in the tls of a port."""
-
-
+#: What an earlier draft of GEP-4894 has in the tls of a port.
 Validation = Annotated[
-    DraftValidation | None,
+    XBackendValidation | None,
     JsonSchema(
         {
             "type": "object",
@@ -300,7 +296,9 @@ class BackendDestination(Model):
 
     @model_validator(mode="after")
     def _has_its_own_block(self) -> Self:
-        written = {name: value for name, value in self._blocks() if value is not None}
+        written = [
+            name for names in self.BLOCKS.values() for name in names if getattr(self, to_snake(name)) is not None
+        ]
         own = self.BLOCKS[self.type]
         for field in written:
             if field not in own:
@@ -322,21 +320,3 @@ class BackendDestination(Model):
         if len(set(numbers)) != len(numbers):
             raise RefusedValue("a port number stands more than once in ports", "keep one entry for each number")
         return self
-
-    def _blocks(self) -> Iterable[tuple[str, Any]]:
-        yield from (("fqdn", self.fqdn), ("ip", self.ip), ("service", self.service))
-        yield from (("kubernetesService", self.kubernetes_service), ("failover", self.failover))
-        yield "endpointSelector", self.endpoint_selector
-
-
-def require_one_tls(destination: BackendDestination, beside: BackendTls | None) -> None:
-    """Raise Refused where what holds for all ports stands at more than one of its places."""
-    fqdn = destination.fqdn
-    places = {
-        "spec.tls": beside,
-        "destination.tls": destination.tls,
-        "destination.fqdn.tls": fqdn.tls if fqdn is not None else None,
-    }
-    said = [place for place, tls in places.items() if tls is not None]
-    if len(said) > 1:
-        raise RefusedValue(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")

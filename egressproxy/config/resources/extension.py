@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -83,12 +83,8 @@ class PayloadProcessingPipelineSpec(Model):
     """The steps, in their order."""
 
 
-class PayloadProcessingPipeline(Resource):
+class PayloadProcessingPipeline(Resource, group=OUR_GROUP, kind="PayloadProcessingPipeline", versions=("v1alpha1",)):
     """An ordered list of processors, named by an HTTPRoute's ExtensionRef filter."""
-
-    GROUP: ClassVar[str] = OUR_GROUP
-    KIND: ClassVar[str] = "PayloadProcessingPipeline"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: PayloadProcessingPipelineSpec
     """The steps of the pipeline."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,21 +14,16 @@ from egressproxy.config.resources.object_references import (
     Kind,
     LocalObjectReference,
     ObjectReference,
+    ParentGatewayReference,
     SecretObjectReference,
 )
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.gateway import TlsMode
 
-__all__ = ["FrontendValidation", "Gateway", "GatewayClass", "Listener", "ListenerSet", "ParametersReference"]
+__all__ = ["FrontendValidation", "Gateway", "GatewayClass", "Listener", "ListenerSet"]
 
 
-class ParametersReference(Model):
-    group: Group
-    """API group of the parameters."""
-    kind: Kind
-    """Kind of the parameters."""
-    name: Name
-    """Name of the parameters."""
+class ParametersReference(LocalObjectReference):
     namespace: Label | None = None
     """Namespace of the parameters, where they have one."""
 
@@ -47,12 +42,7 @@ class GatewayClassSpec(Model):
     """A description for people."""
 
 
-class GatewayClass(Resource):
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "GatewayClass"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1")
-    NAMESPACED: ClassVar[bool] = False
-
+class GatewayClass(Resource, group=GATEWAY_GROUP, kind="GatewayClass", versions=("v1", "v1beta1"), namespaced=False):
     spec: GatewayClassSpec
     """Who serves Gateways of the class."""
 
@@ -61,7 +51,7 @@ class RouteNamespaces(Model):
     """From where routes may attach to a listener."""
 
     from_: Annotated[Literal["All", "Selector", "Same", "None"], Field(alias="from")] = "Same"
-    """All namespaces, the Same one, or those of a Selector."""
+    """All namespaces, the Same one, those of a Selector, or None."""
     selector: LabelSelector | None = None
     """For from: Selector, the labels of the namespaces."""
 
@@ -214,11 +204,8 @@ class GatewayTls(Model):
     """TLS with backends."""
 
 
-class ListenerNamespaces(Model):
+class ListenerNamespaces(RouteNamespaces):
     from_: Annotated[Literal["All", "Selector", "Same", "None"], Field(alias="from")] = "None"
-    """All namespaces, the Same one, those of a Selector, or None."""
-    selector: LabelSelector | None = None
-    """For from: Selector, the labels of the namespaces."""
 
 
 class AllowedListeners(Model):
@@ -228,11 +215,31 @@ class AllowedListeners(Model):
     """From where ListenerSets may attach."""
 
 
-class GatewaySpec(Model):
-    gateway_class_name: Name
-    """The GatewayClass, which says who serves the Gateway."""
+class ListenersSpec(Model):
+    """What Gateways and ListenerSets have in common."""
+
     listeners: Annotated[tuple[Listener, ...], Field(min_length=1, max_length=64)]
     """What is bound, and what may attach to it."""
+
+    @model_validator(mode="after")
+    def _listeners_are_told_apart(self) -> Self:
+        """Unique names; and one listener per port, protocol and hostname (rules of the CRD)."""
+        check_unique([listener.name for listener in self.listeners], "name", "listeners")
+        seen: dict[tuple[int, str, str], str] = {}
+        for listener in self.listeners:
+            place = (listener.port, listener.protocol.lower(), listener.hostname or "")
+            if place in seen:
+                raise RefusedValue(
+                    f"listeners {seen[place]} and {listener.name} have the same port, protocol and hostname",
+                    "give each its own hostname or port",
+                )
+            seen[place] = listener.name
+        return self
+
+
+class GatewaySpec(ListenersSpec):
+    gateway_class_name: Name
+    """The GatewayClass, which says who serves the Gateway."""
     addresses: Annotated[tuple[GatewayAddress, ...], Field(max_length=16)] = ()
     """Addresses to bind. Default: those of the process."""
     infrastructure: GatewayInfrastructure | None = None
@@ -244,66 +251,21 @@ class GatewaySpec(Model):
     default_scope: Literal["All", "None"] = "None"
     """Whether routes attach that name no Gateway."""
 
-    @model_validator(mode="after")
-    def _listeners_are_told_apart(self) -> Self:
-        _told_apart(self.listeners)
-        return self
 
-
-class Gateway(Resource):
+class Gateway(Resource, group=GATEWAY_GROUP, kind="Gateway", versions=("v1", "v1beta1")):
     """What is bound, and what may attach to it."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "Gateway"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1")
 
     spec: GatewaySpec
     """What is bound, and what may attach to it."""
 
 
-class ParentGatewayReference(Model):
-    group: Group = GATEWAY_GROUP
-    """API group of the parent."""
-    kind: Kind = "Gateway"
-    """Kind of the parent."""
-    name: Name
-    """Name of the Gateway."""
-    namespace: Label | None = None
-    """Namespace of the Gateway. Default: that of the ListenerSet."""
-
-
-class ListenerSetSpec(Model):
+class ListenerSetSpec(ListenersSpec):
     parent_ref: ParentGatewayReference
     """The Gateway that the listeners are added to."""
-    listeners: Annotated[tuple[Listener, ...], Field(min_length=1, max_length=64)]
-    """The listeners."""
-
-    @model_validator(mode="after")
-    def _listeners_are_told_apart(self) -> Self:
-        _told_apart(self.listeners)
-        return self
 
 
-class ListenerSet(Resource):
+class ListenerSet(Resource, group=GATEWAY_GROUP, kind="ListenerSet", versions=("v1",)):
     """Listeners that are added to a Gateway from outside."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "ListenerSet"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1",)
 
     spec: ListenerSetSpec
     """Which listeners are added to which Gateway."""
-
-
-def _told_apart(listeners: tuple[Listener, ...]) -> None:
-    """Unique names; and one listener per port, protocol and hostname (rules of the CRD)."""
-    check_unique([listener.name for listener in listeners], "name", "listeners")
-    seen: dict[tuple[int, str, str], str] = {}
-    for listener in listeners:
-        place = (listener.port, listener.protocol.lower(), listener.hostname or "")
-        if place in seen:
-            raise RefusedValue(
-                f"listeners {seen[place]} and {listener.name} have the same port, protocol and hostname",
-                "give each its own hostname or port",
-            )
-        seen[place] = listener.name

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.alias_generators import to_camel
 
 from egressproxy.config.resources.values import NULL_IS_EMPTY_MAP, Int, Label, Subdomain, Timestamp
@@ -114,7 +114,7 @@ class ObjectMeta(OpenModel):
 
 
 class Resource(Model):
-    """Base of every kind. `GROUP`, `KIND`, `VERSIONS` and `NAMESPACED` are set by the subclass."""
+    """Base of every kind. A subclass names group, kind, versions and scope in its class statement, or inherits them."""
 
     GROUP: ClassVar[str]
     KIND: ClassVar[str]
@@ -125,22 +125,17 @@ class Resource(Model):
 
     api_version: str
     kind: str
-    metadata: ObjectMeta
-    status: Any = Field(default=None, exclude=True, repr=False)
+    metadata: Annotated[ObjectMeta, NULL_IS_EMPTY_MAP]
+    #: Ours to write: on input it is ignored.
+    status: Annotated[Any, BeforeValidator(lambda _: None)] = Field(default=None, exclude=True, repr=False)
 
     _origin: Origin = PrivateAttr(default_factory=lambda: NOWHERE)
     _raw: dict[str, Any] | None = PrivateAttr(default=None)
 
-    @field_validator("metadata", mode="before")
-    @classmethod
-    def _null_metadata(cls, value: object) -> object:
-        return {} if value is None else value
-
-    @field_validator("status", mode="before")
-    @classmethod
-    def _read_status(cls, value: object) -> object:
-        """Status is ours to write; on input it is ignored."""
-        return None
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for name in kwargs.keys() & {"group", "kind", "versions", "namespaced"}:
+            setattr(cls, name.upper(), kwargs.pop(name))
+        super().__init_subclass__(**kwargs)
 
     @property
     def group(self) -> str:

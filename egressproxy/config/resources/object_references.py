@@ -15,6 +15,7 @@ __all__ = [
     "Kind",
     "LocalObjectReference",
     "ObjectReference",
+    "ParentGatewayReference",
     "ParentReference",
     "PolicyTargetReference",
     "SecretObjectReference",
@@ -39,7 +40,7 @@ class ObjectReference(Model):
     """A reference to an object, the core group by default; another namespace needs a ReferenceGrant."""
 
     group: Group = ""
-    """API group of the object; the core group where it is left out."""
+    """API group of the object. Default: "", the core group."""
     kind: Kind
     """Kind of the object, such as ConfigMap or Secret."""
     name: Name
@@ -48,30 +49,18 @@ class ObjectReference(Model):
     """Namespace of the object. Default: that of the one that refers to it; another one needs a ReferenceGrant."""
 
 
-class SecretObjectReference(Model):
+class SecretObjectReference(ObjectReference):
     """A reference to a Secret; another namespace needs a ReferenceGrant."""
 
-    group: Group = ""
-    """The core group, ""."""
     kind: Kind = "Secret"
     """Secret."""
-    name: Name
-    """Name of the Secret."""
-    namespace: Label | None = None
-    """Namespace of the Secret. Default: that of the one that refers to it; another one needs a ReferenceGrant."""
 
 
-class BackendObjectReference(Model):
+class BackendObjectReference(ObjectReference):
     """A reference to what requests are sent to. A Service needs its port (a rule of the CRD)."""
 
-    group: Group = ""
-    """API group of the backend; "" is the core group, that of Services."""
     kind: Kind = "Service"
     """Service, Backend, XBackend or XBackendDestination."""
-    name: Name
-    """Name of the backend."""
-    namespace: Label | None = None
-    """Namespace of the backend. Default: that of the one that refers to it; another one needs a ReferenceGrant."""
     port: Port | None = Field(default=None, validate_default=True)
     """Port of the backend. Required for a Service; a Backend with one port needs none."""
 
@@ -85,32 +74,32 @@ class BackendObjectReference(Model):
         return port
 
 
-class ParentReference(Model):
-    """What a route attaches to: a Gateway (or ListenerSet), one listener of it, or one port."""
+class ParentGatewayReference(Model):
+    """The Gateway that a ListenerSet adds listeners to."""
 
     group: Group = GATEWAY_GROUP
     """API group of the parent."""
     kind: Kind = "Gateway"
-    """Gateway or ListenerSet."""
+    """Gateway; for routes, ListenerSet, too."""
     namespace: Label | None = None
-    """Namespace of the parent. Default: that of the route; whether another one may attach is for the listener to say.
-    """
+    """Namespace of the parent. Default: that of the object; whether another one may attach is for the parent to say."""
     name: Name
     """Name of the parent."""
+
+
+class ParentReference(ParentGatewayReference):
+    """What a route attaches to: a Gateway (or ListenerSet), one listener of it, or one port."""
+
     section_name: Name | None = None
     """The listener to attach to. Default: every listener that admits the route."""
     port: Port | None = None
     """Attach to the listeners of this port alone."""
 
 
-class PolicyTargetReference(Model):
+class PolicyTargetReference(LocalObjectReference):
     """What a policy applies to, in its own namespace; `sectionName` narrows it to one listener, rule or port."""
 
-    group: Group
-    """API group of the target; "" is the core group."""
     kind: Kind
     """Gateway, ListenerSet, a kind of route, a kind of Backend, or Service."""
-    name: Name
-    """Name of the target, in the policy's namespace."""
     section_name: Name | None = None
     """One listener of a Gateway or ListenerSet, one named rule of a route, or one port."""

@@ -198,15 +198,6 @@ class BasicIdentity(Model):
     """The Secret that maps namespace.serviceAccount to a password."""
 
 
-class AddressIdentity(Model):
-    """The source address, looked up among Pods or in `clients`."""
-
-    pods: Bool = True
-    """Look the source address up among the Pods."""
-    clients: tuple[AddressIdentityEntry, ...] = ()
-    """Networks and who is in them."""
-
-
 class AddressIdentityEntry(Model):
     cidrs: Annotated[tuple[Cidr, ...], Field(min_length=1)]
     """Networks of these clients."""
@@ -214,6 +205,15 @@ class AddressIdentityEntry(Model):
     """The namespace that they count as."""
     service_account: Name
     """The service account that they count as."""
+
+
+class AddressIdentity(Model):
+    """The source address, looked up among Pods or in `clients`."""
+
+    pods: Bool = True
+    """Look the source address up among the Pods."""
+    clients: tuple[AddressIdentityEntry, ...] = ()
+    """Networks and who is in them."""
 
 
 class Identity(Model):
@@ -291,18 +291,12 @@ class EgressPolicySpec(Model):
         return extensions
 
 
-class EgressPolicy(Resource):
+class EgressPolicy(Resource, group=OUR_GROUP, kind="EgressPolicy", versions=("v1alpha1",)):
     """What may leave, and how: for Gateways, listeners, routes or Backends.
 
     A null is refused where it would lift a restriction: `deny:` with nothing below it is an accident.
     """
 
     NULLS_ARE_ABSENT: ClassVar[bool] = False
-    GROUP: ClassVar[str] = OUR_GROUP
-    KIND: ClassVar[str] = "EgressPolicy"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
 
     spec: EgressPolicySpec
-
-
-AddressIdentity.model_rebuild()

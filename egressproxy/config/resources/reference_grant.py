@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -40,12 +40,8 @@ class ReferenceGrantSpec(Model):
     """Which objects of this namespace may be referred to."""
 
 
-class ReferenceGrant(Resource):
+class ReferenceGrant(Resource, group=GATEWAY_GROUP, kind="ReferenceGrant", versions=("v1", "v1beta1", "v1alpha2")):
     """Lets objects of other namespaces refer to objects of this one."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "ReferenceGrant"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1", "v1alpha2")
 
     spec: ReferenceGrantSpec
     """Who may refer to what."""

@@ -5,7 +5,7 @@ Every standard field is here, also those that are reported as unsupported in sta
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -221,12 +221,8 @@ class HttpRouteSpec(CommonRouteSpec):
     """What becomes of requests."""
 
 
-class HttpRoute(Resource):
+class HttpRoute(Resource, group=GATEWAY_GROUP, kind="HTTPRoute", versions=("v1", "v1beta1", "v1alpha2")):
     """Absolute-form requests, plain HTTP in tunnels, decrypted requests, and reverse-proxied ones."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "HTTPRoute"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1beta1", "v1alpha2")
 
     spec: HttpRouteSpec
     """Which requests the route is for, and what becomes of them."""
@@ -239,12 +235,8 @@ class GrpcRouteSpec(CommonRouteSpec):
     """What becomes of requests."""
 
 
-class GrpcRoute(Resource):
+class GrpcRoute(Resource, group=GATEWAY_GROUP, kind="GRPCRoute", versions=("v1", "v1alpha2")):
     """gRPC requests by service, method and metadata."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "GRPCRoute"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha2")
 
     spec: GrpcRouteSpec
     """Which requests the route is for, and what becomes of them."""
@@ -257,12 +249,8 @@ class TlsRouteSpec(CommonRouteSpec):
     """Where connections go."""
 
 
-class TlsRoute(Resource):
+class TlsRoute(Resource, group=GATEWAY_GROUP, kind="TLSRoute", versions=("v1", "v1alpha3", "v1alpha2")):
     """TLS passed through by SNI; on a forward-proxy listener, CONNECT tunnels by authority."""
-
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "TLSRoute"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha3", "v1alpha2")
 
     spec: TlsRouteSpec
     """Which connections the route is for, and where they go."""
@@ -273,11 +261,7 @@ class TcpRouteSpec(CommonRouteSpec):
     """Where connections go."""
 
 
-class TcpRoute(Resource):
-    GROUP: ClassVar[str] = GATEWAY_GROUP
-    KIND: ClassVar[str] = "TCPRoute"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1", "v1alpha2")
-
+class TcpRoute(Resource, group=GATEWAY_GROUP, kind="TCPRoute", versions=("v1", "v1alpha2")):
     spec: TcpRouteSpec
     """Which connections the route is for, and where they go."""
 

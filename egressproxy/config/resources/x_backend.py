@@ -5,7 +5,7 @@ Sources: GEP-4488 and GEP-4894, the types of `gateway.networking.x-k8s.io/v1alph
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -166,10 +166,6 @@ class XBackendSpec(Model):
         return self
 
 
-class XBackend(Resource):
-    GROUP: ClassVar[str] = "gateway.networking.x-k8s.io"
-    KIND: ClassVar[str] = "XBackend"
-    VERSIONS: ClassVar[tuple[str, ...]] = ("v1alpha1",)
-
+class XBackend(Resource, group="gateway.networking.x-k8s.io", kind="XBackend", versions=("v1alpha1",)):
     spec: XBackendSpec
     """Where requests go, and how it is reached."""
