@@ -135,7 +135,7 @@ class _Builder:
             tls = yield from self.context(spec, shares_port=self.terminating[key] > 1)
         by_host = finished(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
         streams = [listener for listener in listeners if listener.is_stream]
-        return Port(key[0], key[1], [*web, *streams], by_host, tls=tls, clients=clients_of(listeners))
+        return Port(*key, (*web, *streams), by_host, tls, clients_of(listeners))
 
     def listener(self, spec: ListenerIR) -> Cooperative[ActiveListener]:
         """One listener with the tables of its routes, and what its policy says of everything else."""
@@ -181,9 +181,7 @@ class _Builder:
             terminate = yield from self.context(spec.tls, shares_port=shares_port)
         return ActiveListener(
             replace(spec, http_routes=(), tls_routes=(), tcp_routes=()),  # they are in the tables now
-            table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"),
-            is_forward=spec.protocol is ListenerProtocol.FORWARD_PROXY,
-            scheme=b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http", terminate=terminate,
+            table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
         )  # fmt: skip
 
     def context(self, tls: ListenerTlsIR, *, shares_port: bool) -> Cooperative[ssl.SSLContext]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.chain import Chain
@@ -24,74 +25,49 @@ __all__ = ["Route"]
 GOLDEN = 0.6180339887498949
 
 
+@dataclass(slots=True, eq=False)
 class Route:
     """One rule of a route (`kind`), or what a policy allows without a route (`name` "-")."""
 
-    __slots__ = (
-        "_ports",
-        "_turn",
-        "auth",
-        "backends",
-        "buffers_request",
-        "chain",
-        "clock_s",
-        "destinations",
-        "idle_s",
-        "is_judged",
-        "is_tls_only",
-        "kind",
-        "mode",
-        "name",
-        "only_reports",
-        "permission",
-        "request_s",
-        "retries",
-        "series",
-        "total",
-        "tunnel_idle_s",
-    )
+    name: str
+    chain: Chain
+    configured: InitVar[Sequence[RouteBackend]]  # those of weight 0 included
+    series: Series
+    policy: InitVar[PolicyIR]
+    destinations: DestinationPolicy
+    _: KW_ONLY
+    request_s: float
+    retries: RetryPolicy | None = None  # None: one attempt, by weight
+    is_tls_only: bool = False  # a TLSRoute: what the tunnel carries has to be TLS
+    auth: ExternalAuth | None = None  # asks somebody else about each request, in its chain
+    kind: str = ""
+    permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
+    only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
+    backends: tuple[RouteBackend, ...] = field(init=False)
+    total: int = field(init=False)  # the weight of all backends
+    buffers_request: bool = field(init=False)
+    is_judged: bool = field(init=False)  # else whatever it matches may go
+    mode: Mode = field(init=False)
+    clock_s: float = field(init=False)
+    idle_s: float = field(init=False)
+    tunnel_idle_s: float = field(init=False)
+    _ports: Mapping[str, Collection[int]] = field(init=False)
+    _turn: float = field(init=False)
 
-    def __init__(
-        self,
-        name: str,
-        chain: Chain,
-        backends: Sequence[RouteBackend],
-        series: Series,
-        policy: PolicyIR,
-        destinations: DestinationPolicy,
-        *,
-        request_s: float,
-        retries: RetryPolicy | None = None,
-        is_tls_only: bool = False,
-        auth: ExternalAuth | None = None,
-        kind: str = "",
-        permission: Permission | None = None,
-        only_reports: bool = False,
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.chain = chain
-        body = chain.request_body
-        self.auth = auth  # asks somebody else about each request, in its chain
-        self.buffers_request = (auth is not None and auth.max_body > 0) or (
+    def __post_init__(self, configured: Sequence[RouteBackend], policy: PolicyIR) -> None:
+        self.backends = tuple(backend for backend in configured if backend.weight > 0)
+        self.total = sum(backend.weight for backend in self.backends)
+        body = self.chain.request_body
+        self.buffers_request = (self.auth is not None and self.auth.max_body > 0) or (
             body is not None and any(step.buffers for step in body.steps)
         )
-        self.backends = tuple(backend for backend in backends if backend.weight > 0)
-        self.total = sum(backend.weight for backend in self.backends)
-        self.series = series
-        self.mode: Mode = policy.mode
-        self.only_reports = only_reports  # of what a tunnel carries: mode Report lifts all policies
-        self.destinations = destinations
-        self.permission = permission  # a Dynamic backend: what the route permits by itself
-        self.is_judged = destinations.denies or permission is not None  # else whatever it matches may go
-        self.request_s = request_s
-        self.clock_s = on_the_wheel(request_s)
+        self.is_judged = self.destinations.denies or self.permission is not None
+        self.mode = policy.mode
+        self.clock_s = on_the_wheel(self.request_s)
         self.idle_s = policy.timeouts.idle_s
         self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
-        self.retries = retries  # None: one attempt, by weight
-        self._ports = served_ports(backends)
+        self._ports = served_ports(configured)
         self._turn = random.random()  # noqa: S311 (a share of traffic is no secret)
-        self.is_tls_only = is_tls_only  # a TLSRoute: what the tunnel carries has to be TLS
 
     @property
     def rule(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
@@ -12,7 +13,7 @@ from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerProtocol
-from egressproxy.ir.policy import LimitsIR
+from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostMap
@@ -25,63 +26,41 @@ __all__ = ["ActiveListener", "Port", "Snapshot"]
 STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
 
 
+@dataclass(slots=True, eq=False)
 class ActiveListener:
     """One listener of a Gateway."""
 
-    __slots__ = (
-        "defaults",
-        "destinations",
-        "gateway",
-        "hosts",
-        "http",
-        "is_forward",
-        "is_stream",
-        "mode",
-        "name",
-        "port",
-        "scheme",
-        "series",
-        "spec",
-        "streams",
-        "terminate",
-        "timeouts",
-    )
+    spec: ListenerIR
+    http: HttpTable[Route]
+    hosts: HostMap[bool]  # the hostnames that any HTTPRoute serves and permits by itself, on port 80
+    streams: HostMap[Route]
+    defaults: DefaultRoutes | None  # a forward proxy: of what no route matches
+    destinations: DestinationPolicy
+    series: Series
+    terminate: ssl.SSLContext | None  # a TLS listener that terminates does it with this
+    gateway: str = field(init=False)
+    name: str = field(init=False)
+    mode: Mode = field(init=False)
+    timeouts: TimeoutsIR = field(init=False)
+    is_forward: bool = field(init=False)
+    is_stream: bool = field(init=False)
+    scheme: bytes = field(init=False)
 
-    def __init__(
-        self,
-        spec: ListenerIR,
-        http: HttpTable[Route],
-        hosts: HostMap[bool],
-        streams: HostMap[Route],
-        defaults: DefaultRoutes | None,
-        destinations: DestinationPolicy,
-        series: Series,
-        *,
-        is_forward: bool,
-        scheme: bytes,
-        terminate: ssl.SSLContext | None,
-    ) -> None:
-        self.spec = spec
+    def __post_init__(self) -> None:
+        spec = self.spec
         self.gateway = spec.gateway
         self.name = spec.name
-        self.port = spec.port
-        self.http = http
-        self.hosts = hosts  # the hostnames that any HTTPRoute serves and permits by itself, on port 80
-        self.streams = streams
-        self.defaults = defaults  # a forward proxy: of what no route matches
-        self.destinations = destinations
-        self.series = series
         self.mode = spec.policy.mode
         self.timeouts = spec.policy.timeouts
-        self.is_forward = is_forward
+        self.is_forward = spec.protocol is ListenerProtocol.FORWARD_PROXY
         self.is_stream = spec.protocol in STREAM_PROTOCOLS
-        self.scheme = scheme
-        self.terminate = terminate  # a TLS listener that terminates does it with this
+        self.scheme = b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http"
 
     def __repr__(self) -> str:
-        return f"ActiveListener({self.gateway}/{self.name}:{self.port})"
+        return f"ActiveListener({self.gateway}/{self.name}:{self.spec.port})"
 
 
+@dataclass(slots=True, eq=False)
 class Port:
     """One address and port: the listeners that share it, by hostname. Those that speak HTTP stand first.
 
@@ -91,32 +70,26 @@ class Port:
     bounded before it is known whose connection it is: the strictest of any listener.
     """
 
-    __slots__ = (
-        "address", "by_host", "first", "head_limits", "is_mixed", "is_stream", "limits", "listeners", "number", "terms",
-        "tls",
-    )  # fmt: skip
+    address: str
+    number: int
+    listeners: tuple[ActiveListener, ...]
+    by_host: HostMap[ActiveListener]
+    tls: ssl.SSLContext | None  # TLS is terminated with this
+    clients: InitVar[ClientCertificatesIR | None]
+    first: ActiveListener = field(init=False)
+    limits: LimitsIR = field(init=False)
+    head_limits: HeadLimits = field(init=False)
+    is_stream: bool = field(init=False)
+    is_mixed: bool = field(init=False)
+    terms: tuple[object, ...] = field(init=False)
 
-    def __init__(
-        self,
-        address: str,
-        number: int,
-        listeners: Sequence[ActiveListener],
-        by_host: HostMap[ActiveListener],
-        *,
-        tls: ssl.SSLContext | None,
-        clients: ClientCertificatesIR | None,
-    ) -> None:
-        self.address = address
-        self.number = number
-        self.listeners = tuple(listeners)
+    def __post_init__(self, clients: ClientCertificatesIR | None) -> None:
         self.first = self.listeners[0]
-        self.by_host = by_host
         self.limits = strictest_limits([listener.spec.policy.limits for listener in self.listeners])
         self.head_limits = HeadLimits(self.limits.max_head_bytes, self.limits.max_fields)
-        self.tls = tls  # TLS is terminated with this
         self.is_stream = self.first.is_stream
         self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
-        self.terms = (self.is_stream, tls is not None, clients, None if self.is_stream else self.head_limits)
+        self.terms = (self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits)
 
     def leads_to_stream(self, name: str) -> bool:
         """On a mixed port: whether a client whose ClientHello names this host gets a stream; else it gets HTTP."""
@@ -157,19 +130,14 @@ def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:
     return LimitsIR(**{name: least(name) for name in LimitsIR.__slots__})
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """One configuration, live. Immutable once it is in service."""
+    """One configuration, live."""
 
-    __slots__ = ("connectors", "filters", "generation", "ports")
-
-    def __init__(
-        self, generation: int, ports: dict[tuple[str, int], Port], connectors: dict[ConnectionIR, Connector],
-        filters: FilterInstances,
-    ) -> None:  # fmt: skip
-        self.generation = generation
-        self.ports = ports
-        self.connectors = connectors
-        self.filters = filters
+    generation: int
+    ports: dict[tuple[str, int], Port]
+    connectors: dict[ConnectionIR, Connector]
+    filters: FilterInstances
 
     def __repr__(self) -> str:
         return f"Snapshot({self.generation}, {len(self.ports)} ports, {len(self.connectors)} connectors)"

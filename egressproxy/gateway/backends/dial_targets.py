@@ -5,6 +5,7 @@ name as many as they like. A DialTarget is what is dialled, and how.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
@@ -26,37 +27,26 @@ FREED_TARGETS = 64
 Key = tuple[str, int, bool]  # host, port, whether over TLS
 
 
+@dataclass(slots=True, eq=False)
 class DialTarget:
     """What is dialled, and how."""
 
-    __slots__ = ("host", "name", "port", "tls")
-
-    def __init__(self, host: str, port: int, tls: BackendTlsIR | None = None) -> None:
-        self.host = host
-        self.port = port
-        self.tls = tls
-        self.name: FollowedName = UNFOLLOWED
+    host: str
+    port: int
+    tls: BackendTlsIR | None = None
+    name: FollowedName = UNFOLLOWED
 
 
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class Target(DialTarget):
     """One destination of a connector, and the connections to it. `client` has named it first, or "": the operator."""
 
-    __slots__ = ("client", "host_field", "pool")
+    pool: Pool[UpstreamConnection]
+    client: str
+    host_field: bytes = field(init=False)
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        tls: BackendTlsIR | None,
-        pool: Pool[UpstreamConnection],
-        name: FollowedName,
-        client: str = "",
-    ) -> None:
-        super().__init__(host, port, tls)
-        self.pool = pool
-        self.name = name
-        self.client = client
-        self.host_field = Authority(host, port).host_field(443 if tls is not None else 80)
+    def __post_init__(self) -> None:
+        self.host_field = Authority(self.host, self.port).host_field(443 if self.tls is not None else 80)
 
     @property
     def is_secure(self) -> bool:
@@ -102,16 +92,14 @@ class Targets:
 
     def named(self, client: str, authority: Authority, tls: BackendTlsIR | None) -> Target:
         """What this client names as the first. Raises LimitExceeded (503) where it uses too many such, or all do."""
-        own = self._of_client.get(client)
-        if own is not None and len(own) >= MAX_TARGETS_OF_CLIENT:
-            self._forget_unused(own, MAX_TARGETS_OF_CLIENT)
-            if len(own) >= MAX_TARGETS_OF_CLIENT:
-                message = "this client has connections to too many destinations"
-                raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
-        if len(self.known) >= MAX_TARGETS:
-            self._forget_unused(self.known, MAX_TARGETS)
-            if len(self.known) >= MAX_TARGETS:
-                message = "there are connections to too many destinations"
+        for targets, limit, have in (
+            (self._of_client.get(client, {}), MAX_TARGETS_OF_CLIENT, "this client has"),
+            (self.known, MAX_TARGETS, "there are"),
+        ):
+            if len(targets) >= limit:
+                self._forget_unused(targets, limit)
+            if len(targets) >= limit:
+                message = f"{have} connections to too many destinations"
                 raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
         target = self._add(authority.host, authority.port, tls, authority.address is None, client)
         self._of_client.setdefault(client, {})[target.key] = target
@@ -136,7 +124,8 @@ class Targets:
 
     def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
         name = self._followed(host, port, is_name)
-        target = self.known[host, port, tls is not None] = Target(host, port, tls, Pool(self._name), name, client)
+        target = Target(host, port, tls, name, pool=Pool(self._name), client=client)
+        self.known[target.key] = target
         target.pool.is_retired = self.is_retired
         return target
 

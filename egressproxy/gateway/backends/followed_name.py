@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -51,34 +52,22 @@ def retire(connection: Followed, keeper: Keeper | None) -> None:
         connection.close()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FollowedName:
     """What one destination was resolved to, until when that holds (on the wheel's clock), and the connections to it.
 
     `version` counts the answers that some address had left.
     """
 
-    __slots__ = (
-        "_addresses",
-        "_connections",
-        "_host",
-        "_is_asked",
-        "_port",
-        "_resolver",
-        "_wheel",
-        "fresh_until",
-        "version",
-    )
-
-    def __init__(self, host: str, port: int, resolver: Resolver, wheel: Wheel) -> None:
-        self._host = host
-        self._port = port
-        self._resolver = resolver
-        self._wheel = wheel
-        self._addresses: frozenset[str] = frozenset()
-        self._connections: dict[Followed, tuple[str, Keeper | None]] = {}
-        self._is_asked = False
-        self.fresh_until = NEVER
-        self.version = 0
+    host: str
+    port: int
+    resolver: Resolver
+    wheel: Wheel
+    fresh_until: float = NEVER
+    version: int = 0
+    _addresses: frozenset[str] = frozenset()
+    _connections: dict[Followed, tuple[str, Keeper | None]] = field(default_factory=dict)
+    _is_asked: bool = False
 
     # --- connections -------------------------------------------------------------------------------------------
     def keep(self, connection: Followed, address: str, keeper: Keeper | None, version: int) -> None:
@@ -100,7 +89,7 @@ class FollowedName:
         if not self._connections:
             return True
         if not self._is_asked:
-            asked = self._resolver.resolve(self._host, client)
+            asked = self.resolver.resolve(self.host, client)
             if asked.done():
                 self._answered(policy, asked)
                 return not self.is_overdue
@@ -111,12 +100,12 @@ class FollowedName:
     @property
     def is_overdue(self) -> bool:
         """Whether the answer has ended so long ago that no connection may be used on it."""
-        return bool(self._connections) and self.fresh_until + GRACE_S <= self._wheel.now
+        return bool(self._connections) and self.fresh_until + GRACE_S <= self.wheel.now
 
     async def catch_up(self, policy: AddressPolicy, client: str) -> None:
         """Wait for an answer. Where there is none, no connection is left: who dials is told why."""
         try:
-            addresses = self._allowed(policy, await self._resolver.resolve(self._host, client))
+            addresses = self._allowed(policy, await self.resolver.resolve(self.host, client))
         except UpstreamFault as error:
             error.__traceback__ = None  # frames that hold it: no cycle
             self._has_none()
@@ -125,7 +114,7 @@ class FollowedName:
 
     def learn(self, addresses: Iterable[IPAddress]) -> None:
         """These may be dialled at present: connections to others go."""
-        self.fresh_until = self._wheel.now + max(self._resolver.fresh_s(self._host), LEAST_S)
+        self.fresh_until = self.wheel.now + max(self.resolver.fresh_s(self.host), LEAST_S)
         known, self._addresses = self._addresses, frozenset(map(str, addresses))
         if known <= self._addresses:
             return
@@ -146,17 +135,17 @@ class FollowedName:
 
     def _has_none(self) -> None:
         """The name has no address. Where nobody was asked (too many names are looked up), that is not known."""
-        if self._resolver.fresh_s(self._host):
+        if self.resolver.fresh_s(self.host):
             self.learn(())
 
     def _allowed(self, policy: AddressPolicy, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
         try:
-            return policy.check(self._host, addresses, self._port)
+            return policy.check(self.host, addresses, self.port)
         except Denied:
             return ()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._host}, {len(self._connections)} connections)"
+        return f"{type(self).__name__}({self.host}, {len(self._connections)} connections)"
 
 
 class _Unfollowed(FollowedName):

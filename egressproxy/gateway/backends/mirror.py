@@ -6,11 +6,12 @@ Source: Gateway API v1 HTTPRequestMirrorFilter, GEP-3171.
 from __future__ import annotations
 
 import random
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from egressproxy.filters.chain import Chain, Steps
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.ir.policy import PolicyIR
+from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.model.shares import Shares, most_of
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.permission import Permission
@@ -28,6 +29,7 @@ MAX_HELD_TOGETHER: Final = 16 * MAX_HELD
 REST_S: Final = 60.0
 
 
+@dataclass(slots=True, eq=False)
 class Mirror:
     """One RequestMirror filter, live: where copies go, and which requests are copied.
 
@@ -36,65 +38,44 @@ class Mirror:
     permits a Dynamic one. `held` counts the octets that wait for it.
     """
 
-    __slots__ = (
-        "_denominator",
-        "_due",
-        "_numerator",
-        "backend",
-        "chain",
-        "connector",
-        "denied",
-        "destinations",
-        "held",
-        "in_progress",
-        "limits",
-        "mode",
-        "permission",
-        "rest_s",
-        "series",
-    )
+    backend: str
+    connector: Connector
+    limits: Steps | None
+    chain: Chain
+    series: Series
+    policy: InitVar[PolicyIR]
+    destinations: DestinationPolicy
+    ratio: tuple[int, int]  # numerator, denominator
+    denied: Denial | None = None
+    permission: Permission | None = None
+    mode: Mode = field(init=False)
+    rest_s: float = field(init=False)
+    held: Shares = field(init=False)
+    in_progress: Shares = field(init=False)
+    _due: int = field(init=False)
 
-    def __init__(
-        self,
-        backend: str,
-        connector: Connector,
-        limits: Steps | None,
-        chain: Chain,
-        series: Series,
-        policy: PolicyIR,
-        destinations: DestinationPolicy,
-        share: tuple[int, int],
-        denied: Denial | None = None,
-        permission: Permission | None = None,
-    ) -> None:
-        self.backend = backend
-        self.connector = connector
-        self.limits = limits
-        self.chain = chain
-        self.series = series
+    def __post_init__(self, policy: PolicyIR) -> None:
         self.mode = policy.mode
-        self.destinations = destinations
-        self.denied = denied
-        self.permission = permission
         self.rest_s = policy.timeouts.backend_request_s or REST_S
         self.held = Shares(MAX_HELD_TOGETHER, most_of(MAX_HELD_TOGETHER))
         self.in_progress = Shares(MAX_AT_ONCE, most_of(MAX_AT_ONCE))
-        self._numerator, self._denominator = share
         # Spread evenly, so that any number of requests has its share; where it begins is chance: a reload begins anew.
-        self._due = random.randrange(self._denominator)  # noqa: S311 (a share of traffic is no secret)
+        self._due = random.randrange(self.ratio[1])  # noqa: S311 (a share of traffic is no secret)
 
     @property
     def share(self) -> float:
         """Of the requests, from 0 to 1."""
-        return self._numerator / self._denominator
+        numerator, denominator = self.ratio
+        return numerator / denominator
 
     def count_request(self) -> bool:
         """Count one more request. Returns whether it is one of the share, and is copied."""
-        self._due += self._numerator
-        if self._due < self._denominator:
+        numerator, denominator = self.ratio
+        self._due += numerator
+        if self._due < denominator:
             return False
-        self._due -= self._denominator
+        self._due -= denominator
         return True
 
     def __repr__(self) -> str:
-        return f"Mirror({self.backend}, {self._numerator}/{self._denominator}, {self.in_progress.total} in progress)"
+        return f"Mirror({self.backend}, {self.ratio[0]}/{self.ratio[1]}, {self.in_progress.total} in progress)"

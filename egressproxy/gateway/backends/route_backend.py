@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
-from egressproxy.gateway.backends.connector import NO_PORTS, Connector
+from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.ir.policy import Mode
@@ -22,6 +23,7 @@ __all__ = ["EXACT_BELOW_S", "RouteBackend", "on_the_wheel"]
 EXACT_BELOW_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
 class RouteBackend:
     """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
 
@@ -30,40 +32,23 @@ class RouteBackend:
     `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`: see WeightedBackend.
     """
 
-    __slots__ = (
-        "backend_request_s", "chain", "clock_s", "connector", "denied", "error", "mirrors", "name", "parent_by",
-        "series", "served_ports", "unknown_extension", "weight",
-    )  # fmt: skip
+    name: str
+    connector: Connector | None
+    chain: Chain
+    series: Series
+    _: KW_ONLY
+    weight: int
+    error: str
+    backend_request_s: float
+    served_ports: Mapping[str, Collection[int]]
+    mirrors: tuple[Mirror, ...] | None = None
+    denied: Denial | None = None
+    unknown_extension: str = ""
+    parent_by: str = ""
+    clock_s: float = field(init=False)
 
-    def __init__(
-        self,
-        name: str,
-        connector: Connector | None,
-        chain: Chain,
-        series: Series,
-        *,
-        weight: int,
-        error: str,
-        backend_request_s: float,
-        mirrors: tuple[Mirror, ...] | None = None,
-        denied: Denial | None = None,
-        served_ports: Mapping[str, Collection[int]] = NO_PORTS,
-        unknown_extension: str = "",
-        parent_by: str = "",
-    ) -> None:
-        self.name = name
-        self.connector = connector
-        self.chain = chain
-        self.series = series
-        self.weight = weight
-        self.error = error
-        self.backend_request_s = backend_request_s
-        self.clock_s = on_the_wheel(backend_request_s)
-        self.mirrors = mirrors
-        self.denied = denied
-        self.served_ports = served_ports
-        self.unknown_extension = unknown_extension
-        self.parent_by = parent_by
+    def __post_init__(self) -> None:
+        self.clock_s = on_the_wheel(self.backend_request_s)
 
     def fault(self, route: str, rule: str) -> GatewayError:
         """Why nothing is sent there, where `connector` is None. `rule` is the route's kind and name."""

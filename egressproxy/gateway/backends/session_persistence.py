@@ -14,6 +14,7 @@ import struct
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from egressproxy.gateway.backends.dial_targets import Target
@@ -37,28 +38,21 @@ RENEWALS = 10
 _PATH = re.compile(rb"/[!-:<-~]*")
 
 
+@dataclass(frozen=True, slots=True)
 class Session:
     """A valid token: the backend and the endpoint (None where a backend has none of its own)."""
 
-    __slots__ = ("backend", "began_ms", "endpoint", "place", "renewed_ms")
-
-    def __init__(
-        self, began_ms: int, renewed_ms: int, place: bytes, backend: RouteBackend, endpoint: EndpointAddress | None
-    ) -> None:
-        self.began_ms = began_ms
-        self.renewed_ms = renewed_ms
-        self.place = place
-        self.backend = backend
-        self.endpoint = endpoint
+    began_ms: int
+    renewed_ms: int
+    place: bytes
+    backend: RouteBackend
+    endpoint: EndpointAddress | None
 
     def target(self, x: Exchange) -> Target:
         """Where the session's requests go: its endpoint, or the backend's next target. Raises GatewayError."""
         connector = self.backend.connector
         assert connector is not None
         return connector.target(x) if self.endpoint is None else connector.endpoint_target(self.endpoint)
-
-    def __repr__(self) -> str:
-        return f"Session({self.backend})"
 
 
 class PersistentSessions:
