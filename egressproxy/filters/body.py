@@ -72,6 +72,10 @@ class BodyChain:
         self._owed += len(data)
         return self._feed_from(0, x, data, last)
 
+    async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """As `feed`, and waits for the task."""
+        return await _whole(self.feed(x, data, last))
+
     def _feed_from(self, index: int, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
         for position in range(index, len(self._flows)):
             flow = self._flows[position]
@@ -115,8 +119,7 @@ class BodyChain:
             data = _given(flow, data, await wait(flow.step, awaitable))
         except Exception as error:
             _settle(flow, error)
-        outcome = self._feed_from(position + 1, x, data, last)
-        return outcome if isinstance(outcome, bytes) else await outcome
+        return await _whole(self._feed_from(position + 1, x, data, last))
 
     def _collect(self, flow: _StepState, buffer: bytearray, data: bytes) -> None:
         bound = flow.step.filter.max_buffer_bytes
@@ -128,6 +131,10 @@ class BodyChain:
         if self._plan.phase is Phase.REQUEST_BODY:
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=flow.step.spec.source, close=True)
         raise UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=flow.step.spec.source)
+
+
+async def _whole(outcome: bytes | asyncio.Task[bytes]) -> bytes:
+    return outcome if isinstance(outcome, bytes) else await outcome
 
 
 def _given(flow: _StepState, data: bytes, result: object) -> bytes:

@@ -30,7 +30,7 @@ class FilterInstances:
     the failures of filters.
     """
 
-    __slots__ = ("_catalog", "_is_held", "_made", "_notices", "_previous", "_waiting")
+    __slots__ = ("_catalog", "_held", "_made", "_notices", "_previous")
 
     def __init__(
         self, catalog: Catalog, previous: FilterInstances | None = None, notices: Notices | None = None
@@ -39,30 +39,28 @@ class FilterInstances:
         self._notices = notices
         self._made: dict[tuple[ExtensionIR, str], PlacedFilter] = {}
         self._previous = {} if previous is None else previous._made
-        self._is_held = False
-        self._waiting: dict[ExtensionIR, PlacedFilter] = {}
+        self._held: dict[ExtensionIR, PlacedFilter] | None = None  # while code is held: what stands in its place
 
     def hold_code(self) -> None:
         """From here on `place` only inspects the operator's code, and returns a filter that does nothing."""
-        self._is_held = True
+        self._held = {}
 
     def release_code(self) -> tuple[ExtensionIR, ...]:
         """The specs whose code was held, in the order of their places. From here on `place` runs it."""
-        self._is_held = False
-        waiting, self._waiting = tuple(self._waiting), {}
-        return waiting
+        held, self._held = self._held, None
+        return tuple(held or ())
 
     def place(self, spec: ExtensionIR) -> PlacedFilter:
         """The filter of this spec, built at its first use. Raises FilterBuildError, with every fault of its config."""
-        if self._is_held and spec in self._waiting:
-            return self._waiting[spec]
+        if self._held is not None and spec in self._held:
+            return self._held[spec]
         kind, context = self._context(spec)
         try:
             key = (spec, kind.revision(context))
             found = self._made.get(key) or self._previous.get(key)
-            if found is None and self._is_held and kind.inspect is not None:
+            if found is None and self._held is not None and kind.inspect is not None:
                 kind.inspect(context)
-                return self._waiting.setdefault(spec, PlacedFilter(spec, kind, _Nothing()))
+                return self._held.setdefault(spec, PlacedFilter(spec, kind, _Nothing()))
             placed = found or self._build(spec, kind, context)
         except (ValueError, OSError) as error:
             raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
@@ -73,10 +71,6 @@ class FilterInstances:
         """Whether building this filter blocks, so that it must not be built on the event loop."""
         kind = self._catalog.get(spec.type)
         return kind is not None and kind.blocks
-
-    def get(self, spec: ExtensionIR) -> Filter:
-        """The filter of `place`. Raises FilterBuildError."""
-        return self.place(spec).filter
 
     def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
         """The Secrets that this filter refers to (`name/key` as written), and whether each is there.

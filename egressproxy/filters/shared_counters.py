@@ -21,8 +21,9 @@ log = logging.getLogger("egressproxy")
 #: Different limits in the life of a run. Memory is used only for rows that are taken.
 MAX_ROWS: Final = 16384
 KEY_BYTES: Final = 16
+#: The memory is cells of 8 bytes: how many rows are taken, then the rows. A row is its key, `full_at` and `held`.
 _CELL: Final = 8
-_HEAD: Final = 8
+_KEY_CELLS: Final = KEY_BYTES // _CELL
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,44 +48,42 @@ class SharedCounters:
         self._lock = FileLock(descriptor)
         self._workers = workers
         self._mine = worker - 1
-        self._row_bytes = KEY_BYTES + _CELL + workers * _CELL
-        size = _HEAD + MAX_ROWS * self._row_bytes
+        size = _CELL * (1 + MAX_ROWS * (_KEY_CELLS + 1 + workers))
         os.ftruncate(descriptor, size)
         self._memory = memoryview(mmap.mmap(descriptor, size))
-        self._rows = self._memory[:_HEAD].cast("q")  # how many are taken
+        self._numbers = self._memory.cast("q")
         self._known: dict[bytes, int] = {}
 
     def row(self, key: bytes) -> Row:
-        """The row of this key (16 bytes), the same in every worker. Without no room: a private row and a warning."""
+        """The row of this key (16 bytes), the same in every worker. Without room: a private row and a warning."""
         with self._lock:
-            for number in range(len(self._known), self._rows[0]):
-                at = self._at(number)
-                self._known[bytes(self._memory[at : at + KEY_BYTES])] = number
+            for number in range(len(self._known), self._numbers[0]):
+                self._known[bytes(self._key(number))] = number
             number = self._known.get(key, len(self._known))
             if number == MAX_ROWS:
                 log.warning(
                     "more than %d different limits in one run: a new one counts in each worker by itself", MAX_ROWS
                 )
                 return Row()
-            if number == self._rows[0]:
-                at = self._at(number)
-                self._memory[at : at + KEY_BYTES] = key
+            if number == self._numbers[0]:
+                self._key(number)[:] = key
                 self._known[key] = number
-                self._rows[0] = number + 1
-        at = self._at(number) + KEY_BYTES
-        held = at + _CELL
-        return Row(
-            self._memory[at:held].cast("d"), self._memory[held : held + self._workers * _CELL].cast("q"), self._mine
-        )
+                self._numbers[0] = number + 1
+        at = self._at(number) + _KEY_CELLS
+        held = self._numbers[at + 1 : at + 1 + self._workers]
+        return Row(self._memory.cast("d")[at : at + 1], held, self._mine)
 
     def forget(self, worker: int) -> None:
-        """Free what this worker held (its index from 0), because it has exited."""
-        for number in range(self._rows[0]):
-            at = self._at(number) + KEY_BYTES + worker * _CELL
-            self._memory[at : at + _CELL] = bytes(_CELL)
+        """Free what this worker (counted from 1) held, because it has exited."""
+        for number in range(self._numbers[0]):
+            self._numbers[self._at(number) + _KEY_CELLS + worker] = 0
 
     def _at(self, number: int) -> int:
-        return _HEAD + number * self._row_bytes
+        """The first cell of a row."""
+        return 1 + number * (_KEY_CELLS + 1 + self._workers)
+
+    def _key(self, number: int) -> memoryview:
+        return self._memory[self._at(number) * _CELL :][:KEY_BYTES]
 
     def __repr__(self) -> str:
-        return f"SharedCounters({self._rows[0]} rows for {self._workers} workers)"
+        return f"SharedCounters({self._numbers[0]} rows for {self._workers} workers)"

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from os import PathLike
 from typing import Any
@@ -20,7 +20,7 @@ from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Phase
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import Chain, Steps, compile_chain, finish, run
+from egressproxy.filters.chain import Chain, Steps, compile_chain, finish, run_to_end
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
@@ -35,6 +35,7 @@ __all__ = ["FilterBuildError", "FilterHarness", "FilterResult", "GatewayError", 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 #: A body: whole, or in the pieces in which it arrives. b"" and () are no body at all.
 Body = bytes | Sequence[bytes]
+Pieces = tuple[bytes, ...]
 
 _TUNNEL_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.CONNECT))
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -63,32 +64,39 @@ def exchange(
     sees. Raises ValueError for a URL or field that a request cannot have, and for fields that the gateway takes out
     before filters run (Host, Content-Length, Connection, …).
     """
-    scheme, _, rest = ("http", "", url) if method == "CONNECT" else url.partition("://")
+    is_tunnel = method == "CONNECT"
+    scheme, _, rest = ("http", "", url) if is_tunnel else url.partition("://")
     if scheme not in _DEFAULT_PORTS or "#" in rest:
         raise ValueError(f"{url!r} is not a URL of a request: write http://HOST[:PORT]/PATH, or HOST:PORT for CONNECT")
-    host, slash, path = rest.partition("/")
-    x = Exchange(client, "test/gateway", "test", time.monotonic())
-    x.request_id = "test-1"
-    x.method = method.encode()
-    x.scheme = scheme.encode()
-    if method == "CONNECT":
-        x.is_tunnel = True
-        x.kind = "tunnel"
-        x.authority = parse_authority(url.encode())
-        target = url.encode()
+    if is_tunnel:
+        authority = parse_authority(url.encode())
+        target, path = url.encode(), b"-"
     else:
-        host, slash, path = rest.partition("/")
-        x.authority = parse_authority(host.encode(), _DEFAULT_PORTS[scheme])
-        target = (slash + path or "/").encode()
-        x.path = target.partition(b"?")[0]
-    x.identity = CallerIdentity(*identity.split("/"))
-    x.backend = backend
-    x.backend_is_secure = backend_is_secure
-    x.addresses = tuple(map(ip_address, addresses))
-    x.request = RequestHead(x.method, target, _fields(headers))
-    x.request.authority = x.authority
-    x.request.host = x.authority.host_field(_DEFAULT_PORTS[scheme])
-    return x
+        host, slash, rest = rest.partition("/")
+        authority = parse_authority(host.encode(), _DEFAULT_PORTS[scheme])
+        target = (slash + rest or "/").encode()
+        path = target.partition(b"?")[0]
+    head = RequestHead(method.encode(), target, _fields(headers))
+    head.authority = authority
+    head.host = authority.host_field(_DEFAULT_PORTS[scheme])
+    return Exchange(
+        client,
+        "test/gateway",
+        "test",
+        time.monotonic(),
+        identity=CallerIdentity(*identity.split("/")),
+        kind="tunnel" if is_tunnel else "request",
+        is_tunnel=is_tunnel,
+        scheme=scheme.encode(),
+        authority=authority,
+        method=head.method,
+        path=path,
+        request=head,
+        backend=backend,
+        backend_is_secure=backend_is_secure,
+        addresses=tuple(map(ip_address, addresses)),
+        request_id="test-1",
+    )
 
 
 def response(status: int = 200, headers: Headers = (), *, phrase: str = "") -> ResponseHead:
@@ -223,83 +231,70 @@ class FilterHarness:
         phases: Iterable[Phase] | None = None,
     ) -> FilterResult:
         """As `run`, in the running event loop."""
-        wanted = _TUNNEL_PHASES if x.is_tunnel else frozenset(Phase)
-        if phases is not None:
-            wanted = frozenset(phases)
+        wanted = frozenset(phases) if phases is not None else _TUNNEL_PHASES if x.is_tunnel else frozenset(Phase)
+        left_out: dict[str, Any] = {phase.method: None for phase in Phase if phase not in wanted}
+        chain = replace(self._chain, **left_out)
         result = FilterResult(x)
         sent, received = _pieces(request_body), _pieces(response_body)
         x.request.body = sum(map(len, sent))
+        response = response or ResponseHead(200, b"OK", Fields())
+        response.body = sum(map(len, received))
         try:
-            await self._to_backend(result, sent, wanted)
-            if result.local_response is None:
-                x.response = response or ResponseHead(200, b"OK", Fields())
-                x.response.body = sum(map(len, received))
-                await self._to_client(result, received, wanted)
+            await _run_phases(chain, result, sent, response, received)
         except GatewayError as error:
             result.error = error
             x.status, x.reason, x.rule, x.detail = error.status, error.reason, error.rule, error.detail
         if phases is None:
-            finish(self._chain.complete or (), x)
+            finish(chain.complete, x)
         result.failures = tuple(notice.message for notice in self._notices.take())
         return result
 
-    async def _to_backend(self, result: FilterResult, sent: tuple[bytes, ...], wanted: frozenset[Phase]) -> None:
-        chain, x = self._chain, result.exchange
-        if await self._headers(chain.request_headers, Phase.REQUEST_HEADERS, result, wanted):
+
+async def _run_phases(
+    chain: Chain, result: FilterResult, sent: Pieces, response: ResponseHead, received: Pieces
+) -> None:
+    """All phases in their order, up to one that responds. Raises GatewayError."""
+    x = result.exchange
+    if await _responds(chain.request_headers, chain, result):
+        return
+    x.upstream_host = x.upstream_host or x.request.host
+    result.request_pieces = await _through(chain.request_body, x, sent)
+    if await run_to_end(chain.connect, x) is not None:
+        raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
+    if await _responds(chain.backend_request, chain, result):
+        return
+    x.response = response
+    for steps in chain.response_phases:
+        if await _responds(steps, chain, result):
             return
-        x.upstream_host = x.upstream_host or x.request.host
-        result.request_pieces = await _through(chain.request_body, Phase.REQUEST_BODY, x, sent, wanted)
-        if await self._headers(chain.connect, Phase.CONNECT, result, wanted):
-            result.local_response = None
-            raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
-        await self._headers(chain.backend_request, Phase.BACKEND_REQUEST, result, wanted)
-
-    async def _to_client(self, result: FilterResult, received: tuple[bytes, ...], wanted: frozenset[Phase]) -> None:
-        chain, x = self._chain, result.exchange
-        for phase, steps in (
-            (Phase.BACKEND_RESPONSE, chain.backend_response),
-            (Phase.RESPONSE_HEADERS, chain.response_headers),
-        ):
-            if await self._headers(steps, phase, result, wanted):
-                return
-        x.status = x.response.status
-        result.response_pieces = await _through(chain.response_body, Phase.RESPONSE_BODY, x, received, wanted)
-
-    async def _headers(self, steps: Steps | None, phase: Phase, result: FilterResult, wanted: frozenset[Phase]) -> bool:
-        """Run a header phase; true if the filter responded, and the client gets that."""
-        if steps is None or phase not in wanted:
-            return False
-        x = result.exchange
-        outcome = run(steps, x)
-        if isinstance(outcome, asyncio.Task):
-            outcome = await outcome
-        if outcome is None:
-            return False
-        result.local_response = outcome
-        result.response_pieces = (outcome.body,) if outcome.body else ()
-        x.status = outcome.status
-        x.response = ResponseHead(outcome.status, outcome.phrase, Fields.of(outcome.fields))
-        if phase is not Phase.RESPONSE_HEADERS and phase is not Phase.CONNECT:
-            # Response filters see a filter's response, too.
-            await self._headers(self._chain.response_headers, Phase.RESPONSE_HEADERS, result, wanted)
-        return True
+    x.status = x.response.status
+    result.response_pieces = await _through(chain.response_body, x, received)
 
 
-async def _through(
-    plan: BodyPlan | None, phase: Phase, x: Exchange, pieces: tuple[bytes, ...], wanted: frozenset[Phase]
-) -> tuple[bytes, ...]:
+async def _responds(steps: Steps | None, chain: Chain, result: FilterResult) -> bool:
+    """Run a header phase; true if a filter responded, and the client gets that as the response filters leave it."""
+    x = result.exchange
+    answer = await run_to_end(steps, x)
+    if answer is None:
+        return False
+    result.local_response = answer
+    result.response_pieces = (answer.body,) if answer.body else ()
+    x.status = answer.status
+    x.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
+    if steps is not chain.response_headers:
+        await _responds(chain.response_headers, chain, result)
+    return True
+
+
+async def _through(plan: BodyPlan | None, x: Exchange, pieces: Pieces) -> Pieces:
     """The pieces of a body as its filters let them go on."""
-    if plan is None or not pieces or phase not in wanted:
+    if plan is None or not pieces:
         return pieces
     chain = plan.begin(x)
-    sent = []
-    for number, piece in enumerate(pieces, 1):
-        given = chain.feed(x, piece, number == len(pieces))
-        sent.append(given if isinstance(given, bytes) else await given)
-    return tuple(sent)
+    return tuple([await chain.feed_to_end(x, piece, n == len(pieces)) for n, piece in enumerate(pieces, 1)])
 
 
-def _pieces(body: Body) -> tuple[bytes, ...]:
+def _pieces(body: Body) -> Pieces:
     if isinstance(body, bytes):
         return (body,) if body else ()
     return tuple(body)

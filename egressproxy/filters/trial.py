@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
@@ -13,23 +13,20 @@ from egressproxy.ir.policy import ExtensionIR
 __all__ = ["failures"]
 
 
-def failures(config: ConfigIR, catalog: Catalog) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
+def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, FilterBuildError]]:
     """The specs that cannot be built, each with its error.
 
     Files of Python filters are run, as at a start, but only if the other filters and the syntax of every file are good.
     """
     instances = FilterInstances(catalog)
     instances.hold_code()
-    is_good = True
-    for spec in dict.fromkeys(extensions(config)):
-        if not spec.is_known:
-            continue  # requests go on without it
-        try:
-            instances.place(spec)
-        except FilterBuildError as error:
-            is_good = False
-            yield spec, error
-    for spec in instances.release_code() if is_good else ():
+    known = (spec for spec in extensions(config) if spec.is_known)  # requests go on without the others
+    faults = list(_faults(instances, dict.fromkeys(known)))
+    return faults or list(_faults(instances, instances.release_code()))
+
+
+def _faults(instances: FilterInstances, specs: Iterable[ExtensionIR]) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
+    for spec in specs:
         try:
             instances.place(spec)
         except FilterBuildError as error:

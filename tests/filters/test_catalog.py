@@ -65,8 +65,8 @@ def test_phases_are_listed_in_the_order_in_which_a_request_meets_them():
 
 def test_equal_specs_share_one_instance_and_different_ones_do_not():
     instances = FilterInstances(Catalog())
-    assert instances.get(RATE) is instances.get(replace(RATE))
-    assert instances.get(RATE) is not instances.get(replace(RATE, scope="Gateway a/other"))
+    assert instances.place(RATE) is instances.place(replace(RATE))
+    assert instances.place(RATE) is not instances.place(replace(RATE, scope="Gateway a/other"))
 
 
 def test_state_and_counters_survive_a_reload_that_leaves_the_spec_alone():

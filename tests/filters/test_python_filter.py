@@ -33,7 +33,7 @@ def spec(folder, path="f.py", phase="request-headers", secrets=(), refs=(), **co
 
 def load(folder, text, **more):
     (folder / "f.py").write_text(text)
-    return FilterInstances(Catalog()).get(spec(folder, **more))
+    return FilterInstances(Catalog()).place(spec(folder, **more)).filter
 
 
 def problem(folder, text, **more):
@@ -81,7 +81,7 @@ def test_an_instance_lives_on_until_the_file_changes(tmp_path):
     first = FilterInstances(Catalog())
     assert ran(first, spec(tmp_path)) == 1
     second = FilterInstances(Catalog(), first)
-    assert second.get(spec(tmp_path)) is first.get(spec(tmp_path))
+    assert second.place(spec(tmp_path)) is first.place(spec(tmp_path))
     (tmp_path / "f.py").write_text(SIMPLE.format(value=2))
     third = FilterInstances(Catalog(), second)
     assert ran(third, spec(tmp_path)) == 2

@@ -244,7 +244,7 @@ async def _backend(
         if not x.is_tunnel:
             x.backend, x.backend_is_secure = backend.name, made["tls"] is not None
             for step in backend.chain.backend_request or ():
-                filters.get(step.spec).forecast(x)
+                step.filter.forecast(x)
     except GatewayError as error:
         made["error"] = error_values(error)
     return made

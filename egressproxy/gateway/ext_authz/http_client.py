@@ -148,10 +148,7 @@ def question(x: Exchange, head: RequestHead, connector: Connector) -> Exchange:
 
 async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
     """What the filters of the answer's body make of a whole one: a client may get it."""
-    if plan is None:
-        return body
-    outcome = plan.begin(x).feed(x, body, True)
-    return outcome if isinstance(outcome, bytes) else await outcome
+    return body if plan is None else await plan.begin(x).feed_to_end(x, body, True)
 
 
 async def passed(steps: Steps | None, x: Exchange) -> None:
