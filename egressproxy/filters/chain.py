@@ -39,17 +39,6 @@ _FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
 
-class Completion:
-    """`complete` of one filter, for exchanges that it has seen."""
-
-    __slots__ = ("call", "mark", "stats")
-
-    def __init__(self, placed: PlacedFilter) -> None:
-        self.call = placed.filter.complete
-        self.mark = placed.mark
-        self.stats = placed.stats_in(Phase(placed.spec.phase))
-
-
 @dataclass(frozen=True, slots=True)
 class Chain:
     """The phases of one place: a tuple of steps for `run`, or a BodyPlan to `begin`; None where no filter runs."""
@@ -61,7 +50,8 @@ class Chain:
     backend_response: Steps | None = None
     response_headers: Steps | None = None
     response_body: BodyPlan | None = None
-    complete: tuple[Completion, ...] = ()
+    #: Those with a `complete`, for `finish`.
+    complete: tuple[PlacedFilter, ...] = ()
     #: Those of unknown types that fail open: requests go on without them.
     skipped: tuple[ExtensionIR, ...] = ()
     #: backend_response and response_headers, without those that are None.
@@ -87,8 +77,9 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
             steps = (Step(placed, phase, steps), *steps)
         phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
     # Each instance once, although the same spec may be in the chain twice.
-    completing = {id(placed): placed for placed in filters if placed.mark}
-    phases["complete"] = tuple(Completion(placed) for placed in completing.values())
+    phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark))
+    for placed in completing:
+        placed.stats_in(Phase(placed.spec.phase))  # where its failures are counted, from 0
     return Chain(**phases)
 
 
@@ -127,17 +118,17 @@ async def run_to_end(steps: Steps | None, x: Exchange) -> LocalResponse | None:
     return await outcome if isinstance(outcome, asyncio.Task) else outcome
 
 
-def finish(completions: Sequence[Completion], x: Exchange) -> None:
+def finish(completing: Sequence[PlacedFilter], x: Exchange) -> None:
     """Run `complete` of every filter of this chain that ran in this exchange. A second call does nothing."""
     notes = x.notes
     if notes is None:
         return
-    for completion in completions:
-        if notes.pop(completion.mark, None):
+    for placed in completing:
+        if notes.pop(placed.mark, None):
             try:
-                completion.call(x)
+                placed.filter.complete(x)
             except BaseException as error:
-                completion.stats.fail(type(error).__name__, is_open=True)
+                placed.stats_in(Phase(placed.spec.phase)).fail(type(error).__name__, is_open=True)
 
 
 async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:

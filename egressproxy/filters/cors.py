@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType
-from egressproxy.filters.settings import Checked, FieldName, FilterConfig, Within
+from egressproxy.filters.settings import FieldName, FilterConfig, Within, matching
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import TOKEN, Fields, every_spelling
 
@@ -25,7 +25,10 @@ _LABELS = re.compile(rb"[a-z0-9._-]+")
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 #: RFC 6454 section 6.2: what browsers send. A DNS name cannot make longer ones.
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(?::[0-9]{{1,5}})?".encode())
-_WRITTEN = re.compile(rf"\*|[A-Za-z][A-Za-z0-9+.-]*://(?:[A-Za-z0-9._*-]+|{_HOST})(?::[0-9]{{1,5}})?")
+_WRITTEN = re.compile(rf"\*|[A-Za-z][A-Za-z0-9+.-]*://(?:[A-Za-z0-9._*-]+|{_HOST})(?::[0-9]{{1,5}})?".encode())
+_Origin = Annotated[
+    str, matching(_WRITTEN, "{!r} is not an origin: write SCHEME://HOST[:PORT], where HOST may contain *, or * alone")
+]
 _MAX_ORIGIN = 300
 _DEFAULT_PORTS = ((b"http://", b":80"), (b"https://", b":443"))
 _NAMES = re.compile(rb"%b(?:[ \t]*,[ \t]*%b)*" % (TOKEN.pattern, TOKEN.pattern))
@@ -43,17 +46,11 @@ _NOT_EXPOSED = frozenset((
 _PREFLIGHT_VARY = b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
 
 
-def _origin(text: str) -> str:
-    if not _WRITTEN.fullmatch(text):
-        raise ValueError(f"{text!r} is not an origin: write SCHEME://HOST[:PORT], where HOST may contain *, or * alone")
-    return text
-
-
 @dataclass(frozen=True, slots=True)
 class CorsConfig(FilterConfig):
     """HTTPCORSFilter. `max_age` in seconds. No `allow_origins`: no origin is allowed."""
 
-    allow_origins: tuple[Annotated[str, Checked(_origin)], ...] = ()
+    allow_origins: tuple[_Origin, ...] = ()
     allow_credentials: bool = False
     allow_methods: tuple[FieldName, ...] = ()
     allow_headers: tuple[FieldName, ...] = ()

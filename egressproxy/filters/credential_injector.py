@@ -80,7 +80,7 @@ class CredentialInjector(Filter):
         self._name = context.name
         self._source = context.source
         self._remedy = _remedy(config.secret_ref)
-        self._secret_name = config.secret_ref.label
+        label = config.secret_ref.label
         self._allow_plaintext = config.allow_plaintext
         self._query = config.query.encode()
         self._held = f"credential {next(_instances)}"
@@ -92,13 +92,13 @@ class CredentialInjector(Filter):
         self._mask: Mask | None = None
         self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
         # A Secret that was written with an editor ends in a newline.
-        raw = context.secrets.get(self._secret_name, SecretBytes(b"")).reveal().rstrip(b" \t\r\n")
+        raw = context.secrets.get(label, SecretBytes(b"")).reveal().rstrip(b" \t\r\n")
         if not raw:
             return
         rendered = config.template.encode().replace(b"{}", raw)
         if not VALUE.fullmatch(rendered):
             raise ValueError(
-                f"the secret {self._secret_name} cannot be sent in a field: it contains a control character (CR, LF …)"
+                f"the secret {label} cannot be sent in a field: it contains a control character (CR, LF …)"
             )
         if config.header:
             self._value = SecretBytes(b"\r\n%s: %s" % (config.header.encode(), rendered))
@@ -109,7 +109,7 @@ class CredentialInjector(Filter):
                 # A short secret is masked together with the text of the template.
                 self._mask = Mask(SecretBytes(raw if len(raw) >= MIN_SECRET else rendered))
             except ValueError as error:
-                raise ValueError(f"scrubResponses cannot work with the secret {self._secret_name}: {error}") from None
+                raise ValueError(f"scrubResponses cannot work with the secret {label}: {error}") from None
             self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY))
 
     def backend_request(self, x: Exchange) -> None:

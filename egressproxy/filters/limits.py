@@ -20,19 +20,7 @@ from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
-__all__ = [
-    "BODY_LIMIT",
-    "CONCURRENCY_LIMIT",
-    "QOS_CONTROLLER",
-    "REQUEST_RATE_LIMIT",
-    "BodyLimit",
-    "BodyLimitConfig",
-    "ConcurrencyLimit",
-    "ConcurrencyLimitConfig",
-    "QoSControllerConfig",
-    "RequestRateLimit",
-    "RequestRateLimitConfig",
-]
+__all__ = ["BODY_LIMIT", "CONCURRENCY_LIMIT", "QOS_CONTROLLER", "REQUEST_RATE_LIMIT"]
 
 _instances = count()
 
@@ -55,25 +43,17 @@ class QoSControllerConfig(FilterConfig):
     requests_per_hour: Annotated[int, Within(ge=1)] | None = None
 
     def __post_init__(self) -> None:
-        if len(self._written()) != 1:
+        if len(self.rates) != 1:
             raise ValueError(
                 "set exactly one of `requestsPerSecond`, `requestsPerMinute` and `requestsPerHour`; "
                 "for two limits write two extensions"
             )
 
-    def _written(self) -> list[tuple[int, float]]:
-        every = (
-            (self.requests_per_second, 1.0),
-            (self.requests_per_minute, 60.0),
-            (self.requests_per_hour, 3600.0),
-        )
-        return [(limit, window) for limit, window in every if limit is not None]
-
     @property
-    def rate(self) -> RequestRateLimitConfig:
-        """The same limit in the form of `limits.requests`."""
-        ((limit, window),) = self._written()
-        return RequestRateLimitConfig(limit, window)
+    def rates(self) -> list[RequestRateLimitConfig]:
+        """The limits that are written, in the form of `limits.requests`."""
+        every = ((self.requests_per_second, 1.0), (self.requests_per_minute, 60.0), (self.requests_per_hour, 3600.0))
+        return [RequestRateLimitConfig(limit, window) for limit, window in every if limit is not None]
 
 
 class RequestRateLimit(Filter):
@@ -217,7 +197,7 @@ QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
     phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
-    build=lambda context: RequestRateLimit(replace(context, config=context.config.rate)),
+    build=lambda context: RequestRateLimit(replace(context, config=context.config.rates[0])),
     is_shared=True,
     summary="A RequestRateLimit in the form of the egress proposal: requests per second, minute or hour.",
 )

@@ -9,18 +9,13 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from egressproxy.filters.settings import Checked, FilterConfig
+from egressproxy.filters.settings import FilterConfig, matching
 
 __all__ = ["PathReplacement", "modify_path"]
 
 #: RFC 3986 section 3.3 (path); neither query nor fragment.
-_PATH = re.compile(r"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")
-
-
-def _path(value: str) -> str:
-    if not _PATH.fullmatch(value):
-        raise ValueError(f"{value!r} is not a path: a path begins with / and has no query, fragment or blanks")
-    return value
+_PATH = re.compile(rb"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")
+_NOT_A_PATH = "{!r} is not a path: a path begins with / and has no query, fragment or blanks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +23,7 @@ class PathReplacement(FilterConfig):
     """HTTPPathModifier; `value` "" removes the prefix, or the whole path."""
 
     type: Literal["ReplaceFullPath", "ReplacePrefixMatch"]
-    value: Annotated[str, Checked(_path)] = ""
+    value: Annotated[str, matching(_PATH, _NOT_A_PATH)] = ""
 
 
 def modify_path(modifier: PathReplacement, path: bytes, prefix: bytes) -> bytes:
@@ -38,13 +33,12 @@ def modify_path(modifier: PathReplacement, path: bytes, prefix: bytes) -> bytes:
     is removed whole. If no prefix matched, ReplacePrefixMatch changes nothing.
     """
     value = modifier.value.encode()
-    query_at = path.find(b"?")
-    query = b"" if query_at < 0 else path[query_at:]
+    rest, mark, query = path.partition(b"?")
+    query = mark + query
     if modifier.type == "ReplaceFullPath":
         return (value or b"/") + query
     if not prefix or not path.startswith(b"/"):
         return path
-    rest = path if query_at < 0 else path[:query_at]
     for _ in range(prefix.rstrip(b"/").count(b"/")):
         slash = rest.find(b"/", 1)
         rest = rest[slash:] if slash > 0 else b""

@@ -6,6 +6,7 @@ compiled (`validation`); the process that serves gets the values and does not im
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -17,7 +18,17 @@ from egressproxy.model.fields import TOKEN, VALUE
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
-__all__ = ["Checked", "FieldName", "FieldValue", "FilterConfig", "Hostname", "SecretRef", "Within", "spelling"]
+__all__ = [
+    "Checked",
+    "FieldName",
+    "FieldValue",
+    "FilterConfig",
+    "Hostname",
+    "SecretRef",
+    "Within",
+    "matching",
+    "spelling",
+]
 
 
 def spelling(name: str) -> str:
@@ -45,6 +56,17 @@ class Checked:
         from pydantic_core import core_schema
 
         return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+
+def matching(pattern: re.Pattern[bytes], message: str) -> Checked:
+    """A check that the pattern matches the whole text; else it raises `message`, in which `{!r}` is the text."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text.encode()):
+            raise ValueError(message.format(text))
+        return text
+
+    return Checked(check)
 
 
 class Within:
@@ -79,18 +101,6 @@ class SecretRef(FilterConfig):
         return f"{self.namespace}/{self.name}/{self.key}" if self.namespace else f"{self.name}/{self.key}"
 
 
-def _field_name(text: str) -> str:
-    if not TOKEN.fullmatch(text.encode()):
-        raise ValueError(f"{text!r} is not a field name")
-    return text
-
-
-def _field_value(text: str) -> str:
-    if not VALUE.fullmatch(text.encode()):
-        raise ValueError("the value contains a byte that a field value cannot have, or begins or ends with blanks")
-    return text
-
-
 def _hostname(text: str) -> str:
     try:
         return parse_host(text.encode())[0]
@@ -98,6 +108,8 @@ def _hostname(text: str) -> str:
         raise ValueError(f"{text!r}: {error}") from None
 
 
-FieldName = Annotated[str, Checked(_field_name)]
-FieldValue = Annotated[str, Checked(_field_value)]
+_VALUE_FAULT = "the value contains a byte that a field value cannot have, or begins or ends with blanks"
+
+FieldName = Annotated[str, matching(TOKEN, "{!r} is not a field name")]
+FieldValue = Annotated[str, matching(VALUE, _VALUE_FAULT)]
 Hostname = Annotated[str, Checked(_hostname)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final
@@ -21,12 +21,13 @@ from egressproxy.model.secret import SecretBytes
 
 __all__ = ["Outline", "outline"]
 
-#: Object ("Kind namespace/name …") to field (dotted, as written in manifests) to value: text, or a list of texts.
-Outline = dict[str, dict[str, str | list[str]]]
+#: Field (dotted, as written in manifests) to value: text, or a list of texts.
+Values = dict[str, str | list[str]]
+#: Object ("Kind namespace/name …") to its fields.
+Outline = dict[str, Values]
 
 #: Longer text, or text of several lines (certificates), is shown by its digest.
 MAX_TEXT: Final = 240
-_UNIT = re.compile(r"_s$")
 _WORD = re.compile(r"_(\w)")
 #: Where a field of a spec has another name in manifests, or stands at another place.
 _NAMES: Final = {
@@ -78,8 +79,8 @@ def _add_stream(made: Outline, stream: StreamRouteIR, common: Mapping[str, Any],
     }  # fmt: skip
 
 
-def _rule(made: Outline, rule: HttpRuleIR, common: Mapping[str, Any], place: str) -> dict[str, str | list[str]]:
-    named: dict[str, str | list[str]] = {"name": rule.name} if rule.name else {}
+def _rule(made: Outline, rule: HttpRuleIR, common: Mapping[str, Any], place: str) -> Values:
+    named: Values = {"name": rule.name} if rule.name else {}
     asked = [rule.auth.backend] if rule.auth is not None else []
     return {
         **named, **dict(_fields(rule)), **_rest(_policy(rule.policy), common), **_filters(rule.extensions),
@@ -88,9 +89,7 @@ def _rule(made: Outline, rule: HttpRuleIR, common: Mapping[str, Any], place: str
     }  # fmt: skip
 
 
-def _backends(
-    made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str
-) -> dict[str, str | list[str]]:
+def _backends(made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str) -> Values:
     """The references of one rule; the backends themselves are objects of their own."""
     refs = [
         f"{each.backend.name}, weight {each.weight}"
@@ -101,11 +100,9 @@ def _backends(
     return {"backendRefs": refs, **_own(made, backends, common, place)} if refs else {}
 
 
-def _own(
-    made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str
-) -> dict[str, str | list[str]]:
+def _own(made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str) -> Values:
     """What holds for single backends of a rule, mirrors and authorization servers among them; adds them as objects."""
-    found: dict[str, str | list[str]] = {}
+    found: Values = {}
     for weighted in backends:
         backend = weighted.backend
         if backend is None:
@@ -134,11 +131,11 @@ def _policy(policy: PolicyIR) -> Iterator[tuple[str, str | list[str]]]:
     yield from _filters(policy.extensions).items()
 
 
-def _rest(own: Iterator[tuple[str, str | list[str]]], common: Mapping[str, Any]) -> dict[str, str | list[str]]:
+def _rest(own: Iterator[tuple[str, str | list[str]]], common: Mapping[str, Any]) -> Values:
     return {path: value for path, value in own if common.get(path) != value}
 
 
-def _filters(extensions: Sequence[ExtensionIR]) -> dict[str, str | list[str]]:
+def _filters(extensions: Sequence[ExtensionIR]) -> Values:
     return {"filters": [_filter(each) for each in extensions]} if extensions else {}
 
 
@@ -157,13 +154,13 @@ def _fields(spec: Any, prefix: str = "") -> Iterator[tuple[str, str | list[str]]
     """The fields of an IR value that differ from their defaults; those of values inside it as dotted paths."""
     for field in fields(spec):
         value = getattr(spec, field.name)
-        if field.name in _APART or not field.compare or value == _default(field) or isinstance(value, PolicyIR):
+        if field.name in _APART or not field.compare or value == field.default or isinstance(value, PolicyIR):
             continue
         path = prefix + _name(field.name)
         if isinstance(value, WeightedBackend):
             yield path, value.backend.name if value.backend is not None else f"cannot be used: {value.error}"
         elif is_dataclass(value) and not isinstance(value, type):
-            if _default(field) is None:
+            if field.default is None:
                 yield path, "given"
             yield from _fields(value, f"{path}.")
         elif isinstance(value, tuple):
@@ -199,9 +196,5 @@ def _text(value: Any) -> str:
     return text
 
 
-def _default(field: Field[Any]) -> Any:
-    return MISSING if field.default is MISSING else field.default
-
-
 def _name(field: str) -> str:
-    return _NAMES.get(field) or _WORD.sub(lambda found: found[1].upper(), _UNIT.sub("", field))
+    return _NAMES.get(field) or _WORD.sub(lambda found: found[1].upper(), field.removesuffix("_s"))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from importlib import import_module
-from itertools import islice
+from itertools import chain
 from typing import Any, Final
 
 from egressproxy.ir import backend, gateway, policy, route
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.pickling import ADDRESSES, Pickler, Unpickler, classes
-from egressproxy.model.secret import SecretBytes
 from egressproxy.model.steps import Cooperative
 
 __all__ = ["PackingError", "pack", "unpacking"]
@@ -27,11 +26,7 @@ _FILTERS: Final = "egressproxy.filters."
 #: Not what a module has imported.
 _KNOWN: Final = classes(
     each
-    for each in (
-        *(each for module in (backend, gateway, policy, route) for each in vars(module).values()),
-        SecretBytes,
-        *ADDRESSES,
-    )
+    for each in (*ADDRESSES, *chain(*(vars(module).values() for module in (backend, gateway, policy, route))))
     if isinstance(each, type) and each.__module__.startswith(("egressproxy.", "ipaddress"))
 )
 _KINDS_OF_ROUTE: Final = ("http_routes", "tls_routes", "tcp_routes")
@@ -50,9 +45,8 @@ def pack(config: ConfigIR) -> bytes:
         routes = [getattr(listener, kind) for kind in _KINDS_OF_ROUTE]
         pickler.dump((replace(listener, http_routes=(), tls_routes=(), tcp_routes=()), [len(each) for each in routes]))
         for each in routes:
-            rest = iter(each)
-            while piece := list(islice(rest, ROUTES)):
-                pickler.dump(piece)
+            for at in range(0, len(each), ROUTES):
+                pickler.dump(each[at : at + ROUTES])
     return buffer.getvalue()
 
 

@@ -89,7 +89,7 @@ def test_a_refusal_says_what_was_exceeded(config, message):
 )
 def test_a_qos_controller_is_a_rate_limit(field, window):
     config = validated(QoSControllerConfig, json.dumps({field: 3}))
-    assert config.rate == RequestRateLimitConfig(limit=3, window=window)
+    assert config.rates == [RequestRateLimitConfig(limit=3, window=window)]
     limit = QOS_CONTROLLER.build(context(config))
     assert isinstance(limit, RequestRateLimit)
     assert passed(limit, 9) == 3

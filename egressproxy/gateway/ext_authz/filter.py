@@ -15,10 +15,11 @@ from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
-from egressproxy.gateway.ext_authz.check_result import CheckResult, apply
+from egressproxy.gateway.ext_authz.check_result import CheckResult
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.field_change import apply
 from egressproxy.routing.destinations import Denial
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal

@@ -5,43 +5,28 @@ Source: Gateway API HTTPExternalAuthFilter with protocol GRPC, GRPCAuthConfig.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
-from egressproxy.gateway.ext_authz.check_result import (
-    CheckResult,
-    FieldAction,
-    FieldChange,
-    apply,
-    denial,
-    is_for_clients,
-    is_ours,
-)
+from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_for_clients, is_ours
 from egressproxy.gateway.ext_authz.grpc_channel import GrpcChannel
 from egressproxy.gateway.ext_authz.http_client import passed, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.field_change import FieldAction, FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.grpc.ext_authz import (
     CHECK,
-    Action,
     CheckAnswer,
-    HeaderOption,
     HttpAttributes,
     check_answer,
     check_request,
 )
 
 __all__ = ["GrpcAuthzClient"]
-
-_CHANGES = {
-    Action.SET: FieldAction.SET,
-    Action.ADD_IF_ABSENT: FieldAction.ADD_IF_ABSENT,
-    Action.OVERWRITE: FieldAction.SET,
-    Action.OVERWRITE_IF_EXISTS: FieldAction.SET_IF_PRESENT,
-    Action.APPEND: FieldAction.APPEND,
-}
 
 
 class GrpcAuthzClient:
@@ -96,22 +81,16 @@ def _address(client: str) -> tuple[str, int]:
 
 def _verdict(answer: CheckAnswer) -> CheckResult:
     """Raises ValueError for a denial that no client could be told."""
-    changes = _changes(answer.headers)
+    changes = _permitted(answer.headers)
     if not answer.is_allowed:
         fields = Fields()
         apply(changes, fields)
         return denial(answer.status, fields, answer.body)
-    removed = tuple(
-        FieldChange(name, FieldAction.REMOVE) for name in answer.remove if not (is_ours(name) or name.startswith(b":"))
-    )
-    told = tuple(change for change in _changes(answer.response_headers) if is_for_clients(change.name))
+    removed = _permitted(FieldChange(name, FieldAction.REMOVE) for name in answer.remove)
+    told = tuple(change for change in _permitted(answer.response_headers) if is_for_clients(change.name))
     return CheckResult(request=removed + changes, response=told)
 
 
-def _changes(options: tuple[HeaderOption, ...]) -> tuple[FieldChange, ...]:
+def _permitted(changes: Iterable[FieldChange]) -> tuple[FieldChange, ...]:
     """Pseudo-headers, Host, and whatever else the gateway itself writes are not the server's to say."""
-    return tuple(
-        FieldChange(option.name, _CHANGES[option.action], option.value)
-        for option in options
-        if not (is_ours(option.name) or option.name.startswith(b":"))
-    )
+    return tuple(change for change in changes if not (is_ours(change.name) or change.name.startswith(b":")))

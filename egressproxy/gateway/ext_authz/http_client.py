@@ -12,9 +12,10 @@ from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
-from egressproxy.gateway.ext_authz.check_result import CheckResult, FieldAction, FieldChange, denial, is_ours
+from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.path import has_dot_segment

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
 
+from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.protobuf import WireError, message_types, parsed
 
 __all__ = [
     "CHECK",
-    "Action",
     "CheckAnswer",
-    "HeaderOption",
     "HttpAttributes",
     "WireError",
     "check_answer",
@@ -58,14 +56,9 @@ _TYPES: Final = message_types(
 _CHECK_REQUEST, _CHECK_RESPONSE = _TYPES["CheckRequest"], _TYPES["CheckResponse"]
 
 
-class Action(IntEnum):
-    """What is done with a header: Envoy's HeaderAppendAction, but that 0 sets: that is the default of `append` here."""
-
-    SET = 0
-    ADD_IF_ABSENT = 1
-    OVERWRITE = 2
-    OVERWRITE_IF_EXISTS = 3
-    APPEND = 4  # `append: true`
+#: What is done with a header, by the numbers of Envoy's HeaderAppendAction; but 0 sets: that is the default of `append`
+#: here.
+_ACTIONS: Final = (FieldAction.SET, FieldAction.ADD_IF_ABSENT, FieldAction.SET, FieldAction.SET_IF_PRESENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +77,6 @@ class HttpAttributes:
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderOption:
-    """`name` in lower case."""
-
-    name: bytes
-    value: bytes
-    action: Action
-
-
-@dataclass(frozen=True, slots=True)
 class CheckAnswer:
     """`status` is that of a denial. `headers` are for the request or, of a denial, for the client; `remove` are taken
     from the request; `response_headers` are added to what the client is answered in the end.
@@ -100,9 +84,9 @@ class CheckAnswer:
 
     is_allowed: bool
     status: int = 0
-    headers: tuple[HeaderOption, ...] = ()
+    headers: tuple[FieldChange, ...] = ()
     remove: tuple[bytes, ...] = ()
-    response_headers: tuple[HeaderOption, ...] = ()
+    response_headers: tuple[FieldChange, ...] = ()
     body: bytes = b""
 
 
@@ -174,15 +158,15 @@ def _peer(address: Address) -> dict[str, Any] | None:
     return {"address": {"socket_address": _set({"address": host, "port_value": port})}} if host else None
 
 
-def _options(options: Any) -> tuple[HeaderOption, ...]:
+def _options(options: Any) -> tuple[FieldChange, ...]:
     return tuple([_option(option) for option in options])
 
 
-def _option(option: Any) -> HeaderOption:
+def _option(option: Any) -> FieldChange:
     header, action = option.header, option.append_action
     name, value = header.key.lower(), header.value or header.raw_value
     if option.HasField("append"):
-        return HeaderOption(name, value, Action.APPEND if option.append.value else Action.SET)
-    if action > Action.OVERWRITE_IF_EXISTS:
+        return FieldChange(name, FieldAction.APPEND if option.append.value else FieldAction.SET, value)
+    if action >= len(_ACTIONS):
         raise WireError(f"nobody knows the append_action {action}")
-    return HeaderOption(name, value, Action(action))
+    return FieldChange(name, _ACTIONS[action], value)

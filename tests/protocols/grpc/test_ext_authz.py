@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.grpc.ext_authz import (
-    Action,
     CheckAnswer,
-    HeaderOption,
     HttpAttributes,
     WireError,
     check_answer,
@@ -77,19 +76,19 @@ def test_what_an_ok_response_wants_is_read():
     )
     answer = check_answer(status(0) + field(3, ok) + field(4, b"a struct"))
     assert answer.headers == (
-        HeaderOption(b"x-user", b"42", Action.SET),
-        HeaderOption(b"x-a", b"1", Action.APPEND),
-        HeaderOption(b"x-b", b"1", Action.SET),
-        HeaderOption(b"x-c", b"1", Action.OVERWRITE_IF_EXISTS),
-        HeaderOption(b"x-d", b"raw", Action.SET),
+        FieldChange(b"x-user", FieldAction.SET, b"42"),
+        FieldChange(b"x-a", FieldAction.APPEND, b"1"),
+        FieldChange(b"x-b", FieldAction.SET, b"1"),
+        FieldChange(b"x-c", FieldAction.SET_IF_PRESENT, b"1"),
+        FieldChange(b"x-d", FieldAction.SET, b"raw"),
     )
-    assert (answer.remove, answer.response_headers) == ((b"x-gone",), (HeaderOption(b"x-r", b"r", Action.SET),))
+    assert (answer.remove, answer.response_headers) == ((b"x-gone",), (FieldChange(b"x-r", FieldAction.SET, b"r"),))
 
 
 def test_a_denial_has_a_status_headers_and_a_body():
     denied = field(1, number(1, 401)) + field(2, header(b"X-Why", b"no")) + field(3, b"go away")
     answer = check_answer(status(7) + field(2, denied))
-    assert answer == CheckAnswer(False, 401, (HeaderOption(b"x-why", b"no", Action.SET),), body=b"go away")
+    assert answer == CheckAnswer(False, 401, (FieldChange(b"x-why", FieldAction.SET, b"no"),), body=b"go away")
 
 
 @pytest.mark.parametrize("data", [status(7), status(16) + field(3, b""), field(2, b""), status(0) + field(2, b"")])
