@@ -7,6 +7,7 @@ trailers checked like header fields. Nothing here repeats the peer's bytes in a 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import IntEnum
 
 from egressproxy.errors import Reason
@@ -59,16 +60,11 @@ _FORBIDDEN_TRAILERS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class EndOfMessage:
     """The body is whole. `trailers` holds the fields behind it that may be passed on, or None."""
 
-    __slots__ = ("trailers",)
-
-    def __init__(self, trailers: Fields | None) -> None:
-        self.trailers = trailers
-
-    def __repr__(self) -> str:
-        return f"EndOfMessage({self.trailers!r})"
+    trailers: Fields | None
 
 
 #: The end of nearly every message.

@@ -29,6 +29,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
+from typing import Generic, TypeVar
 
 from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength, Hop, RequestHead, ResponseHead
@@ -67,9 +69,11 @@ class _CodecState(IntEnum):
 #: The same as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
 _HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _IDLE, _BROKEN = _CodecState
 
+H = TypeVar("H")  # Hop or ResponseHop
 
-class _HeadReader:
-    """What both readers share: the buffer, and bodies.
+
+class _HeadReader(Generic[H]):
+    """What both readers share: the buffer, the way from there to the parts of a head, and bodies.
 
     The buffer is the segment that came last, as it came. Only where a segment begins before the one before it was used
     up (an unfinished head or chunk line, pipelined requests) are they joined, in a bytearray, which grows in place.
@@ -79,18 +83,23 @@ class _HeadReader:
         "_at",
         "_buffer",
         "_chunks",
+        "_fault",
         "_fewest_bytes",
+        "_hop",
+        "_hop_fields",
         "_left",
         "_limits",
         "_match",
         "_match_any",
+        "_minor",
         "_most_bytes",
+        "_read_hop_fields",
         "_scanned",
         "_split",
         "_state",
     )
 
-    _state: _CodecState
+    _hop: H
 
     def __init__(
         self,
@@ -98,14 +107,21 @@ class _HeadReader:
         plain: re.Pattern[bytes],
         whole: re.Pattern[bytes],
         split: Callable[[bytes], tuple[bytes, HopFields]],
+        read_hop_fields: Callable[[HopFields, bytes], H],
+        state: _CodecState,
     ) -> None:
         """`plain` reads nearly all heads; `whole`, and `split` for its field block, the others."""
+        self._state = state
         self._limits = limits
         self._fewest_bytes = 4 * limits.max_fields
         self._most_bytes = limits.max_head_bytes + 4
         self._match = plain.match
         self._match_any = whole.match
         self._split = split
+        self._read_hop_fields = read_hop_fields
+        self._hop_fields: HopFields = ()  # what a peer says of its hop it mostly says again: `_hop` is what it means
+        self._minor = b""
+        self._fault: Callable[[], GatewayError] | None = None  # makes the error, once the reader is broken
         self._buffer: bytes | bytearray = b""
         self._at = 0  # everything before this offset is used up
         self._scanned = 0  # no head ends before this offset
@@ -243,6 +259,37 @@ class _HeadReader:
         else:
             self._at = self._scanned = end
 
+    def _new_hop(self, hop_fields: HopFields, minor: bytes) -> H:
+        """What the fields of this hop say where they are not those of the head before. Raises Malformed."""
+        hop = self._read_hop_fields(hop_fields, minor)
+        if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
+            self._hop = hop
+            self._hop_fields = hop_fields
+            self._minor = minor
+        return hop
+
+    def _refuse_or_wait(self) -> None:
+        """Raise Malformed if what is buffered can be no head, however it goes on."""
+        buffer, at = self._buffer, self._at
+        if at == len(buffer):
+            self._release()
+            return
+        end = self._look_for_end()
+        if end >= 0:
+            raise self._head_fault(bytes(buffer[at : end + 4]))
+        reason = self._check_start(buffer, at)
+        if BARE_CR_OR_LF.search(buffer, max(self._scanned, at)):
+            raise Malformed(reason, "a line ends in a bare CR or LF, or holds one")
+        self._scanned = max(at, len(buffer) - 3)
+
+    def _head_fault(self, head: bytes) -> Malformed:
+        """Why this complete head is refused."""
+        raise NotImplementedError
+
+    def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
+        """Raise Malformed if no head begins like this. Returns the reason that a bare CR or LF in it is told as."""
+        raise NotImplementedError
+
     def _look_for_end(self) -> int:
         """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""
         end = self._buffer.find(b"\r\n\r\n", max(self._scanned, self._at))
@@ -252,7 +299,7 @@ class _HeadReader:
         return end
 
 
-class RequestReader(_HeadReader):
+class RequestReader(_HeadReader[Hop]):
     """Reads the requests of one client connection, one at a time and in order.
 
     >>> reader = RequestReader(HeadLimits())
@@ -264,24 +311,14 @@ class RequestReader(_HeadReader):
     made; if it is refused while something is `buffered`, the connection has to be closed: those bytes are no request.
     """
 
-    __slots__ = ("_empty_lines", "_fault", "_hop", "_hop_fields", "_is_line_checked", "_minor")
+    __slots__ = ("_empty_lines", "_is_line_checked")
 
     def __init__(self, limits: HeadLimits) -> None:
         fields = limits.max_fields
         plain, whole = request_head.plain_request_pattern(fields), request_head.request_pattern(fields)
-        super().__init__(limits, plain, whole, request_head.split_hop_fields)
-        self._state = _HEAD
+        super().__init__(limits, plain, whole, request_head.split_hop_fields, request_head.read_hop_fields, _HEAD)
         self._empty_lines = 0
         self._is_line_checked = False
-        self._hop = Hop()  # what a client says of its hop it says again with each request: read once
-        self._hop_fields: HopFields = ()
-        self._minor = b""
-        self._fault: tuple[Reason, str, int] | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Between messages, and nothing is buffered."""
-        return self._state is _HEAD and self._at == len(self._buffer)
 
     @property
     def has_partial_head(self) -> bool:
@@ -305,21 +342,20 @@ class RequestReader(_HeadReader):
                     self._refuse_or_wait()
                     return None
                 return self._head(*parts)
-            if self._state is not _BROKEN:
+            if self._fault is None:
                 return self._next_of_body(_HEAD)
         except Malformed as fault:
-            self._fault = fault.reason, fault.message, fault.status
+            kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
+            self._fault = partial(kind, fault.reason, fault.message, status=fault.status, close=True)
             self._state = _BROKEN
-        raise self._error()
+        assert self._fault is not None
+        raise self._fault()
 
     def _head(self, method: bytes, target: bytes, minor: bytes, block: bytes, hop_fields: HopFields) -> RequestHead:
-        hop = self._hop
         if hop_fields != self._hop_fields or minor != self._minor:
-            hop = request_head.read_hop_fields(hop_fields, minor)
-            if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
-                self._hop = hop
-                self._hop_fields = hop_fields
-                self._minor = minor
+            hop = self._new_hop(hop_fields, minor)
+        else:
+            hop = self._hop
         head = request_head.read_request_head(method, target, block, hop, self._limits)
         self._empty_lines = 0
         self._is_line_checked = False
@@ -332,15 +368,10 @@ class RequestReader(_HeadReader):
             self._at += 2
             self._empty_lines += 1
 
-    def _refuse_or_wait(self) -> None:
-        """Raise Malformed if what is buffered can be no head, however it goes on."""
-        buffer, at = self._buffer, self._at
-        if at == len(buffer):
-            self._release()
-            return
-        end = self._look_for_end()
-        if end >= 0:
-            raise request_head.head_fault(bytes(buffer[at : end + 4]), self._limits)
+    def _head_fault(self, head: bytes) -> Malformed:
+        return request_head.request_head_fault(head, self._limits)
+
+    def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
         if not self._is_line_checked:
             line_end = buffer.find(b"\n", max(self._scanned, at))
             if line_end >= 0:
@@ -353,23 +384,13 @@ class RequestReader(_HeadReader):
                 raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limit} bytes", 414)
             elif buffer[at] not in _TCHARS and buffer[at] != 0x0D:
                 raise Malformed(Reason.BAD_REQUEST_LINE, "the connection does not speak HTTP/1")
-        if BARE_CR_OR_LF.search(buffer, max(self._scanned, at)):
-            reason = Reason.BAD_FIELD if self._is_line_checked else Reason.BAD_REQUEST_LINE
-            raise Malformed(reason, "a line ends in a bare CR or LF, or holds one")
-        self._scanned = max(at, len(buffer) - 3)
-
-    def _error(self) -> GatewayError:
-        assert self._fault is not None
-        reason, message, status = self._fault
-        if status in (413, 414, 431):
-            return LimitExceeded(reason, message, status=status, close=True)
-        return BadRequest(reason, message, status=status)
+        return Reason.BAD_FIELD if self._is_line_checked else Reason.BAD_REQUEST_LINE
 
     def __repr__(self) -> str:
         return f"RequestReader({self._state.name}, buffered={self.buffered})"
 
 
-class ResponseReader(_HeadReader):
+class ResponseReader(_HeadReader[response_head.ResponseHop]):
     """Reads the responses on one upstream connection, each announced by `expect`.
 
     Interim heads (1xx but 101) are events of their own; the final head follows. Behind a 101, and a 2xx to CONNECT,
@@ -377,21 +398,16 @@ class ResponseReader(_HeadReader):
     `connection_close`, and nothing is `buffered`: surplus bytes belong to no response (RFC 9112 section 6.3).
     """
 
-    __slots__ = ("_eof", "_fault", "_hop", "_hop_fields", "_interim", "_is_started", "_method", "_minor")
+    __slots__ = ("_eof", "_interim", "_is_started", "_method")
 
     def __init__(self, limits: HeadLimits) -> None:
         fields = limits.max_fields
         plain, whole = response_head.plain_response_pattern(fields), response_head.response_pattern(fields)
-        super().__init__(limits, plain, whole, response_head.split_hop_fields)
-        self._state = _IDLE
+        super().__init__(limits, plain, whole, response_head.split_hop_fields, response_head.read_hop_fields, _IDLE)
         self._method = b""
-        self._hop = response_head.ResponseHop()  # what an upstream says of its hop it mostly says again
-        self._hop_fields: HopFields = ()
-        self._minor = b""
         self._interim = 0
         self._is_started = False  # something of this response has come
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
-        self._fault: tuple[Reason, str, RetrySafety] | None = None
 
     def expect(self, method: bytes) -> None:
         """Announce the response to a request with this method; it decides about the body. Before anything is fed."""
@@ -431,11 +447,10 @@ class ResponseReader(_HeadReader):
                 event = self._next_of_body(_IDLE)
         except Malformed as fault:
             self._break(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}")
-        if event is None and self._eof is not None and self._state is not _BROKEN:
+        if event is None and self._eof is not None and self._fault is None:
             self._break_off()
         if self._fault is not None:
-            reason, message, retry = self._fault
-            raise UpstreamFault(reason, message, retry=retry)
+            raise self._fault()
         return event
 
     def take_whole_body(self) -> bytes | None:
@@ -457,13 +472,10 @@ class ResponseReader(_HeadReader):
             self._refuse_or_wait()
             return None
         minor, code, phrase, block, hop_fields = parts
-        hop = self._hop
         if hop_fields != self._hop_fields or minor != self._minor:
-            hop = response_head.read_hop_fields(hop_fields, minor)
-            if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
-                self._hop = hop
-                self._hop_fields = hop_fields
-                self._minor = minor
+            hop = self._new_hop(hop_fields, minor)
+        else:
+            hop = self._hop
         head = response_head.read_response_head(code, phrase, block, hop, self._method)
         length = head.body
         if length > 0:
@@ -477,18 +489,13 @@ class ResponseReader(_HeadReader):
             self._begin_body(length, hop.named, _IDLE)
         return head
 
-    def _refuse_or_wait(self) -> None:
-        """Raise Malformed if what is buffered can be no head, however it goes on."""
-        buffer, at = self._buffer, self._at
-        end = self._look_for_end()
-        if end >= 0:
-            raise response_head.head_fault(bytes(buffer[at : end + 4]), self._limits)
-        start = bytes(buffer[at : at + len(_STATUS_LINE_START)])
-        if not _STATUS_LINE_START.startswith(start):
+    def _head_fault(self, head: bytes) -> Malformed:
+        return response_head.response_head_fault(head, self._limits)
+
+    def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
+        if not _STATUS_LINE_START.startswith(bytes(buffer[at : at + len(_STATUS_LINE_START)])):
             raise Malformed(Reason.BAD_RESPONSE, "the upstream does not speak HTTP/1")
-        if BARE_CR_OR_LF.search(buffer, max(self._scanned, at)):
-            raise Malformed(Reason.BAD_FIELD, "a line ends in a bare CR or LF, or holds one")
-        self._scanned = max(at, len(buffer) - 3)
+        return Reason.BAD_FIELD
 
     def _break_off(self) -> None:
         """The upstream has ended in the middle (RFC 9112 section 8)."""
@@ -500,7 +507,7 @@ class ResponseReader(_HeadReader):
             self._break(Reason.UPSTREAM_INCOMPLETE, "the upstream's response broke off")
 
     def _break(self, reason: Reason, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
-        self._fault = reason, message, retry
+        self._fault = partial(UpstreamFault, reason, message, retry=retry)
         self._state = _BROKEN
 
     def __repr__(self) -> str:

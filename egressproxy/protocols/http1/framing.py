@@ -7,7 +7,7 @@ Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from egressproxy.errors import Reason
@@ -26,9 +26,12 @@ __all__ = [
     "any_case",
     "connection_options",
     "field_section_fault",
+    "head_fault",
     "head_pattern",
+    "joined_by_name",
     "read_content_length",
     "read_transfer_encoding",
+    "split_fields",
     "without_fields",
 ]
 
@@ -125,16 +128,39 @@ def head_pattern(line: bytes, hop_names: bytes, name: bytes, max_fields: int) ->
     return re.compile(line + run + rest)
 
 
-def connection_options(value: bytes) -> set[bytes]:
+def split_fields(hop_field: re.Pattern[bytes], block: bytes) -> tuple[bytes, HopFields]:
+    """The field block without the fields that this pattern finds (groups: name, value), and those fields."""
+    parts = hop_field.split(block)  # text, name, value, text, name, value, ... text
+    block = b"".join(parts[::3])
+    del parts[::3]
+    return block, tuple(parts)
+
+
+def joined_by_name(hop_fields: HopFields) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """The values by lower-case name, those of several lines joined by ", "; and the names that came again, in order."""
+    values: dict[bytes, bytes] = {}
+    repeated = []
+    for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
+        if not name:
+            break
+        name = name.lower()
+        value = value.strip(b" \t")
+        if name in values:
+            repeated.append(name)
+            value = values[name] + b", " + value if values[name] else value
+        values[name] = value
+    return values, repeated
+
+
+def connection_options(value: bytes) -> frozenset[bytes]:
     """The lower-case options of a Connection value (several lines joined by commas); empty elements are skipped.
 
     Raises Malformed if an element is no token. Source: RFC 9110 sections 5.6.1 and 7.6.1.
     """
     known = _COMMON_OPTIONS.get(value)
     if known is not None:
-        return set(known)
-    options = {option.strip(b" \t") for option in value.lower().split(b",")}
-    options.discard(b"")
+        return known
+    options = frozenset(option.strip(b" \t") for option in value.lower().split(b",")) - {b""}
     for option in options:
         if not TOKEN.fullmatch(option):
             raise Malformed(Reason.BAD_FIELD, "an option of Connection is not a token")
@@ -176,6 +202,20 @@ def read_transfer_encoding(value: bytes) -> int:
     if all(TOKEN.fullmatch(coding) for coding in codings) and b"chunked" not in [c.lower() for c in codings[:-1]]:
         raise Malformed(Reason.UNKNOWN_CODING, "the only transfer coding understood is chunked", 501)
     raise Malformed(Reason.BAD_FRAMING, "malformed Transfer-Encoding")
+
+
+def head_fault(
+    head: bytes,
+    limits: HeadLimits,
+    start_line: re.Pattern[bytes],
+    line_fault: Callable[[bytes, HeadLimits], Malformed],
+) -> Malformed:
+    """Why a complete head is refused: `line_fault` tells it of a start line that `start_line` does not match."""
+    end = head.find(b"\n") + 1
+    line = head[:end]
+    if not start_line.fullmatch(line):
+        return line_fault(line, limits)
+    return field_section_fault(head[end - 2 : -4], limits.max_fields)
 
 
 def field_section_fault(section: bytes, max_fields: int) -> Malformed:

@@ -25,19 +25,21 @@ from egressproxy.protocols.http1.framing import (
     Malformed,
     any_case,
     connection_options,
-    field_section_fault,
+    head_fault,
     head_pattern,
+    joined_by_name,
     read_content_length,
     read_transfer_encoding,
+    split_fields,
     without_fields,
 )
 
 __all__ = [
     "REQUEST_LINE",
-    "head_fault",
     "plain_request_pattern",
     "read_hop_fields",
     "read_request_head",
+    "request_head_fault",
     "request_line_fault",
     "request_pattern",
     "split_hop_fields",
@@ -88,6 +90,13 @@ _KNOWN_OPTIONS = frozenset(
 #: Protocols that a request may offer to upgrade to: to look at 30,000 of them would take 10 ms.
 _MAX_PROTOCOLS = 64
 
+#: Fields that stand there once at the most, and what their repetition is told as.
+_ONCE = {
+    b"host": (Reason.BAD_HOST, "more than one Host field"),
+    b"content-length": (Reason.BAD_FRAMING, "more than one Content-Length field"),
+    b"transfer-encoding": (Reason.BAD_FRAMING, "more than one Transfer-Encoding field"),
+}
+
 _ABSOLUTE_FORM = TargetForm.ABSOLUTE
 
 
@@ -109,54 +118,23 @@ def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
     """The field block without the fields of this hop, nor those whose names read like sensitive ones where "_" and "-"
     are taken for the same; and the fields of this hop.
     """
-    parts = _HOP.split(_TWINS.sub(b"", block))  # text, name, value, text, name, value, ... text
-    block = b"".join(parts[::3])
-    del parts[::3]
-    return block, tuple(parts)
+    return split_fields(_HOP, _TWINS.sub(b"", block))
 
 
 def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     """What the fields of this hop say, in a request of this minor version of HTTP/1. Raises Malformed."""
+    said, repeated = joined_by_name(hop_fields)
+    for name in repeated:
+        if name in _ONCE:
+            raise Malformed(*_ONCE[name])
     hop = Hop()
-    host = length = coding = expect = None
-    connection = upgrade = te = b""
-    for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
-        if not name:
-            break
-        name = name.lower()
-        value = value.strip(b" \t")
-        if name == b"host":
-            if host is not None:
-                raise Malformed(Reason.BAD_HOST, "more than one Host field")
-            host = value
-        elif name == b"connection":
-            connection = connection + b"," + value if connection else value
-        elif name == b"content-length":
-            if length is not None:
-                raise Malformed(Reason.BAD_FRAMING, "more than one Content-Length field")
-            length = value
-        elif name == b"transfer-encoding":
-            if coding is not None:
-                raise Malformed(Reason.BAD_FRAMING, "more than one Transfer-Encoding field")
-            coding = value
-        elif name == b"proxy-authorization":
-            known = hop.proxy_authorization
-            hop.proxy_authorization = known + b", " + value if known else value
-        elif name == b"via":
-            hop.via = hop.via + b", " + value if hop.via else value
-        elif name == b"upgrade":
-            upgrade = upgrade + b"," + value if upgrade else value
-        elif name == b"te":
-            te = te + b"," + value if te else value
-        elif name == b"expect":
-            # a second line makes it something else than the one expectation there is
-            expect = value if expect is None else b"?"
-
     hop.http_1_0 = is_1_0 = minor == b"0"
-    if length is not None or coding is not None:
-        hop.body = _body_length(length, coding, is_1_0)
-    if connection:
-        _read_connection(hop, connection, upgrade, te)
+    hop.body = _body_length(said.get(b"content-length"), said.get(b"transfer-encoding"), is_1_0)
+    hop.proxy_authorization = said.get(b"proxy-authorization", b"")
+    hop.via = said.get(b"via", b"")
+    if connection := said.get(b"connection"):
+        _read_connection(hop, connection_options(connection), said.get(b"upgrade"), said.get(b"te"))
+    host = said.get(b"host")
     if is_1_0:
         hop.connection_close = True
     elif host is None:
@@ -167,7 +145,9 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
         except AuthorityError as error:
             raise Malformed(Reason.BAD_HOST, f"invalid Host: {error}") from None
         hop.host = host
-    hop.expects_continue = expect is not None and bool(hop.body) and not is_1_0 and expect.lower() == b"100-continue"
+    # A second line makes it something else than the one expectation there is.
+    expects = b"expect" not in repeated and said.get(b"expect", b"").lower() == b"100-continue"
+    hop.expects_continue = expects and bool(hop.body) and not is_1_0
     return hop
 
 
@@ -197,13 +177,9 @@ def read_request_head(method: bytes, target: bytes, block: bytes, hop: Hop, limi
     return head
 
 
-def head_fault(head: bytes, limits: HeadLimits) -> Malformed:
+def request_head_fault(head: bytes, limits: HeadLimits) -> Malformed:
     """Why a complete head does not match `request_pattern`. Runs only for those that do not."""
-    end = head.find(b"\n") + 1
-    line = head[:end]
-    if not REQUEST_LINE.fullmatch(line):
-        return request_line_fault(line, limits)
-    return field_section_fault(head[end - 2 : -4], limits.max_fields)
+    return head_fault(head, limits, REQUEST_LINE, request_line_fault)
 
 
 def request_line_fault(line: bytes, limits: HeadLimits) -> Malformed:
@@ -240,21 +216,14 @@ def _body_length(length: bytes | None, coding: bytes | None, is_1_0: bool) -> in
     return read_transfer_encoding(coding)
 
 
-def _read_connection(hop: Hop, value: bytes, upgrade: bytes, te: bytes) -> None:
-    """Apply the Connection field, and what holds only if it names it."""
-    lower = value.lower()
-    if lower == b"keep-alive":
-        return
-    if lower == b"close":
-        hop.connection_close = True
-        return
-    options = connection_options(value)
+def _read_connection(hop: Hop, options: frozenset[bytes], upgrade: bytes | None, te: bytes | None) -> None:
+    """Apply the options of Connection, and the fields that hold only if it names them."""
     hop.connection_close = b"close" in options
     if upgrade and b"upgrade" in options and hop.body == 0 and not hop.http_1_0:
         hop.upgrade = b", ".join(_wanted_protocols(upgrade))
     if te and b"te" in options:
         hop.te_trailers = b"trailers" in [coding.strip(b" \t").lower() for coding in te.split(b",")]
-    hop.named = frozenset(options - _KNOWN_OPTIONS)
+    hop.named = options - _KNOWN_OPTIONS
 
 
 def _wanted_protocols(value: bytes) -> list[bytes]:

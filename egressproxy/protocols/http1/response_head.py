@@ -10,6 +10,7 @@ Sources: RFC 9112 sections 4 and 6.3, RFC 9110 sections 7.6.1, 7.8, 8.6 and 11.7
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 
 from egressproxy.errors import Reason
@@ -23,20 +24,21 @@ from egressproxy.protocols.http1.framing import (
     Malformed,
     any_case,
     connection_options,
-    field_section_fault,
+    head_fault,
     head_pattern,
+    joined_by_name,
     read_content_length,
     read_transfer_encoding,
+    split_fields,
     without_fields,
 )
 
 __all__ = [
-    "STATUS_LINE",
     "ResponseHop",
-    "head_fault",
     "plain_response_pattern",
     "read_hop_fields",
     "read_response_head",
+    "response_head_fault",
     "response_pattern",
     "split_hop_fields",
 ]
@@ -44,8 +46,7 @@ __all__ = [
 #: Source text: minor version, status, phrase. The space behind the status may be missing (we send it, section 4).
 _LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 
-STATUS_LINE = re.compile(_LINE + rb"\r\n")
-
+_STATUS_LINE = re.compile(_LINE + rb"\r\n")
 
 #: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us. So does
 #: X-Egress-…, in either spelling: with these we speak to clients ourselves.
@@ -73,74 +74,39 @@ def plain_response_pattern(max_fields: int) -> re.Pattern[bytes]:
 
 def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
     """The field block without the fields of this hop, and those fields."""
-    parts = _HOP.split(block)  # text, name, value, text, name, value, ... text
-    block = b"".join(parts[::3])
-    del parts[::3]
-    return block, tuple(parts)
+    return split_fields(_HOP, block)
 
 
+@dataclass(slots=True, eq=False)
 class ResponseHop:
     """What a response's fields of this hop and of the framing said, read together. Shared by heads."""
 
-    __slots__ = (
-        "body_size",
-        "coding",
-        "connection_close",
-        "http_1_0",
-        "is_framing_repeated",
-        "length",
-        "named",
-        "upgrade",
-        "via",
-    )
-
-    def __init__(self) -> None:
-        self.coding: bytes | None = None  # Transfer-Encoding
-        self.connection_close = False
-        self.http_1_0 = False
-        self.is_framing_repeated = False
-        self.length: bytes | None = None  # Content-Length
-        self.body_size = -1  # what it says, once somebody has asked
-        self.named: frozenset[bytes] = frozenset()  # names (lower-case) that Connection listed beyond the usual ones
-        self.upgrade = b""
-        self.via = b""  # received Via values, joined by ", "
+    http_1_0: bool
+    connection_close: bool
+    coding: bytes | None  # Transfer-Encoding
+    length: bytes | None  # Content-Length
+    is_framing_repeated: bool
+    via: bytes  # received Via values, joined by ", "
+    upgrade: bytes
+    named: frozenset[bytes]  # names (lower-case) that Connection listed beyond the usual ones
+    body_size: int = -1  # what `length` says, once somebody has asked
 
 
 def read_hop_fields(hop_fields: HopFields, minor: bytes) -> ResponseHop:
     """What the fields of this hop say, in a response of this minor version of HTTP/1. Raises Malformed."""
-    hop = ResponseHop()
-    hop.http_1_0 = is_1_0 = minor == b"0"
-    hop.connection_close = is_1_0
-    connection = upgrade = b""
-    for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
-        if not name:
-            break
-        name = name.lower()
-        value = value.strip(b" \t")
-        if name == b"content-length":
-            hop.is_framing_repeated = hop.is_framing_repeated or hop.length is not None
-            hop.length = value
-        elif name == b"transfer-encoding":
-            hop.is_framing_repeated = hop.is_framing_repeated or hop.coding is not None
-            hop.coding = value
-        elif name == b"connection":
-            connection = connection + b"," + value if connection else value
-        elif name == b"via":
-            hop.via = hop.via + b", " + value if hop.via else value
-        elif name == b"upgrade":
-            upgrade = upgrade + b", " + value if upgrade else value
-    if connection == b"keep-alive" or connection == b"Keep-Alive":  # the usual value, and no option to look for
-        hop.connection_close = False
-    elif connection:
-        options = connection_options(connection)
-        if b"close" in options:
-            hop.connection_close = True
-        elif is_1_0:
-            hop.connection_close = b"keep-alive" not in options
-        if b"upgrade" in options and not is_1_0:
-            hop.upgrade = upgrade
-        hop.named = frozenset(options - _KNOWN_OPTIONS)
-    return hop
+    said, repeated = joined_by_name(hop_fields)
+    is_1_0 = minor == b"0"
+    options = connection_options(said.get(b"connection", b""))
+    return ResponseHop(
+        http_1_0=is_1_0,
+        connection_close=b"close" in options or (is_1_0 and b"keep-alive" not in options),
+        coding=said.get(b"transfer-encoding"),
+        length=said.get(b"content-length"),
+        is_framing_repeated=b"content-length" in repeated or b"transfer-encoding" in repeated,
+        via=said.get(b"via", b""),
+        upgrade=said.get(b"upgrade", b"") if b"upgrade" in options and not is_1_0 else b"",
+        named=options - _KNOWN_OPTIONS,
+    )
 
 
 def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHop, method: bytes) -> ResponseHead:
@@ -178,9 +144,6 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
     return head
 
 
-def head_fault(head: bytes, limits: HeadLimits) -> Malformed:
+def response_head_fault(head: bytes, limits: HeadLimits) -> Malformed:
     """Why a complete head does not match `response_pattern`. Runs only for those that do not."""
-    end = head.find(b"\n") + 1
-    if not STATUS_LINE.fullmatch(head[:end]):
-        return Malformed(Reason.BAD_RESPONSE, "malformed status line")
-    return field_section_fault(head[end - 2 : -4], limits.max_fields)
+    return head_fault(head, limits, _STATUS_LINE, lambda *_: Malformed(Reason.BAD_RESPONSE, "malformed status line"))

@@ -34,9 +34,6 @@ _WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
 _STATUS_STARTS = tuple(b"HTTP/1.1 %d " % status for status in range(1000))
 PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
 
-_date_second = 0
-_date_value = b""
-
 
 def via_line(received: bytes, http_1_0: bool, pseudonym: bytes) -> bytes:
     """The Via line that we send: what was received, and us (RFC 9110 section 7.6.3)."""
@@ -121,8 +118,9 @@ def safe_phrase(text: str, limit: int = 200) -> bytes:
 
 def http_date() -> bytes:
     """The Date value, made once a second (RFC 9110 section 5.6.7)."""
-    global _date_second, _date_value
-    now = int(time.time())
-    if now != _date_second:
-        _date_second, _date_value = now, formatdate(now, usegmt=True).encode()
-    return _date_value
+    return _date_of(int(time.time()))
+
+
+@lru_cache(maxsize=1)
+def _date_of(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()

@@ -71,6 +71,7 @@ class World:
         self.wheel = TimerWheel()
         self.transport = FakeTransport()
         self.open = 0  # exchanges that have begun and are not over
+        self.is_request = False  # what the last of them began with
         self.lost = 0
         self.body = b""
         self.has_fin = False
@@ -92,10 +93,12 @@ class World:
     def on_request(self, client: DownstreamConnection, head: RequestHead) -> None:
         assert self.state is (State.RECEIVING if head.body else State.RESPONDING)
         self.begins()
+        self.is_request = True
 
     def on_bad_request(self, client: DownstreamConnection, error: GatewayError) -> None:
         assert self.state is State.RECEIVING
         self.begins()
+        self.is_request = False
 
     def begins(self) -> None:
         assert not self.open, "one at a time"
@@ -149,7 +152,7 @@ class World:
 
     # by an exchange
     def take_body(self) -> None:
-        if self.open:
+        if self.open and self.is_request:
             self.connection.send_request_body_to(self)
 
     def listen(self) -> None:
