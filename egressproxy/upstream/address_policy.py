@@ -16,18 +16,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import ip_network
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.ir.policy import AddressAllowance, AddressesIR, Network
+from egressproxy.ir.policy import AddressAllowance, AddressesIR
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.metadata import METADATA
 from egressproxy.upstream.closed_ranges import Closing, closed_by
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
-__all__ = ["METADATA", "AddressPolicy", "classify", "is_metadata"]
+__all__ = ["AddressPolicy", "classify", "is_metadata"]
 
 
 class _Scope(Enum):
@@ -136,22 +136,21 @@ class AddressPolicy:
     policy closes (`closed_ranges`). Of several addresses, those that are not allowed are left out.
     """
 
-    __slots__ = ("_allow", "_closed", "_known", "_known_addresses", "_own", "_reported", "_rule")
+    __slots__ = ("_allow", "_closed", "_known", "_known_addresses", "_own", "_reported", "_rule", "reports")
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
-        self._closed, self._reported = closed_by(spec) if spec.deny or spec.only else (None, None)
+        self._closed, self._reported = closed_by(spec)
+        #: Whether mode Report lets denied ranges pass; otherwise `would_deny` need not be called.
+        self.reports = any(denial.reports for denial in spec.deny)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._own = own
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
         self._known_addresses = 0
 
-    def allows(self, host: str, address: IPAddress) -> bool:
-        """Whether this address may be dialled for this host (a name in lower case, or an address as text)."""
-        return self._obstacle(host, address) is None
-
     def check(self, host: str, addresses: Sequence[IPAddress], port: int) -> tuple[IPAddress, ...]:
-        """The addresses that may be dialled for this host and port, in their order.
+        """The addresses that may be dialled for this host (a name in lower case, or an address as text) and port, in
+        their order.
 
         Raises Denied(Reason.ADDRESS_DENIED) if none is left; the message never holds an address that DNS gave.
         """
@@ -159,9 +158,7 @@ class AddressPolicy:
         known = self._known.get(key)
         if known is not None:
             return known
-        left = tuple([a for a in addresses if self.allows(host, a) and not self._is_loop(host, a, port)])
-        if self._closed is not None:
-            left = tuple([a for a in left if self._closed.closing(a, port) is None])
+        left = tuple([a for a in addresses if self._is_open(host, a, port)])
         if not left:
             raise self._denied(host, addresses, port)
         if port not in self._own.everywhere:  # otherwise the decision depends on the machine's addresses, which change
@@ -179,9 +176,8 @@ class AddressPolicy:
         and always for the admin address and for denied ranges.
         """
         host = str(address)
-        if self._closed is not None and self._closed.explicit_deny(address, port) is not None:
-            raise self._denied(host, (address,), port)
-        if self._is_closed_metadata(address) or self._is_loop(host, address, port):
+        is_denied = self._closed.explicit_deny(address, port) is not None
+        if is_denied or self._is_closed_metadata(address) or self._is_loop(host, address, port):
             raise self._denied(host, (address,), port)
 
     def check_local_parent(self, host: str, port: int) -> None:
@@ -199,44 +195,34 @@ class AddressPolicy:
 
     def open_endpoints(self, endpoints: tuple[EndpointAddress, ...]) -> tuple[EndpointAddress, ...]:
         """The endpoints that no deny entry closes."""
-        closed = self._closed
-        if closed is None:
-            return endpoints
-        return tuple(each for each in endpoints if closed.explicit_deny(each.address, each.port) is None)
+        return tuple(each for each in endpoints if self._closed.explicit_deny(each.address, each.port) is None)
 
     def explicit_deny_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
         """The error if deny entries close all of these endpoints, or None."""
-        if not endpoints or self.open_endpoints(endpoints):
-            return None
-        first = endpoints[0]
-        return self._denied(str(first.address), (first.address,), first.port)
+        return None if self.open_endpoints(endpoints) else self._denied_endpoint(endpoints)
 
     def metadata_deny_of(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
         """The error if all of these endpoints are cloud metadata that no allowance names, or None."""
-        if not endpoints or not all(self._is_closed_metadata(each.address) for each in endpoints):
-            return None
-        first = endpoints[0]
-        return self._denied(str(first.address), (first.address,), first.port)
+        is_closed = all(self._is_closed_metadata(each.address) for each in endpoints)
+        return self._denied_endpoint(endpoints) if is_closed else None
+
+    def _denied_endpoint(self, endpoints: tuple[EndpointAddress, ...]) -> Denied | None:
+        """The error for the first of these endpoints, if there are any."""
+        return next((self._denied(str(each.address), (each.address,), each.port) for each in endpoints), None)
 
     def _is_closed_metadata(self, address: IPAddress) -> bool:
-        """The error for an address that an operator wrote."""
+        """Whether an address that an operator wrote is cloud metadata that no allowance names."""
         host = str(address)
         return any(each in METADATA and not self._is_named(host, each) for each in aliases(address))
 
-    @property
-    def reports(self) -> bool:
-        """Whether mode Report lets denied ranges pass; otherwise `would_deny` need not be called."""
-        return self._reported is not None
-
     def would_deny(self, addresses: Sequence[IPAddress], port: int) -> bool:
         """Whether mode Enforce would deny all of these addresses."""
-        reported = self._reported
-        return reported is not None and all(reported.explicit_deny(address, port) is not None for address in addresses)
+        return all(self._reported.explicit_deny(address, port) is not None for address in addresses)
 
     def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
         """Whether `check` allows this address, and a sentence why; for explanations."""
         kind = classify(address) or "public"
-        closing = self._closing(address, port)
+        closing = self._closed.closing(address, port)
         if closing is not None:
             return False, f"{kind}: {closing.detail}"
         obstacle = self._obstacle(host, address)
@@ -247,6 +233,13 @@ class AddressPolicy:
             return False, f"{kind}: {what} of this gateway"
         by = self._rule if self._rule != "-" else "the operator, who named this parent"
         return True, kind if kind == "public" else f"{kind}: allowed by {by}"
+
+    def _is_open(self, host: str, address: IPAddress, port: int) -> bool:
+        return (
+            self._obstacle(host, address) is None
+            and not self._is_loop(host, address, port)
+            and self._closed.closing(address, port) is None
+        )
 
     def _obstacle(self, host: str, address: IPAddress) -> str | None:
         """The special range of this address, or of one that it carries, that is closed to this host, or None."""
@@ -275,12 +268,11 @@ class AddressPolicy:
         return self._own.has_listener(address, port) and not all(self._is_named(host, a) for a in aliases(address))
 
     def _denied(self, host: str, addresses: Sequence[IPAddress], port: int) -> Denied:
-        closings = [self._closing(a, port) for a in addresses]
-        judged = list(zip(addresses, closings, strict=True))
-        kinds = [self._kind(host, a, port, closing) for a, closing in judged]
+        closings = [self._closed.closing(a, port) for a in addresses]
+        kinds = [self._kind(host, a, port, closing) for a, closing in zip(addresses, closings, strict=True)]
         detail = ", ".join(
             f"{a} ({closing.detail if closing is not None else kind})"
-            for (a, closing), kind in zip(judged, kinds, strict=True)
+            for a, closing, kind in zip(addresses, closings, kinds, strict=True)
         )
         told = ", ".join(sorted(set(kinds))) or "unknown"
         first = next(filter(None, closings), None)
@@ -295,9 +287,6 @@ class AddressPolicy:
         denied.policy = first.policy if first is not None else self._rule.removeprefix("EgressPolicy ")
         denied.entry = first.entry if first is not None else "-"
         return denied
-
-    def _closing(self, address: IPAddress, port: int) -> Closing | None:
-        return self._closed.closing(address, port) if self._closed is not None else None
 
     def _kind(self, host: str, address: IPAddress, port: int, closing: Closing | None) -> str:
         """The kind of a denied address, for the client. It does not tell the admin address from a listener."""
@@ -334,7 +323,7 @@ def _covers(allowance: AddressAllowance, host: str, address: IPAddress, scope: _
         return False
     if not allowance.cidrs:
         return bool(allowance.hostnames) and scope is _Scope.NETWORK
-    return any(_contains(network, address) for network in allowance.cidrs)
+    return any(address in network for network in allowance.cidrs)
 
 
 def _names(allowance: AddressAllowance, host: str, address: IPAddress) -> bool:
@@ -346,9 +335,3 @@ def _names(allowance: AddressAllowance, host: str, address: IPAddress) -> bool:
 
 def _matches_host(patterns: tuple[str, ...], host: str) -> bool:
     return any(host == p or (p.startswith("*.") and host.endswith(p[1:]) and len(host) >= len(p)) for p in patterns)
-
-
-def _contains(network: Network, address: IPAddress) -> bool:
-    if isinstance(network, IPv4Network):
-        return isinstance(address, IPv4Address) and address in network
-    return isinstance(network, IPv6Network) and isinstance(address, IPv6Address) and address in network

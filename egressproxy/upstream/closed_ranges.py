@@ -45,16 +45,8 @@ class ClosedRanges:
     __slots__ = ("_denied", "_only")
 
     def __init__(self, deny: Iterable[AddressDenial], only: Iterable[AddressBound] = ()) -> None:
-        self._denied: _Table[AddressDenial] = _Table()
-        for denial in deny:
-            for network in denial.cidrs:
-                self._denied.put(network, denial)
-        self._only: list[tuple[_Table[AddressBound], AddressBound]] = []
-        for bound in only:
-            table: _Table[AddressBound] = _Table()
-            for network in bound.cidrs:
-                table.put(network, bound)
-            self._only.append((table, bound))
+        self._denied = _Table((network, denial) for denial in deny for network in denial.cidrs)
+        self._only = [(_Table((network, bound) for network in bound.cidrs), bound) for bound in only]
 
     def closing(self, address: IPAddress, port: int) -> Closing | None:
         """Why this address, from a name or a client, is closed; None if it is not."""
@@ -76,8 +68,6 @@ class ClosedRanges:
         return None
 
     def _outside(self, address: IPAddress) -> Closing | None:
-        if not self._only:
-            return None
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         spellings = (mapped,) if mapped is not None else aliases(address)
         for table, bound in self._only:
@@ -89,19 +79,15 @@ class ClosedRanges:
 
 
 #: Many backends have the same rules, and the lists may be long.
-_COMPILED: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges | None, ClosedRanges | None]] = WeakKeyDictionary()
+_COMPILED: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges, ClosedRanges]] = WeakKeyDictionary()
 
 
-def closed_by(spec: AddressesIR) -> tuple[ClosedRanges | None, ClosedRanges | None]:
-    """The ranges that these rules close, and those that they report; None for none. Equal rules share them."""
+def closed_by(spec: AddressesIR) -> tuple[ClosedRanges, ClosedRanges]:
+    """The ranges that these rules close, and those that they only report. Equal rules share them."""
     found = _COMPILED.get(spec)
     if found is None:
-        closed = [denial for denial in spec.deny if not denial.reports]
-        reported = [denial for denial in spec.deny if denial.reports]
-        found = _COMPILED[spec] = (
-            ClosedRanges(closed, spec.only) if closed or spec.only else None,
-            ClosedRanges(reported) if reported else None,
-        )
+        closed = ClosedRanges((denial for denial in spec.deny if not denial.reports), spec.only)
+        found = _COMPILED[spec] = closed, ClosedRanges(denial for denial in spec.deny if denial.reports)
     return found
 
 
@@ -110,14 +96,13 @@ class _Table(Generic[T]):
 
     __slots__ = ("_lengths",)
 
-    def __init__(self) -> None:
+    def __init__(self, values: Iterable[tuple[Network, T]]) -> None:
         self._lengths: dict[tuple[int, int], dict[int, list[tuple[Network, T]]]] = {}
-
-    def put(self, network: Network, value: T) -> None:
-        self._put(network, network, value)
-        if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
-            number = int(network.network_address) & 0xFFFFFFFF
-            self._put(IPv4Network((number, network.prefixlen - _MAPPED.prefixlen)), network, value)
+        for network, value in values:
+            self._put(network, network, value)
+            if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+                number = int(network.network_address) & 0xFFFFFFFF
+                self._put(IPv4Network((number, network.prefixlen - _MAPPED.prefixlen)), network, value)
 
     def find(self, address: IPAddress) -> Iterator[tuple[Network, T]]:
         """Every network that contains this address, as it was written, with its value."""

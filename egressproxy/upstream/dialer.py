@@ -274,10 +274,9 @@ def _fault(failures: Sequence[tuple[_Target, OSError]]) -> UpstreamFault:
     detail = "; ".join(f"{address} port {port}: {error}" for (address, port), error in failures) or "no address"
     codes = {error.errno for _, error in failures}
     if errno.ETIMEDOUT in codes or any(isinstance(error, TimeoutError) for _, error in failures):
-        message = "the upstream did not answer a connection in time"
-        return UpstreamFault(Reason.CONNECT_TIMEOUT, message, status=504, retry=RetrySafety.SAFE, detail=detail)
-    if errno.ECONNREFUSED in codes:
-        message = "the upstream refused the connection"
-        return UpstreamFault(Reason.CONNECT_REFUSED, message, status=503, retry=RetrySafety.SAFE, detail=detail)
-    message = "no connection to the upstream could be made"
-    return UpstreamFault(Reason.CONNECT_FAILED, message, status=503, retry=RetrySafety.SAFE, detail=detail)
+        reason, status, message = Reason.CONNECT_TIMEOUT, 504, "the upstream did not answer a connection in time"
+    elif errno.ECONNREFUSED in codes:
+        reason, status, message = Reason.CONNECT_REFUSED, 503, "the upstream refused the connection"
+    else:
+        reason, status, message = Reason.CONNECT_FAILED, 503, "no connection to the upstream could be made"
+    return UpstreamFault(reason, message, status=status, retry=RetrySafety.SAFE, detail=detail)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any, cast
+from typing import cast
 
 import dns.message
 import dns.name
@@ -30,7 +31,7 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.net.tls_contexts import client_context
 from egressproxy.upstream.dns_reply import MAX_OCTETS, BadReply, DnsAnswer, DnsQuestion, is_reply, is_truncated, read
 
-__all__ = ["DnsAnswer", "DnsFailure", "Server", "ask", "parse_server"]
+__all__ = ["DnsAnswer", "DnsFailure", "Server", "ask", "give_up", "parse_server"]
 
 #: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
 HEDGE_S = 1.0
@@ -39,6 +40,7 @@ _UDP_PAYLOAD = 1232
 #: Datagrams for one query that are no answer to it; then somebody guesses, and the question goes over TCP (RFC 5452
 #: section 9.2).
 MAX_FORGED = 64
+_MAX_DATAGRAM = 65535
 _PORTS = {"udp": 53, "tcp": 53, "tls": 853}
 _LEAST_ATTEMPTS = 3
 
@@ -127,20 +129,19 @@ async def ask(
                 if error is None:
                     return task.result()
                 broken.add(server)
-                failure = _worse(failure, error if isinstance(error, DnsFailure) else _broken(server, error))
+                if not isinstance(error, DnsFailure):
+                    error = DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
+                if failure.reason is not Reason.DNS_SERVFAIL:  # which says more than that another cannot be reached
+                    failure = error
     finally:
-        for task in running:
-            if not task.cancel() and not task.cancelled():
-                task.exception()  # taken, or the loop would log it as never retrieved
+        give_up(running)
 
 
-def _broken(server: Server, error: BaseException) -> DnsFailure:
-    return DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
-
-
-def _worse(one: DnsFailure, other: DnsFailure) -> DnsFailure:
-    """A server's own verdict says more than that another could not be reached."""
-    return one if one.reason is Reason.DNS_SERVFAIL else other
+def give_up(tasks: Iterable[asyncio.Task[DnsAnswer]]) -> None:
+    """Cancel the tasks. The error of one that has ended is taken, or the loop would log it as never retrieved."""
+    for task in tasks:
+        if not task.cancel() and not task.cancelled():
+            task.exception()
 
 
 async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> DnsAnswer:
@@ -162,69 +163,25 @@ async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.Rdat
     return reply.answer
 
 
-class _Datagrams(asyncio.DatagramProtocol):
-    """Waits for the one datagram that answers the query, or None where too many others came. The socket is connected:
-    the kernel drops what others send.
-    """
-
-    def __init__(self, server: Server, question: DnsQuestion, answered: asyncio.Future[bytes | None]) -> None:
-        self._server = server
-        self._question = question
-        self._answered = answered
-        self._forged = 0
-        self._transport: asyncio.DatagramTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.DatagramTransport, transport)
-        if self._answered.done():  # whoever asked has gone meanwhile
-            self.close()
-        else:
-            self._transport.sendto(self._question.wire)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        if self._answered.done():
-            return
-        if is_reply(data, self._question):
-            self._answered.set_result(data)
-            return
-        self._forged += 1  # or late
-        if self._forged >= MAX_FORGED:
-            self._answered.set_result(None)
-
-    def error_received(self, exc: Exception) -> None:
-        self.connection_lost(exc)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._answered.done():
-            self._fail(_broken(self._server, exc or ConnectionError("the socket was closed")))
-
-    def _fail(self, error: DnsFailure) -> None:
-        self._answered.set_exception(error)
-        self._answered.exception()  # seen, also where whoever asked has gone: the loop need not complain
-
-
 async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
-    """None: nobody can say which of the many datagrams is the answer."""
+    """The answer; None where too many datagrams came to say which of them it is. The socket is connected: the kernel
+    drops what others send.
+    """
     loop = asyncio.get_running_loop()
-    answered: asyncio.Future[bytes | None] = loop.create_future()
-    protocol = _Datagrams(server, question, answered)
-    try:
-        await loop.create_datagram_endpoint(lambda: protocol, remote_addr=(server.host, server.port))
-        return await answered
-    finally:
-        answered.cancel()
-        protocol.close()
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+        sock.connect((server.host, server.port))
+        sock.send(question.wire)
+        for _ in range(MAX_FORGED):  # forged, or late
+            wire = await loop.sock_recv(sock, _MAX_DATAGRAM)
+            if is_reply(wire, question):
+                return wire
+    return None
 
 
 async def _over_stream(server: Server, question: DnsQuestion) -> bytes:
     """Over TCP or TLS: a length of two octets before each message (RFC 7766 section 8, RFC 7858)."""
-    context: ssl.SSLContext | None = None
-    if server.transport == "tls":
-        context = _tls_context()
+    context = _tls_context() if server.transport == "tls" else None
     reader, writer = await asyncio.open_connection(
         server.host, server.port, ssl=context, server_hostname=server.name if context else None, limit=MAX_OCTETS
     )

@@ -8,29 +8,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from egressproxy.model.authority import IPAddress
-from egressproxy.upstream.turns import LookupTurn, Turns
+from egressproxy.upstream.turns import Lookup, Turns
 
-__all__ = ["Lookup", "Lookups", "Waiter"]
-
-Waiter = asyncio.Future[tuple[IPAddress, ...]]
-
-
-class Lookup(LookupTurn):
-    """A name that is being asked for, or waits for its turn."""
-
-    __slots__ = ("host", "late", "started", "task", "waiters")
-
-    def __init__(self, host: str, client: str, started: float) -> None:
-        super().__init__(host, client)
-        self.host = host
-        self.started = started
-        self.late: asyncio.TimerHandle | None = None  # while it waits for its turn
-        self.task: asyncio.Task[None] | None = None
-        self.waiters: list[Waiter] = []
-
-    def __repr__(self) -> str:
-        return f"Lookup({self.host}, {'waits' if self.late is not None else 'under way'}, {len(self.waiters)} waiters)"
+__all__ = ["Lookups"]
 
 
 class Lookups:
@@ -48,10 +28,7 @@ class Lookups:
         self._too_late = too_late
         self._timeout_s = timeout_s
         self.known: dict[str, Lookup] = {}  # by host
-        self.turns: Turns[Lookup] = Turns()
-
-    def __len__(self) -> int:
-        return len(self.known)
+        self.turns = Turns()
 
     def start(self, host: str, client: str, now: float) -> Lookup | None:
         """A lookup of this name, which is under way or waits; None where neither may be."""
@@ -65,19 +42,11 @@ class Lookups:
         self.known[host] = lookup
         return lookup
 
-    def join(self, lookup: Lookup, client: str) -> None:
-        """Another wishes for the same: it begins when the turn of either has come."""
-        self.turns.join(lookup, client)
-
     def end(self, lookup: Lookup) -> None:
         """It is over: those whose turn it is begin."""
         del self.known[lookup.host]
         self.turns.ended(lookup)
         self._begin_next()
-
-    def is_refused_to(self, client: str) -> bool:
-        """Whether it is for what this client has already that a lookup neither begins nor waits."""
-        return self.turns.has_its_share(client)
 
     def close(self) -> None:
         """Stop all; whoever still waits gets CancelledError."""

@@ -13,10 +13,11 @@ the time before the counting began.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.model.shares import FairQueue
+from egressproxy.model.shares import FairQueue, Shares
 
 __all__ = ["Claim", "Pool", "Pooled"]
 
@@ -86,10 +87,9 @@ class Pool(Generic[C]):
         self.waiting: FairQueue[Claim[C]] = FairQueue(max_waiting, share)
         self.is_counting = False
         self.is_retired = False
-        self._holders: dict[
-            C | Claim[C], str
-        ] = {}  # while clients are counted: who holds each connection given since then
-        self._held: dict[str, int] = {}  # by client, the number of these
+        # While clients are counted: who holds each connection given since then, and how many each client holds.
+        self._holders: dict[C | Claim[C], str] = {}
+        self._held = Shares(sys.maxsize, share)
 
     @property
     def place(self) -> str:
@@ -195,17 +195,10 @@ class Pool(Generic[C]):
 
     def lost(self, gone: C | Claim[C]) -> None:
         """A counted connection is gone or could not be opened. Its place goes to the next in the queue."""
-        if gone in self.idle:
-            self.idle.remove(gone)  # a claim is never in there
+        self.withdraw(gone)
         if self.is_counting:
-            if gone in self.kept:
-                self.kept.remove(gone)
             self._forget(gone)
-            following = self._next()
-            if following is not None:
-                assert following.given is not None
-                self._count(following, following.client)
-                following.given.set_result(None)
+            if self._give_to_next(None):
                 return
         self.open -= 1
         self._end_counting()
@@ -237,40 +230,33 @@ class Pool(Generic[C]):
             self.is_counting = False
             self.idle, self.kept = self.kept, []
             self._holders.clear()
-            self._held.clear()
+            self._held = Shares(sys.maxsize, self.share)
 
     def _may_hold(self, client: str) -> bool:
         """Whether this client may have one more."""
-        return self._held.get(client, 0) < self.share
+        return self._held.of(client) < self.share
 
     def _count(self, held: C | Claim[C], client: str) -> None:
         self._holders[held] = client
-        self._held[client] = self._held.get(client, 0) + 1
+        self._held.add(client)
 
     def _forget(self, held: C | Claim[C]) -> None:
         client = self._holders.pop(held, None)
-        if client is None:  # it was given before the counting began
-            return
-        left = self._held[client] - 1
-        if left:
-            self._held[client] = left
-        else:
-            del self._held[client]
+        if client is not None:  # otherwise it was given before the counting began
+            self._held.give_back(client)
 
-    def _next(self) -> Claim[C] | None:
-        """The claim whose turn it is, or None."""
-        while True:
-            claim = self.waiting.next(self._may_hold)
-            if claim is None or (claim.given is not None and not claim.given.done()):
-                return claim
+    def _give_to_next(self, connection: C | None) -> bool:
+        """Give the claim whose turn it is this connection, or the right to open one; false if none waits."""
+        while (claim := self.waiting.next(self._may_hold)) is not None:
+            if claim.given is not None and not claim.given.done():
+                self._count(claim if connection is None else connection, claim.client)
+                claim.given.set_result(connection)
+                return True
+        return False
 
     def _release_counted(self, connection: C) -> C | None:
         self._forget(connection)
-        following = self._next()
-        if following is not None:
-            assert following.given is not None
-            self._count(connection, following.client)
-            following.given.set_result(connection)
+        if self._give_to_next(connection):
             return None
         if len(self.kept) >= self.max_idle:
             return connection

@@ -27,9 +27,10 @@ from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.policy import DnsIR, Family
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.shares import Shares
-from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure, Server, ask, parse_server
-from egressproxy.upstream.lookups import Lookup, Lookups, Waiter
+from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure, Server, ask, give_up, parse_server
+from egressproxy.upstream.lookups import Lookups
 from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
+from egressproxy.upstream.turns import Lookup, Waiter
 
 __all__ = ["Resolver"]
 
@@ -69,21 +70,24 @@ class _Failure:
         return UpstreamFault(self.reason, message, status=status, retry=RetrySafety.SAFE, detail=self.detail)
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
     """What is known of a name: addresses, or why there are none. Times are monotonic seconds."""
 
-    __slots__ = ("addresses", "backoff_s", "expires", "failure", "kept_until", "retry_at", "stale_until")
+    expires: float
+    failure: _Failure | None = None
+    addresses: tuple[IPAddress, ...] = ()
+    stale_until: float = 0.0  # addresses may be used so long if there is no newer answer
+    kept_until: float = 0.0  # where addresses of one family are those of an answer before: how long they may be
+    backoff_s: float = 0.0  # 0: no refresh has failed since it expired
+    retry_at: float = 0.0
 
-    def __init__(
-        self, addresses: tuple[IPAddress, ...], failure: _Failure | None, expires: float, stale_s: float
-    ) -> None:
-        self.addresses = addresses
-        self.failure = failure
-        self.expires = expires
-        self.stale_until = expires + stale_s if addresses else expires
-        self.kept_until = 0.0  # where addresses of one family are those of an answer before: how long they may be
-        self.backoff_s = 0.0  # 0: no refresh has failed since it expired
-        self.retry_at = 0.0
+    def settle(self, waiter: Waiter, host: str) -> None:
+        """Tell the waiter."""
+        if self.failure is None:
+            waiter.set_result(self.addresses)
+        else:
+            waiter.set_exception(self.failure.fault(host))
 
 
 class Resolver:
@@ -111,7 +115,8 @@ class Resolver:
         self._route = Ipv6Route()
         self._cache: dict[str, _Entry] = {}
         self._cached_octets = 0
-        self._lookups = Lookups(self._run, self._too_late, spec.timeout_s or DnsIR().timeout_s)
+        self._timeout_s = spec.timeout_s or DnsIR().timeout_s
+        self._lookups = Lookups(self._run, self._too_late, self._timeout_s)
         self._waiting = Shares(sys.maxsize, sys.maxsize)
 
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
@@ -147,14 +152,14 @@ class Resolver:
         entry = self._cache.get(host)
         if entry is not None and entry.expires > now:
             self._stats("hit")
-            self._settle(waiter, host, entry.addresses, entry.failure)
+            entry.settle(waiter, host)
             return waiter
         known = self._without_dns(host)
         if known:  # before any bound on questions: nobody is asked
             entry = self._entry(DnsAnswer(self._order(known), FILE_CHECK_S))
             self._stats("ok")
             self._remember(host, entry)
-            self._settle(waiter, host, entry.addresses, entry.failure)
+            entry.settle(waiter, host)
             return waiter
         stale = entry is not None and entry.stale_until > now
         lookup = self._lookups.known.get(host)
@@ -167,13 +172,14 @@ class Resolver:
         too_many = client != "" and self._waiting.of(client) >= MAX_WAITERS_OF_CLIENT
         if lookup is None or too_many or self._waiting.total >= MAX_WAITERS:
             self._stats("error")
-            whose = " of this client" if too_many or self._lookups.is_refused_to(client) else ""
-            self._settle(waiter, host, (), _Failure(Reason.DNS_ERROR, f"too many names{whose} are being looked up"))
+            whose = " of this client" if too_many or self._lookups.turns.has_its_share(client) else ""
+            failure = _Failure(Reason.DNS_ERROR, f"too many names{whose} are being looked up")
+            waiter.set_exception(failure.fault(host))
             return waiter
         self._waiting.add(client)
         waiter.add_done_callback(partial(self._left, client))
         lookup.waiters.append(waiter)
-        self._lookups.join(lookup, client)
+        self._lookups.turns.join(lookup, client)
         if entry is not None and stale:
             loop.call_later(STALE_AFTER_S, self._use_stale, waiter, entry)
         return waiter
@@ -201,7 +207,7 @@ class Resolver:
             if not waiter.done():
                 if entry.backoff_s:
                     self._stats("stale")
-                self._settle(waiter, host, entry.addresses, entry.failure)
+                entry.settle(waiter, host)
         lookup.waiters.clear()
         lookup.task = None
         self._remember(host, entry)
@@ -209,9 +215,10 @@ class Resolver:
     def _too_late(self, lookup: Lookup) -> None:
         """Its turn has not come in time."""
         self._stats("error")
+        failure = _Failure(Reason.DNS_ERROR, "too many names are being looked up")
         for waiter in lookup.waiters:
             if not waiter.done():
-                self._settle(waiter, lookup.host, (), _Failure(Reason.DNS_ERROR, "too many names are being looked up"))
+                waiter.set_exception(failure.fault(lookup.host))
         lookup.waiters.clear()
 
     def _entry(self, found: DnsAnswer, known: _Entry | None = None) -> _Entry:
@@ -220,7 +227,8 @@ class Resolver:
         if found.addresses:
             self._stats("ok")
             ttl_s = min(max(found.ttl_s, self._spec.min_ttl_s), self._spec.max_ttl_s)
-            entry = _Entry(found.addresses, None, now + ttl_s, self._spec.stale_ttl_s)
+            stale_until = now + ttl_s + self._spec.stale_ttl_s
+            entry = _Entry(now + ttl_s, addresses=found.addresses, stale_until=stale_until)
             until = known.kept_until or known.stale_until if known is not None else 0.0
             if found.unheard and known is not None and until > now:
                 kept = [address for address in known.addresses if address.version == found.unheard]
@@ -232,7 +240,7 @@ class Resolver:
         reason = Reason.DNS_NXDOMAIN if found.is_nxdomain else Reason.DNS_NO_ADDRESS
         self._stats(_WORDS[reason][0])
         ttl_s = max(min(found.ttl_s, MAX_NEGATIVE_TTL_S), self._spec.min_ttl_s)
-        return _Entry((), _Failure(reason), now + ttl_s, 0.0)
+        return _Entry(now + ttl_s, _Failure(reason))
 
     def _failed(self, host: str, failure: _Failure) -> _Entry:
         """Keep using what is known, for a while (RFC 8767); else remember the failure for a moment (RFC 9520)."""
@@ -240,7 +248,7 @@ class Resolver:
         self._stats(_WORDS[failure.reason][0])
         known = self._cache.get(host)
         if known is None or known.stale_until <= now:
-            return _Entry((), failure, now + FAILURE_TTL_S, 0.0)
+            return _Entry(now + FAILURE_TTL_S, failure)
         known.backoff_s = min(known.backoff_s * 2 or FAILURE_TTL_S, MAX_BACKOFF_S)
         known.retry_at = now + known.backoff_s
         return known
@@ -265,13 +273,6 @@ class Resolver:
             self._stats("stale")
             waiter.set_result(entry.addresses)
 
-    @staticmethod
-    def _settle(waiter: Waiter, host: str, addresses: tuple[IPAddress, ...], failure: _Failure | None) -> None:
-        if failure is None:
-            waiter.set_result(addresses)
-        else:
-            waiter.set_exception(failure.fault(host))
-
     # --- one name ------------------------------------------------------------------------------------------------
     async def _find(self, host: str) -> DnsAnswer:
         servers, names = self._servers, [host]
@@ -280,7 +281,7 @@ class Resolver:
             servers, names = system.servers, system.names(host)
         if host.rpartition(".")[2] in _NEVER_ASKED:
             return DnsAnswer((), 0.0, is_nxdomain=True)
-        deadline = time.monotonic() + (self._spec.timeout_s or DnsIR().timeout_s)
+        deadline = time.monotonic() + self._timeout_s
         failure: DnsFailure | None = None
         for name in names:
             try:
@@ -331,9 +332,7 @@ class Resolver:
             failed = [kind for kind, task in tasks.items() if not task.done() or task.exception() is not None]
             return replace(found, unheard=4 if failed[0] is dns.rdatatype.A else 6) if failed else found
         finally:
-            for task in tasks.values():
-                if not task.cancel() and not task.cancelled():
-                    task.exception()  # taken, or the loop would log it as never retrieved
+            give_up(tasks.values())
 
     def _merge(self, tasks: Sequence[asyncio.Task[DnsAnswer]]) -> DnsAnswer:
         """Addresses of either family are enough; without any, a failure counts more than an empty answer."""
@@ -358,9 +357,8 @@ class Resolver:
         return tuple(a for a in chain.from_iterable(zip_longest(v6, v4)) if a is not None)
 
     def __repr__(self) -> str:
-        return (
-            f"Resolver({len(self._cache)} names, {len(self._lookups)} being asked for, {self._waiting.total} waiting)"
-        )
+        asked = len(self._lookups.known)
+        return f"Resolver({len(self._cache)} names, {asked} being asked for, {self._waiting.total} waiting)"
 
 
 def _octets(host: str, entry: _Entry) -> int:

@@ -6,13 +6,14 @@ domains overtake it; when a lookup below its domain ends, it returns to the comm
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from functools import partial
-from typing import Any, Generic, TypeVar
 
+from egressproxy.model.authority import IPAddress
 from egressproxy.model.shares import FairQueue, Shares
 
-__all__ = ["LookupTurn", "Turns"]
+__all__ = ["Lookup", "Turns", "Waiter"]
 
 MAX_LOOKUPS = 500  # lookups in progress: each holds up to six sockets
 #: Of these, below one domain (the last two labels), so that silent servers of one owner delay no other domain.
@@ -25,22 +26,32 @@ MAX_QUEUED = 4096
 MAX_QUEUED_OF_CLIENT = 1024
 
 
-class LookupTurn:
-    """A lookup in the queue. `clients` are those that wait for it; "" is the gateway itself."""
+Waiter = asyncio.Future[tuple[IPAddress, ...]]
 
-    __slots__ = ("client", "clients", "domain", "queue")
 
-    def __init__(self, host: str, client: str) -> None:
+class Lookup:
+    """A name that is being asked for, or waits for its turn. `clients` are those that wait for it; "" is the gateway
+    itself. `started` in monotonic seconds.
+    """
+
+    __slots__ = ("client", "clients", "domain", "host", "late", "queue", "started", "task", "waiters")
+
+    def __init__(self, host: str, client: str, started: float) -> None:
+        self.host = host
         self.client = client
         self.clients = [client]
         self.domain = ".".join(host.rsplit(".", 2)[-2:])
-        self.queue: FairQueue[Any] | None = None  # where it waits, or None
+        self.queue: FairQueue[Lookup] | None = None  # where it waits, or None
+        self.started = started
+        self.late: asyncio.TimerHandle | None = None  # while it waits for its turn
+        self.task: asyncio.Task[None] | None = None
+        self.waiters: list[Waiter] = []
+
+    def __repr__(self) -> str:
+        return f"Lookup({self.host}, {'waits' if self.late is not None else 'under way'}, {len(self.waiters)} waiters)"
 
 
-T = TypeVar("T", bound=LookupTurn)
-
-
-class Turns(Generic[T]):
+class Turns:
     """The turns of one resolver. A lookup that `begin` or `next` let go is counted until `ended`."""
 
     __slots__ = ("_apart", "_of_domain", "_queue", "asking", "waiting")
@@ -49,60 +60,60 @@ class Turns(Generic[T]):
         self.asking = Shares(sys.maxsize, sys.maxsize)  # in progress; these two only count, the rules are below
         self._of_domain: dict[str, Shares] = {}
         self.waiting = Shares(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # what clients wait for
-        self._queue: FairQueue[T] = FairQueue(sys.maxsize, sys.maxsize)
-        self._apart: dict[str, FairQueue[T]] = {}  # by domain, for domains that have their share
+        self._queue: FairQueue[Lookup] = FairQueue(sys.maxsize, sys.maxsize)
+        self._apart: dict[str, FairQueue[Lookup]] = {}  # by domain, for domains that have their share
 
-    def begin(self, turn: T) -> bool:
+    def begin(self, lookup: Lookup) -> bool:
         """Whether this lookup may begin at once; if so, it is counted."""
-        if self.asking.total >= MAX_LOOKUPS or not self._may_ask(turn.client):
+        if self.asking.total >= MAX_LOOKUPS or not self._may_ask(lookup.client):
             return False
-        if not self._may_ask_below(turn.domain, turn.client):
+        if not self._may_ask_below(lookup.domain, lookup.client):
             return False
-        self._count(turn)
+        self._count(lookup)
         return True
 
-    def wait(self, turn: T) -> bool:
+    def wait(self, lookup: Lookup) -> bool:
         """Put it into the queue; false if the queue is full or its client has its share of it."""
-        if not self.waiting.take(turn.client):
+        if not self.waiting.take(lookup.client):
             return False
-        self._put(turn)
+        self._put(lookup)
         return True
 
-    def join(self, turn: T, client: str) -> None:
+    def join(self, lookup: Lookup, client: str) -> None:
         """Let it wait for this client, too: its turn comes when the first of its clients has one."""
-        if turn.queue is not None and client not in turn.clients and self.waiting.take(client):
-            turn.clients.append(client)
-            turn.queue.add(client, turn)
+        if lookup.queue is not None and client not in lookup.clients and self.waiting.take(client):
+            lookup.clients.append(client)
+            lookup.queue.add(client, lookup)
 
-    def next(self) -> T | None:
+    def next(self) -> Lookup | None:
         """The lookup whose turn it is, counted as in progress; None if there is none."""
         while self.asking.total < MAX_LOOKUPS:
-            turn = self._queue.next(self._may_ask)
-            if turn is None:
+            lookup = self._queue.next(self._may_ask)
+            if lookup is None:
                 return None
-            self._popped(turn)
-            if self._may_ask_below(turn.domain, turn.client):
-                self._give_places_back(turn)
-                self._count(turn)
-                return turn
-            self._put(turn)
+            self._take_out(lookup)
+            if self._may_ask_below(lookup.domain, lookup.client):
+                self._give_places_back(lookup)
+                self._count(lookup)
+                return lookup
+            self._put(lookup)
         return None
 
-    def ended(self, turn: T) -> None:
+    def ended(self, lookup: Lookup) -> None:
         """This lookup has ended: `next` may now return others."""
-        self.asking.give_back(turn.client)
-        below = self._of_domain[turn.domain]
-        below.give_back(turn.client)
+        self.asking.give_back(lookup.client)
+        below = self._of_domain[lookup.domain]
+        below.give_back(lookup.client)
         if not below.total:
-            del self._of_domain[turn.domain]
-        self._let_in(turn.domain)
+            del self._of_domain[lookup.domain]
+        self._let_in(lookup.domain)
 
-    def leave(self, turn: T) -> None:
+    def leave(self, lookup: Lookup) -> None:
         """Take it out of the queue."""
-        if turn.queue is not None:
-            self._take_out(turn)
-            self._give_places_back(turn)
-            self._let_in(turn.domain)
+        if lookup.queue is not None:
+            self._take_out(lookup)
+            self._give_places_back(lookup)
+            self._let_in(lookup.domain)
 
     def has_its_share(self, client: str) -> bool:
         """Whether this client has filled its own share of the queue."""
@@ -131,58 +142,44 @@ class Turns(Generic[T]):
         return below is not None and below.total >= MAX_LOOKUPS_OF_DOMAIN
 
     # --- places ----------------------------------------------------------------------------------------------------
-    def _count(self, turn: T) -> None:
-        self.asking.add(turn.client)
-        below = self._of_domain.get(turn.domain)
-        if below is None:
-            below = self._of_domain[turn.domain] = Shares(sys.maxsize, sys.maxsize)
-        below.add(turn.client)
+    def _count(self, lookup: Lookup) -> None:
+        self.asking.add(lookup.client)
+        self._of_domain.setdefault(lookup.domain, Shares(sys.maxsize, sys.maxsize)).add(lookup.client)
 
-    def _put(self, turn: T) -> None:
+    def _put(self, lookup: Lookup) -> None:
         """Put it behind the others of its clients: into the queue of its domain where that has its share."""
         queue = self._queue
-        if not self._may_ask_below(turn.domain, turn.client):
-            apart = self._apart.get(turn.domain)
-            queue = apart if apart is not None else FairQueue(sys.maxsize, sys.maxsize)
-            self._apart[turn.domain] = queue
-        self._add_to(queue, turn)
+        if not self._may_ask_below(lookup.domain, lookup.client):
+            queue = self._apart.setdefault(lookup.domain, FairQueue(sys.maxsize, sys.maxsize))
+        self._add_to(queue, lookup)
 
     @staticmethod
-    def _add_to(queue: FairQueue[T], turn: T) -> None:
-        turn.queue = queue
-        for client in turn.clients:
-            queue.add(client, turn)
+    def _add_to(queue: FairQueue[Lookup], lookup: Lookup) -> None:
+        lookup.queue = queue
+        for client in lookup.clients:
+            queue.add(client, lookup)
 
-    def _popped(self, turn: T) -> None:
-        """Its queue returned it for one of its clients: remove it for the other clients, too."""
-        if len(turn.clients) > 1:
-            self._take_out(turn)
-        else:
-            self._forget_empty(turn)
-
-    def _take_out(self, turn: T) -> None:
-        assert turn.queue is not None
-        for client in turn.clients:
-            turn.queue.remove(client, turn)
-        self._forget_empty(turn)
-
-    def _forget_empty(self, turn: T) -> None:
-        queue, turn.queue = turn.queue, None
+    def _take_out(self, lookup: Lookup) -> None:
+        """Remove it for each of its clients, but that for which its queue has returned it."""
+        queue, lookup.queue = lookup.queue, None
+        assert queue is not None
+        for client in lookup.clients:
+            queue.remove(client, lookup)
         if not queue and queue is not self._queue:
-            del self._apart[turn.domain]
+            del self._apart[lookup.domain]
 
-    def _give_places_back(self, turn: T) -> None:
-        for client in turn.clients:
+    def _give_places_back(self, lookup: Lookup) -> None:
+        for client in lookup.clients:
             self.waiting.give_back(client)
 
     def _let_in(self, domain: str) -> None:
         """Move one lookup from the queue of its domain to the common one: one for each that has ended or left."""
         apart = self._apart.get(domain)
         if apart is not None and not self._is_full(domain):  # otherwise no client of it may begin
-            turn = apart.next(partial(self._may_ask_below, domain))
-            if turn is not None:
-                self._popped(turn)
-                self._add_to(self._queue, turn)
+            lookup = apart.next(partial(self._may_ask_below, domain))
+            if lookup is not None:
+                self._take_out(lookup)
+                self._add_to(self._queue, lookup)
 
     def __repr__(self) -> str:
         return f"Turns({self.asking.total} in progress, {self.waiting.total} wait)"

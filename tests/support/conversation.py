@@ -742,7 +742,7 @@ class Conversation:
         for pool in self.pools():
             assert pool.open == 0, pool
             assert not pool.idle_count, pool
-            assert not pool._held, pool
+            assert not pool._held.total, pool
             assert not pool.waiting, pool
         assert not [dial for dial in self.dialer.dials if self.is_memory and not dial.future.done()], "a dial goes on"
         assert self.series("tunnels_active") == 0

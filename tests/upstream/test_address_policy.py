@@ -11,8 +11,9 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressBound, AddressDenial, AddressesIR
 from egressproxy.model.aliases import aliases
+from egressproxy.model.metadata import METADATA
 from egressproxy.upstream import address_policy
-from egressproxy.upstream.address_policy import METADATA, AddressPolicy, classify, is_metadata
+from egressproxy.upstream.address_policy import AddressPolicy, classify, is_metadata
 from egressproxy.upstream.own_sockets import OwnSockets
 
 PUBLIC = [

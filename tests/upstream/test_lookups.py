@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from egressproxy.upstream import turns
-from egressproxy.upstream.lookups import Lookup, Lookups
+from egressproxy.upstream.lookups import Lookups
+from egressproxy.upstream.turns import Lookup
 
 
 class Bench:
@@ -52,7 +53,7 @@ async def test_beyond_the_bound_clients_take_turns(bench: Bench, monkeypatch: py
         order.append(host)
         bench.ends(host)
     assert order == ["a.1", "b.2", "d.4", "c.3"]
-    assert (len(bench.lookups), repr(bench.lookups)) == (0, "Lookups(0 under way, 0 wait)")
+    assert (len(bench.lookups.known), repr(bench.lookups)) == (0, "Lookups(0 under way, 0 wait)")
 
 
 async def test_a_client_with_its_share_waits_while_others_begin(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -60,11 +61,11 @@ async def test_a_client_with_its_share_waits_while_others_begin(bench: Bench, mo
     for host, client in (("a.1", "a"), ("b.2", "a"), ("c.3", "b"), ("d.4", ""), ("e.5", "")):
         assert bench.wish(host, client)
     assert bench.under_way() == ["a.1", "c.3", "d.4", "e.5"], "our own wishes have no share"
-    assert not bench.lookups.is_refused_to("a"), "it may wait"
+    assert not bench.lookups.turns.has_its_share("a"), "it may wait"
     bench.lookups.turns.waiting.share = 1
     assert bench.wish("f.6", "a") is None
-    assert bench.lookups.is_refused_to("a")
-    assert not bench.lookups.is_refused_to("")
+    assert bench.lookups.turns.has_its_share("a")
+    assert not bench.lookups.turns.has_its_share("")
     bench.ends("c.3")
     assert "b.2" not in bench.under_way()
     bench.ends("a.1")
@@ -90,8 +91,8 @@ async def test_a_name_that_two_wish_for_begins_with_the_turn_of_either(bench: Be
     for host in ("a.1", "b.2", "c.3"):
         bench.wish(host, "a")
     wanted = bench.lookups.known["c.3"]
-    bench.lookups.join(wanted, "b")
-    bench.lookups.join(wanted, "b")
+    bench.lookups.turns.join(wanted, "b")
+    bench.lookups.turns.join(wanted, "b")
     assert repr(bench.lookups) == "Lookups(1 under way, 3 wait)"
     bench.ends("a.1")
     bench.ends("b.2")
@@ -106,7 +107,7 @@ async def test_what_nobody_waits_for_any_more_does_not_begin(bench: Bench, monke
     assert left
     left.waiters[0].cancel()
     bench.ends("a.1")
-    assert len(bench.lookups) == 0
+    assert len(bench.lookups.known) == 0
 
 
 async def test_places_to_wait_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):

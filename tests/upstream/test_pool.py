@@ -200,7 +200,7 @@ def test_counting_ends_when_nothing_is_scarce_any_more(loop):
     pool.lost(two)
     pool.lost(three)
     assert pool.take() is one
-    assert not pool._held
+    assert not pool._held.total
 
 
 def test_whoever_waits_too_long_is_told_so(loop):
@@ -272,7 +272,7 @@ class Life(RuleBasedStateMachine):
             self.pool.lost(claim)
         assert self.pool.open == 0
         assert self.pool.is_empty
-        assert not self.pool._held
+        assert not self.pool._held.total
         assert not self.pool._holders
         self.loop.close()
 
@@ -387,7 +387,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_what_is_there(self) -> None:
         for claim in self.queue:
-            if not has_waited(claim) and self.pool._held.get(claim.client, 0) < self.SHARE:
+            if not has_waited(claim) and self.pool._held.of(claim.client) < self.SHARE:
                 assert self.pool.open == self.LIMIT
                 assert not [one for one in self.pool.kept if not one.is_leaving]
 

@@ -7,19 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.upstream import turns as module
-from egressproxy.upstream.turns import LookupTurn, Turns
+from egressproxy.upstream.turns import Lookup, Turns
 from tests.support.properties import examples
-
-
-class Named(LookupTurn):
-    __slots__ = ("host",)
-
-    def __init__(self, host: str, client: str) -> None:
-        super().__init__(host, client)
-        self.host = host
-
-    def __repr__(self) -> str:
-        return self.host
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +24,15 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def asked(turns: Turns[Named], *wishes: tuple[str, str]) -> list[Named]:
+def asked(turns: Turns, *wishes: tuple[str, str]) -> list[Lookup]:
     """Those of these hosts and clients that begin at once; the others wait."""
-    made = [Named(host, client) for host, client in wishes]
+    made = [Lookup(host, client, 0.0) for host, client in wishes]
     begun = [turn for turn in made if turns.begin(turn)]
     assert all(turns.wait(turn) for turn in made if turn not in begun)
     return begun
 
 
-def begun_next(turns: Turns[Named]) -> list[str]:
+def begun_next(turns: Turns) -> list[str]:
     found = []
     while (turn := turns.next()) is not None:
         found.append(turn.host)
@@ -51,7 +40,7 @@ def begun_next(turns: Turns[Named]) -> list[str]:
 
 
 def test_a_domain_with_its_share_does_not_stand_in_the_way_of_others():
-    turns: Turns[Named] = Turns()
+    turns: Turns = Turns()
     below = [(f"{letter}.slow.test", "one") for letter in "abcd"]
     begun = asked(turns, *below, ("a.third.x", "other"), ("a.fast.x", "one"), ("b.fast.x", "one"))
     assert [turn.host for turn in begun] == ["a.slow.test", "b.slow.test", "a.third.x", "a.fast.x"]
@@ -64,13 +53,13 @@ def test_a_domain_with_its_share_does_not_stand_in_the_way_of_others():
 
 
 def test_a_name_that_gives_up_its_turn_hands_it_on():
-    turns: Turns[Named] = Turns()
+    turns: Turns = Turns()
     full = asked(turns, ("a.slow.test", "one"), ("b.slow.test", "one"), ("x.a.a", "two"), ("x.b.b", "two"))
-    third, fourth = Named("c.slow.test", "one"), Named("d.slow.test", "one")
+    third, fourth = Lookup("c.slow.test", "one", 0.0), Lookup("d.slow.test", "one", 0.0)
     assert turns.wait(third)
     assert turns.wait(fourth)
     turns.ended(full[0])
-    newcomer = Named("y.c.c", "two")
+    newcomer = Lookup("y.c.c", "two", 0.0)
     assert turns.begin(newcomer), "it was faster"
     turns.leave(third)
     turns.ended(newcomer)
@@ -81,7 +70,7 @@ def test_clients_that_give_up_are_not_searched_for_each_other(monkeypatch: pytes
     monkeypatch.setattr(module, "MAX_QUEUED", 2000)
     looks = [0]
 
-    class Counting(Turns[Named]):
+    class Counting(Turns):
         __slots__ = ()
 
         def _may_ask_below(self, domain: str, client: str) -> bool:
@@ -100,15 +89,15 @@ def test_clients_that_give_up_are_not_searched_for_each_other(monkeypatch: pytes
 
 
 def test_places_are_counted_for_each_client_that_waits():
-    turns: Turns[Named] = Turns()
+    turns: Turns = Turns()
     asked(turns, *((f"{number}.{number}.x", "") for number in range(4)))
-    shared = Named("shared.a.x", "one")
+    shared = Lookup("shared.a.x", "one", 0.0)
     assert turns.wait(shared)
     turns.join(shared, "two")
     turns.join(shared, "two")
     assert (turns.waiting.of("one"), turns.waiting.of("two")) == (1, 1)
-    assert all(turns.wait(Named(f"{number}.b.x", "one")) for number in range(5))
-    assert not turns.wait(Named("6.b.x", "one"))
+    assert all(turns.wait(Lookup(f"{number}.b.x", "one", 0.0)) for number in range(5))
+    assert not turns.wait(Lookup("6.b.x", "one", 0.0))
     assert turns.has_its_share("one")
     assert not turns.has_its_share("two")
     turns.leave(shared)
@@ -118,9 +107,9 @@ def test_places_are_counted_for_each_client_that_waits():
 @settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.sampled_from("aabcleen"), st.integers(0, 5), st.integers(0, 3)), max_size=80))
 def test_nobody_is_forgotten_whatever_the_order(steps: list[tuple[str, int, int]]):
-    turns: Turns[Named] = Turns()
-    begun: list[Named] = []
-    waiting: list[Named] = []
+    turns: Turns = Turns()
+    begun: list[Lookup] = []
+    waiting: list[Lookup] = []
 
     def go_on() -> None:
         while (turn := turns.next()) is not None:
@@ -129,7 +118,7 @@ def test_nobody_is_forgotten_whatever_the_order(steps: list[tuple[str, int, int]
 
     for number, (step, which, client) in enumerate(steps):
         if step in "abc":  # one more name below one of three domains
-            turn = Named(f"{number}.{step}.test", f"client-{client}")
+            turn = Lookup(f"{number}.{step}.test", f"client-{client}", 0.0)
             if turns.begin(turn):
                 begun.append(turn)
             elif turns.wait(turn):
