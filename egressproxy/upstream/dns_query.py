@@ -29,7 +29,15 @@ import dns.rdatatype
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.net.tls_contexts import client_context
-from egressproxy.upstream.dns_reply import MAX_OCTETS, BadReply, DnsAnswer, DnsQuestion, is_reply, is_truncated, read
+from egressproxy.upstream.dns_reply import (
+    MAX_REPLY_BYTES,
+    BadReply,
+    DnsAnswer,
+    DnsQuestion,
+    is_reply,
+    is_truncated,
+    read,
+)
 
 __all__ = ["DnsAnswer", "DnsFailure", "Server", "ask", "give_up", "parse_server"]
 
@@ -153,14 +161,14 @@ async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.Rdat
     if wire is None or is_truncated(wire):
         wire = await _over_stream(server, question)
     try:
-        reply = read(wire, question)
+        code, answer = read(wire, question)
     except BadReply as error:
         raise DnsFailure(Reason.DNS_ERROR, f"{server}: the answer is refused: {error}") from None
-    if reply.code == dns.rcode.SERVFAIL:
+    if code == dns.rcode.SERVFAIL:
         raise DnsFailure(Reason.DNS_SERVFAIL, f"{server} answered SERVFAIL")
-    if reply.code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
-        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {dns.rcode.to_text(dns.rcode.Rcode(reply.code))}")
-    return reply.answer
+    if code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {dns.rcode.to_text(dns.rcode.Rcode(code))}")
+    return answer
 
 
 async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
@@ -180,15 +188,15 @@ async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
 
 
 async def _over_stream(server: Server, question: DnsQuestion) -> bytes:
-    """Over TCP or TLS: a length of two octets before each message (RFC 7766 section 8, RFC 7858)."""
+    """Over TCP or TLS: a length of two bytes before each message (RFC 7766 section 8, RFC 7858)."""
     context = _tls_context() if server.transport == "tls" else None
     reader, writer = await asyncio.open_connection(
-        server.host, server.port, ssl=context, server_hostname=server.name if context else None, limit=MAX_OCTETS
+        server.host, server.port, ssl=context, server_hostname=server.name if context else None, limit=MAX_REPLY_BYTES
     )
     try:
         writer.write(len(question.wire).to_bytes(2, "big") + question.wire)
         size = int.from_bytes(await reader.readexactly(2), "big")
-        if size > MAX_OCTETS:
+        if size > MAX_REPLY_BYTES:
             raise DnsFailure(Reason.DNS_ERROR, f"{server}: an answer of {size} octets is not read")
         wire = await reader.readexactly(size)
     except EOFError:

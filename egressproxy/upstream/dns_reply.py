@@ -1,6 +1,6 @@
 """What a DNS server answers: of a message only what was asked for is read, and nothing that is beyond the bounds. Pure.
 
-An answer comes from whoever owns a name, and is read on the loop: octets, records and steps through names are counted,
+An answer comes from whoever owns a name, and is read on the loop: bytes, records and steps through names are counted,
 a compression pointer leads backwards alone, and a name that is pointed at is read once. The worst answer within the
 bounds takes a few milliseconds. Hand-made: dnspython's `resolve_chaining` follows CNAME records in a message that its
 parser has made objects of, all records and all names, which takes six times as long for an answer of a thousand records
@@ -19,14 +19,14 @@ from ipaddress import IPv4Address, IPv6Address
 
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["MAX_OCTETS", "BadReply", "DnsAnswer", "DnsQuestion", "Reply", "is_reply", "is_truncated", "read"]
+__all__ = ["MAX_REPLY_BYTES", "BadReply", "DnsAnswer", "DnsQuestion", "is_reply", "is_truncated", "read"]
 
 _A, _CNAME, _SOA, _OPT = 1, 5, 6, 41
 _IN = 1
 _FORMERR, _SERVFAIL, _NXDOMAIN, _NOTIMP, _REFUSED = range(1, 6)
 
 #: The longest answer that is read: a thousand addresses and their names.
-MAX_OCTETS = 32 * 1024
+MAX_REPLY_BYTES = 32 * 1024
 #: The records of all sections together.
 MAX_RECORDS = 1024
 #: Labels and pointers that are followed, in all names together.
@@ -42,7 +42,7 @@ _RECORD = struct.Struct("!HHIH")  # type, class, TTL, length of the data
 
 
 class BadReply(ValueError):
-    """The octets are no answer, or one that is beyond the bounds; the message says why."""
+    """The bytes are no answer, or one that is beyond the bounds; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,8 @@ class DnsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """`code` with its extension (RFC 6891 section 6.1.3); of any but NOERROR and NXDOMAIN the answer says nothing."""
-
-    code: int
-    answer: DnsAnswer
-
-
-@dataclass(frozen=True, slots=True)
 class DnsQuestion:
-    """A query that was sent: its octets, its `name` in wire form and lower case, and the type of the addresses."""
+    """A query that was sent: its bytes, its `name` in wire form and lower case, and the type of the addresses."""
 
     wire: bytes
     name: bytes
@@ -96,14 +88,17 @@ def is_truncated(wire: bytes) -> bool:
     return bool(wire[2] & 0x02)
 
 
-def read(wire: bytes, question: DnsQuestion) -> Reply:
+def read(wire: bytes, question: DnsQuestion) -> tuple[int, DnsAnswer]:
     """Follow the CNAME records from the asked name to its addresses; every other record is passed over.
+
+    The code with its extension (RFC 6891 section 6.1.3), and the answer, which says nothing with any code but NOERROR
+    and NXDOMAIN.
 
     Raises BadReply for what is malformed or beyond the bounds, and for a chain that is a loop or too long. A chain
     that leads to no address means that there is none: the servers that we ask resolve completely.
     """
-    if len(wire) > MAX_OCTETS:
-        raise BadReply(f"{len(wire)} octets: more than {MAX_OCTETS} are not read")
+    if len(wire) > MAX_REPLY_BYTES:
+        raise BadReply(f"{len(wire)} octets: more than {MAX_REPLY_BYTES} are not read")
     try:
         return _Reading(wire, question).reply()
     except (IndexError, struct.error):
@@ -122,7 +117,7 @@ class _Reading:
         self._known: dict[int, bytes] = {}  # names that were pointed at, by their place
         self._steps = 0
 
-    def reply(self) -> Reply:
+    def reply(self) -> tuple[int, DnsAnswer]:
         _, flags, questions, answers, authorities, more = _HEADER.unpack_from(self._wire)
         records = answers + authorities + more
         if records > MAX_RECORDS:
@@ -154,10 +149,10 @@ class _Reading:
         for _ in range(more):
             _, kind, _, data, _ = self._record()
             if kind == _OPT:
-                code |= self._wire[data - 6] << 4  # the first octet of what is a TTL elsewhere
+                code |= self._wire[data - 6] << 4  # the first byte of what is a TTL elsewhere
         if code == _NXDOMAIN:
-            return Reply(code, DnsAnswer((), negative_s or 0.0, is_nxdomain=True))
-        return Reply(code, self._follow(links, found, negative_s or 0.0))
+            return code, DnsAnswer((), negative_s or 0.0, is_nxdomain=True)
+        return code, self._follow(links, found, negative_s or 0.0)
 
     def _follow(
         self,

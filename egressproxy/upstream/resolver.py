@@ -35,7 +35,7 @@ from egressproxy.upstream.turns import Lookup, Waiter
 __all__ = ["Resolver"]
 
 MAX_NAMES = 10_000  # cached
-MAX_CACHED_OCTETS = 16 * 1024 * 1024  # of all that is known of them, about
+MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all that is known of them, about
 MAX_WAITERS = 20_000  # exchanges that wait for an answer
 MAX_WAITERS_OF_CLIENT = 10_000
 MAX_NEGATIVE_TTL_S = 30.0
@@ -48,7 +48,7 @@ _LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1")
 #: RFC 6761 section 6.4 and RFC 7686 section 2: never asked of a DNS server.
 _NEVER_ASKED = ("invalid", "onion")
 #: What an entry of the cache takes, and each address in it.
-_ENTRY_OCTETS, _ADDRESS_OCTETS = 600, 100
+_ENTRY_BYTES, _ADDRESS_BYTES = 600, 100
 _WORDS = {
     Reason.DNS_NXDOMAIN: ("nxdomain", "does not exist"),
     Reason.DNS_NO_ADDRESS: ("no_address", "has no address"),
@@ -114,7 +114,7 @@ class Resolver:
         self._hosts = HostsFile(hosts_file)
         self._route = Ipv6Route()
         self._cache: dict[str, _Entry] = {}
-        self._cached_octets = 0
+        self._cached_bytes = 0
         self._timeout_s = spec.timeout_s or DnsIR().timeout_s
         self._lookups = Lookups(self._run, self._too_late, self._timeout_s)
         self._waiting = Shares(sys.maxsize, sys.maxsize)
@@ -256,14 +256,14 @@ class Resolver:
     def _remember(self, host: str, entry: _Entry) -> None:
         self._forget(host)  # to the end: what was not refreshed for longest goes first
         self._cache[host] = entry
-        self._cached_octets += _octets(host, entry)
-        while len(self._cache) > MAX_NAMES or self._cached_octets > MAX_CACHED_OCTETS:
+        self._cached_bytes += _bytes_of(host, entry)
+        while len(self._cache) > MAX_NAMES or self._cached_bytes > MAX_CACHED_BYTES:
             self._forget(next(iter(self._cache)))
 
     def _forget(self, host: str) -> None:
         entry = self._cache.pop(host, None)
         if entry is not None:
-            self._cached_octets -= _octets(host, entry)
+            self._cached_bytes -= _bytes_of(host, entry)
 
     def _left(self, client: str, _waiter: Waiter) -> None:
         self._waiting.give_back(client)
@@ -361,9 +361,9 @@ class Resolver:
         return f"Resolver({len(self._cache)} names, {asked} being asked for, {self._waiting.total} waiting)"
 
 
-def _octets(host: str, entry: _Entry) -> int:
+def _bytes_of(host: str, entry: _Entry) -> int:
     """The memory that an entry takes, about; the same for as long as it is there."""
-    return _ENTRY_OCTETS + len(host) + _ADDRESS_OCTETS * len(entry.addresses)
+    return _ENTRY_BYTES + len(host) + _ADDRESS_BYTES * len(entry.addresses)
 
 
 def _qname(host: str) -> dns.name.Name:

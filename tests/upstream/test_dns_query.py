@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from egressproxy.errors import Reason
 from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsFailure, Server, ask, parse_server
-from egressproxy.upstream.dns_reply import MAX_OCTETS
+from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S
 
@@ -159,8 +159,8 @@ async def refusal(servers: list[Server]) -> str:
 
 
 async def test_a_long_answer_is_not_even_received(server: DnsServer):
-    server.zone["a.test"] = Rule(raw=bytes(MAX_OCTETS))
-    assert f"an answer of {MAX_OCTETS + 2} octets is not read" in await refusal(at(server, transport="tcp"))
+    server.zone["a.test"] = Rule(raw=bytes(MAX_REPLY_BYTES))
+    assert f"an answer of {MAX_REPLY_BYTES + 2} octets is not read" in await refusal(at(server, transport="tcp"))
 
 
 @pytest.mark.parametrize("transport", ["udp", "tcp"])

@@ -406,7 +406,7 @@ async def test_the_cache_is_bounded_and_forgets_what_was_not_refreshed(bench: Be
 
 
 async def test_the_cache_is_bounded_by_what_it_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(resolver_module, "MAX_CACHED_OCTETS", 12_000)
+    monkeypatch.setattr(resolver_module, "MAX_CACHED_BYTES", 12_000)
     many = tuple(f"192.0.2.{n}" for n in range(32))
     bench.server.zone["*"] = Rule(many, ttl=100)
     for n in range(5):

@@ -82,8 +82,8 @@ async def serve_http_port(
     ways_to_http_port(client.listener, authority)
     client.send(TUNNEL_ESTABLISHED)
     x.status = 200
-    listener = await first_octets(client)
-    first = client.reader.first_octet
+    listener = await first_bytes(client)
+    first = client.reader.first_byte
     if not first or not may_start_tls(first):
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
             x.note_denials(admit_http(listener, authority))
@@ -101,7 +101,7 @@ async def serve_http_port(
     return await open_tunnel(accounting, x, client, authority, route)
 
 
-async def first_octets(client: ClientConnection) -> ActiveListener:
+async def first_bytes(client: ClientConnection) -> ActiveListener:
     """Wait until the client has said something, or its end. Gives its listener of that moment.
 
     Raises BadRequest (CLIENT_TIMEOUT) where nothing comes in the time for a request head.

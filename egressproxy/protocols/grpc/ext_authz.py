@@ -27,7 +27,7 @@ CHECK = b"/envoy.service.auth.v3.Authorization/Check"
 
 Address = tuple[str, int]
 
-#: Texts are octets: what comes is checked where it is used, and a server may say more than UTF-8. An entry of a map is
+#: Texts are bytes: what comes is checked where it is used, and a server may say more than UTF-8. An entry of a map is
 #: a message with the fields 1 and 2.
 _TYPES: Final = message_types(
     "envoy",

@@ -134,7 +134,7 @@ class _HeadReader(Generic[H]):
         return len(self._buffer) - self._at
 
     @property
-    def first_octet(self) -> bytes:
+    def first_byte(self) -> bytes:
         """What is buffered begins with it; b"" where nothing is."""
         return bytes(self._buffer[self._at : self._at + 1])
 

@@ -33,7 +33,7 @@ from egressproxy.net.flow_control import FlowControl
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
 
-__all__ = ["Call", "UnaryAnswer", "UnaryConnection"]
+__all__ = ["UnaryAnswer", "UnaryCall", "UnaryConnection"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -58,7 +58,7 @@ class UnaryAnswer(NamedTuple):
     trailers: Headers
 
 
-class Call:
+class UnaryCall:
     """One call. `result` gives its answer, or raises UpstreamFault; cancelling it cancels the call."""
 
     __slots__ = ("begun_at", "client", "data", "head", "headers", "result", "size", "stream", "trailers", "unsent")
@@ -76,7 +76,7 @@ class Call:
         self.size = 0
 
     def __repr__(self) -> str:
-        return f"Call(stream {self.stream}, {len(self.unsent)} bytes unsent)"  # never the headers
+        return f"UnaryCall(stream {self.stream}, {len(self.unsent)} bytes unsent)"  # never the headers
 
 
 class _Streams(H2Connection):
@@ -110,8 +110,8 @@ class UnaryConnection(FlowControl):
         self._age = Deadline(wheel, self.leave)  # how long calls may begin
         self._age.after(max_age_s)
         self._max_calls = max_calls
-        self._calls: dict[int, Call] = {}
-        self._waiting: FairQueue[Call] = FairQueue(MAX_WAITING, most_of(MAX_WAITING))
+        self._calls: dict[int, UnaryCall] = {}
+        self._waiting: FairQueue[UnaryCall] = FairQueue(MAX_WAITING, most_of(MAX_WAITING))
         self.on_lost: Callable[[UnaryConnection], None] | None = None
         self.is_leaving = False
         self.is_lost = False
@@ -131,7 +131,7 @@ class UnaryConnection(FlowControl):
         """
         if self.is_leaving:
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the connection is leaving", retry=RetrySafety.SAFE)
-        call = Call(headers, body, client, asyncio.get_running_loop().create_future())
+        call = UnaryCall(headers, body, client, asyncio.get_running_loop().create_future())
         if not self._waiting.add(client, call):
             message = "too many calls are waiting for this server"
             raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
@@ -270,7 +270,7 @@ class UnaryConnection(FlowControl):
             return True
         return sum(call.client == client for call in self._calls.values()) < share
 
-    def _send_body(self, call: Call) -> None:
+    def _send_body(self, call: UnaryCall) -> None:
         while call.unsent:
             size = min(
                 len(call.unsent), self._h2.local_flow_control_window(call.stream), self._h2.max_outbound_frame_size
@@ -286,7 +286,7 @@ class UnaryConnection(FlowControl):
             self.send(data)
 
     # --- how calls end -----------------------------------------------------------------------------------------------
-    def _is_given_up(self, call: Call) -> None:
+    def _is_given_up(self, call: UnaryCall) -> None:
         """The result is there; if it was cancelled, the server may stop."""
         if not call.result.cancelled() or self.is_lost:
             return
@@ -299,7 +299,7 @@ class UnaryConnection(FlowControl):
             self._go_on()
         self._rest()
 
-    def _reset(self, call: Call) -> None:
+    def _reset(self, call: UnaryCall) -> None:
         self._end(call)
         try:
             self._h2.reset_stream(call.stream, ErrorCodes.CANCEL)
@@ -307,10 +307,10 @@ class UnaryConnection(FlowControl):
             return  # it is over
         self._write()
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: UnaryCall) -> None:
         self._calls.pop(call.stream, None)
 
-    def _fail(self, call: Call, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
+    def _fail(self, call: UnaryCall, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         if not call.result.done():
             call.result.set_exception(UpstreamFault(Reason.UPSTREAM_RESET, message, retry=retry))
 
