@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from time import monotonic
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.backends.connector import NO_PORTS, Connector, served_ports
+from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
@@ -39,15 +39,13 @@ from egressproxy.ir.gateway import (
     ListenerTlsIR,
     TlsMode,
 )
-from egressproxy.ir.policy import AddressesIR, DestinationsIR, ExtensionIR, Mode, PolicyIR, RetryIR
+from egressproxy.ir.policy import AddressesIR, DestinationsIR, ExtensionIR, Mode, PolicyIR
 from egressproxy.ir.route import (
     AuthProtocol,
     ExternalAuthIR,
     HttpRouteIR,
     HttpRuleIR,
     MirrorIR,
-    SessionIR,
-    StreamRouteIR,
     WeightedBackend,
 )
 from egressproxy.model.authority import Authority
@@ -59,9 +57,10 @@ from egressproxy.routing.permission import Permission, strictest
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["build", "building"]
+__all__ = ["SnapshotBuilder", "build"]
 
 NO_FILTERS = Chain()
+NO_PORTS: Mapping[str, Collection[int]] = {}
 
 
 def build(
@@ -70,17 +69,12 @@ def build(
     """The live form of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError where a part cannot be
     built.
     """
-    return finished(building(config, catalog, network, metrics, previous))
+    return finished(SnapshotBuilder(catalog, network, metrics, previous).snapshot(config))
 
 
-def building(
-    config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
-) -> Cooperative[Snapshot]:
-    """`build`, a rule at a time; on the event loop, where filters and connectors live."""
-    return _Builder(catalog, network, metrics, previous).snapshot(config)
+class SnapshotBuilder:
+    """Builds one snapshot; keeps what has an equal spec in the `previous` one."""
 
-
-class _Builder:
     def __init__(self, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None) -> None:
         self.network = network
         self.metrics = metrics
@@ -98,7 +92,10 @@ class _Builder:
         self.known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
 
     def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
-        """Twice where a file of an operator's filter is to be run: not before all the rest is known to be good."""
+        """The snapshot, a rule at a time; on the event loop, where filters and connectors live. Raises as `build`.
+
+        Twice where a file of an operator's filter is to be run: not before all the rest is known to be good.
+        """
         self.filters.hold_code()
         made = yield from self.whole(config)
         waiting = self.filters.release_code()
@@ -144,13 +141,7 @@ class _Builder:
         for route in spec.http_routes:
             rules = []
             for rule in route.rules:
-                yield from self.blocking(rule.extensions, rule.backends)
-                if rule.auth is not None:
-                    yield from self.blocking((), (rule.auth.backend,))
-                for mirror in chain(rule.mirrors, *(backend.mirrors for backend in rule.backends)):
-                    yield from self.blocking(mirror.extensions, (mirror.backend,))
-                rules.append(self.rule(spec, route, rule))
-                yield None
+                rules.append((yield from self.route(spec, route.name, rule, route.kind, route.named)))
             http.append((route, rules))
             hostnames = permitted_by(route, rules)
             if hostnames is not None:
@@ -159,20 +150,17 @@ class _Builder:
         hosts = yield from HostMap.building(named)
         entries = []
         for stream in (*spec.tls_routes, *spec.tcp_routes):
-            yield from self.blocking(stream.extensions, stream.backends)
-            entries.append(HostEntry(stream.hostnames, self.stream(spec, stream), stream.created, stream.name))
-            yield None
+            rule = HttpRuleIR((), stream.backends, stream.policy, stream.extensions, request_s=0.0)
+            made = yield from self.route(spec, stream.name, rule, stream.kind, stream.named)
+            entries.append(HostEntry(stream.hostnames, made, stream.created, stream.name))
         streams = yield from HostMap.building(entries)
         destinations = self.destination_policy(spec.policy)
         yield None
         defaults = None
         if spec.default_backend is not None:
-            yield from self.blocking(spec.extensions, (spec.default_backend,))
             policy = spec.policy
-            default = self.route(
-                spec, "-", spec.extensions, (spec.default_backend,), policy, policy.timeouts.request_s, None,
-                retry=policy.retries,
-            )  # fmt: skip
+            rule = HttpRuleIR((), (spec.default_backend,), policy, spec.extensions, retry=policy.retries)
+            default = yield from self.route(spec, "-", rule)
             count = partial(self.metrics.series, spec.gateway, "-", "-", "-", "-")
             defaults = DefaultRoutes(default, policy, destinations, count)
         terminate = None
@@ -195,73 +183,72 @@ class _Builder:
             yield make
         return self.contexts[key]
 
-    def blocking(self, extensions: Iterable[ExtensionIR], backends: Iterable[WeightedBackend]) -> Cooperative[None]:
-        """Those of these filters that are not to be built on the event loop; `chain` finds them then."""
-        for spec in chain.from_iterable((extensions, *(backend.extensions for backend in backends))):
+    def blocking(self, rule: HttpRuleIR) -> Cooperative[None]:
+        """Build those of its filters that are not to be built on the event loop; `chain` finds them then."""
+        mirrors = [*rule.mirrors, *chain.from_iterable(backend.mirrors for backend in rule.backends)]
+        backends = [*rule.backends, *(mirror.backend for mirror in mirrors)]
+        if rule.auth is not None:
+            backends.append(rule.auth.backend)
+        extensions = (*(mirror.extensions for mirror in mirrors), *(backend.extensions for backend in backends))
+        for spec in chain(rule.extensions, *extensions):
             if self.filters.blocks(spec):
                 yield partial(self.filters.place, spec)
 
-    def rule(self, listener: ListenerIR, route: HttpRouteIR, rule: HttpRuleIR) -> Route:
-        """One rule of a route for HTTP requests."""
-        request_s = rule.policy.timeouts.request_s if rule.request_s is None else rule.request_s
-        return self.route(
-            listener, route.name, rule.extensions, rule.backends, rule.policy, request_s, rule.backend_request_s,
-            auth=rule.auth, mirrors=rule.mirrors, retry=rule.retry, session=rule.session, kind=route.kind,
-            names=route.named,
-        )  # fmt: skip
-
-    def stream(self, listener: ListenerIR, route: StreamRouteIR) -> Route:
-        """One TLSRoute or TCPRoute."""
-        made = self.route(
-            listener, route.name, route.extensions, route.backends, route.policy, 0.0, None, kind=route.kind,
-            names=route.named,
-        )  # fmt: skip
-        made.is_tls_only = route.kind == "TLSRoute"
-        return made
-
     def route(
-        self, listener: ListenerIR, name: str, extensions: tuple[ExtensionIR, ...],
-        weighted: Sequence[WeightedBackend],
-        policy: PolicyIR, request_s: float, backend_request_s: float | None, auth: ExternalAuthIR | None = None,
-        mirrors: Sequence[MirrorIR] = (), retry: RetryIR | None = None, session: SessionIR | None = None,
-        kind: str = "", names: tuple[str, ...] | None = None,
-    ) -> Route:  # fmt: skip
-        """`names`: the hostnames that a route has written; None for what is served without one."""
-        asking = None
-        if auth is not None:
-            place = replace(auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
+        self,
+        listener: ListenerIR,
+        name: str,
+        rule: HttpRuleIR,
+        kind: str = "",
+        names: tuple[str, ...] | None = None,
+    ) -> Cooperative[Route]:
+        """One rule of a route of this kind; a stream's, and what serves destinations without one, have the same form.
+
+        `names`: the hostnames that the route has written; None for what is served without one.
+        """
+        yield from self.blocking(rule)
+        extensions, policy, auth = rule.extensions, rule.policy, None
+        if rule.auth is not None:
+            place = replace(rule.auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
             extensions = (*extensions, place)
-            asking = self.external_auth(name, auth)
-            self.asking[place] = PlacedFilter(place, EXTERNAL_AUTH, asking, notices=self.metrics.notices)
-        copied = self.mirrors(
-            listener, name, mirrors, names
-        )  # one for all backends: each request counts once in its share
+            auth = self.external_auth(name, rule.auth)
+            self.asking[place] = PlacedFilter(place, EXTERNAL_AUTH, auth, notices=self.metrics.notices)
+        copied = self.mirrors(listener, name, rule.mirrors, names)  # for all backends: a request counts once
         backends = [
-            self.backend(listener, name, extensions, each, backend_request_s, copied, names) for each in weighted
+            self.backend(listener, name, extensions, each, rule.backend_request_s, copied, names)
+            for each in rule.backends
         ]
-        series = self.metrics.series(listener.gateway, name, "-")
-        retries = None
-        is_short = any(
-            0 < seconds < EXACT_BELOW_S for seconds in (request_s, *(each.backend_request_s for each in backends))
-        )
+        request_s = policy.timeouts.request_s if rule.request_s is None else rule.request_s
+        times = (request_s, *(backend.backend_request_s for backend in backends))
+        is_short = any(0 < seconds < EXACT_BELOW_S for seconds in times)
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
-        if session is not None or retry is not None or is_short or notes:
-            sessions = PersistentSessions(session, self.network.session_key, backends) if session is not None else None
-            retries = RetryPolicy(retry or NO_RETRIES, sessions, monotonic)
-        return Route(
-            name, self.chain(extensions), backends, series, policy, self.destination_policy(policy),
-            request_s=request_s, auth=asking, retries=retries, kind=kind,
-            permission=self.permission(listener, name, kind, names, policy, weighted),
+        retries = None
+        if rule.session is not None or rule.retry is not None or is_short or notes:
+            key = self.network.session_key
+            sessions = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
+            retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic)
+        made = Route(
+            name,
+            self.chain(extensions),
+            tuple(backend for backend in backends if backend.weight > 0),
+            self.metrics.series(listener.gateway, name, "-"),
+            policy,
+            self.destination_policy(policy),
+            served_ports(rule.backends),
+            request_s=request_s,
+            auth=auth,
+            retries=retries,
+            kind=kind,
+            permission=self.permission(listener, name, kind, names, policy, rule.backends),
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
             and not self.destination_policy(listener.policy).is_firm,
-        )  # fmt: skip
+        )
+        yield None
+        return made
 
     def external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
         """The external authorization of one rule; without a client where its backend is denied or unusable."""
-        denied = self.denial(spec.backend)
-        connector = self.connector(spec.backend)
-        if denied is not None and denied.holds(spec.backend.policy.mode):
-            connector = None
+        denied, connector = self.reachable(spec.backend)
         client = self.authz_client(spec, connector) if connector is not None else None
         return ExternalAuth(spec, client, route, self.metrics, denied)
 
@@ -288,14 +275,12 @@ class _Builder:
         policy = weighted.policy
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
-        denied = self.denial(weighted)
-        is_closed = denied is not None and denied.holds(policy.mode)
+        denied, connector = self.reachable(weighted)
         return RouteBackend(
-            name, None if is_closed else self.connector(weighted), self.chain(extensions + weighted.extensions),
+            name, connector, self.chain(extensions + weighted.extensions),
             self.metrics.series(listener.gateway, route, name),
             weight=weighted.weight, error=weighted.error, backend_request_s=backend_request_s,
             mirrors=mirrors + self.mirrors(listener, route, weighted.mirrors, names) or None, denied=denied,
-            served_ports=served_ports(weighted.backend) if weighted.backend is not None else NO_PORTS,
             unknown_extension=weighted.unknown_extension,
             parent_by=weighted.parent_by,
         )  # fmt: skip
@@ -334,6 +319,12 @@ class _Builder:
         ports = None if not written else written if len(written) == 1 else ()  # what each of them permits
         mode = strictest(listener.policy.mode, policy.mode)
         return Permission(f"{kind} {route}", names, ports, self.destination_policy(listener.policy), mode)
+
+    def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Connector | None]:
+        """The `deny` entry that holds for this backend itself, and its connector; None where that entry closes it."""
+        denied = self.denial(weighted)
+        is_closed = denied is not None and denied.holds(weighted.policy.mode)
+        return denied, None if is_closed else self.connector(weighted)
 
     def denial(self, weighted: WeightedBackend) -> Denial | None:
         """The `deny` entry that holds for this backend itself, whatever its clients ask for."""
@@ -393,6 +384,16 @@ def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] 
         return route.hostnames
     left = [h for h in route.hostnames if any(each.names(Authority(h, HTTP_PORT)) for each in permissions)]
     return tuple(left) or None
+
+
+def served_ports(backends: Iterable[WeightedBackend]) -> Mapping[str, Collection[int]]:
+    """By hostname of an Fqdn backend, the ports under which a client of a forward proxy may name it."""
+    ports: dict[str, tuple[int, ...]] = {}
+    for backend in (each.backend for each in backends):
+        if backend is not None and backend.destination is Destination.FQDN:
+            named = (backend.port, 80) if backend.tls else (backend.port,)
+            ports[backend.hostname] = ports.get(backend.hostname, ()) + named
+    return ports or NO_PORTS
 
 
 def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.build import building
+from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.snapshot import Snapshot
@@ -86,7 +86,8 @@ class GatewayServer:
         Raises FilterBuildError, ssl.SSLError or ValueError.
         """
         try:
-            return await in_slices(building(config, self.catalog, self.network, self.metrics, self.snapshot))
+            builder = SnapshotBuilder(self.catalog, self.network, self.metrics, self.snapshot)
+            return await in_slices(builder.snapshot(config))
         except BaseException:
             known = self.snapshot.connectors.values() if self.snapshot is not None else ()
             self.network.keep_resolvers({dns for connector in known for dns in connector.lookups()})

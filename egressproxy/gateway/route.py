@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.chain import Chain
-from egressproxy.gateway.backends.connector import NO_PORTS
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
@@ -31,19 +30,18 @@ class Route:
 
     name: str
     chain: Chain
-    configured: InitVar[Sequence[RouteBackend]]  # those of weight 0 included
+    backends: tuple[RouteBackend, ...]  # but for those of weight 0
     series: Series
     policy: InitVar[PolicyIR]
     destinations: DestinationPolicy
+    ports: Mapping[str, Collection[int]]  # by hostname of an Fqdn backend: under which a client may name it
     _: KW_ONLY
     request_s: float
     retries: RetryPolicy | None = None  # None: one attempt, by weight
-    is_tls_only: bool = False  # a TLSRoute: what the tunnel carries has to be TLS
     auth: ExternalAuth | None = None  # asks somebody else about each request, in its chain
     kind: str = ""
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
-    backends: tuple[RouteBackend, ...] = field(init=False)
     total: int = field(init=False)  # the weight of all backends
     buffers_request: bool = field(init=False)
     is_judged: bool = field(init=False)  # else whatever it matches may go
@@ -51,11 +49,10 @@ class Route:
     clock_s: float = field(init=False)
     idle_s: float = field(init=False)
     tunnel_idle_s: float = field(init=False)
-    _ports: Mapping[str, Collection[int]] = field(init=False)
+    is_tls_only: bool = field(init=False)  # what the tunnel carries has to be TLS
     _turn: float = field(init=False)
 
-    def __post_init__(self, configured: Sequence[RouteBackend], policy: PolicyIR) -> None:
-        self.backends = tuple(backend for backend in configured if backend.weight > 0)
+    def __post_init__(self, policy: PolicyIR) -> None:
         self.total = sum(backend.weight for backend in self.backends)
         body = self.chain.request_body
         self.buffers_request = (self.auth is not None and self.auth.max_body > 0) or (
@@ -66,7 +63,7 @@ class Route:
         self.clock_s = on_the_wheel(self.request_s)
         self.idle_s = policy.timeouts.idle_s
         self.tunnel_idle_s = policy.timeouts.tunnel_idle_s
-        self._ports = served_ports(configured)
+        self.is_tls_only = self.kind == "TLSRoute"
         self._turn = random.random()  # noqa: S311 (a share of traffic is no secret)
 
     @property
@@ -80,7 +77,7 @@ class Route:
         The same name on another port is another service, which this route (and its credential) says nothing about.
         A plain http URL counts as that of a TLS backend: it goes out as https.
         """
-        ports = self._ports.get(host)
+        ports = self.ports.get(host)
         return ports is None or port in ports
 
     def choose(self) -> RouteBackend:
@@ -117,15 +114,3 @@ class Route:
 
     def __repr__(self) -> str:
         return f"Route({self.name}, {len(self.backends)} backends)"
-
-
-def served_ports(backends: Sequence[RouteBackend]) -> Mapping[str, Collection[int]]:
-    """By hostname of an Fqdn backend: the ports under which a client may name it."""
-    each = [backend.served_ports for backend in backends if backend.connector is not None or backend.denied is not None]
-    if len(each) <= 1:
-        return each[0] if each else NO_PORTS
-    ports: dict[str, set[int]] = {}
-    for served in each:
-        for host, numbers in served.items():
-            ports.setdefault(host, set()).update(numbers)
-    return ports or NO_PORTS

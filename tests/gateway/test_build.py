@@ -12,7 +12,7 @@ import pytest
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterBuildError
-from egressproxy.gateway.build import building
+from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.gateway import CertificateIR, ConfigIR, ListenerProtocol, ListenerTlsIR
@@ -57,7 +57,7 @@ def config() -> ConfigIR:
 
 
 def steps(gateway: GatewayServer, config: ConfigIR) -> Cooperative[Snapshot]:
-    return building(config, gateway.catalog, gateway.network, gateway.metrics, gateway.snapshot)
+    return SnapshotBuilder(gateway.catalog, gateway.network, gateway.metrics, gateway.snapshot).snapshot(config)
 
 
 async def test_it_pauses_at_least_once_for_every_rule(gateway: GatewayServer, config: ConfigIR):
@@ -137,5 +137,6 @@ async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(
     first = finished(steps(gateway, compiled_spec(objects)))
     rules = {id(connector.spec.addresses) for connector in first.connectors.values()}
     assert len(rules) == 1
-    again = building(compiled_spec(objects), gateway.catalog, gateway.network, gateway.metrics, first)
+    builder = SnapshotBuilder(gateway.catalog, gateway.network, gateway.metrics, first)
+    again = builder.snapshot(compiled_spec(objects))
     assert {id(connector.spec.addresses) for connector in finished(again).connectors.values()} == rules

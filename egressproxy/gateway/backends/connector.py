@@ -7,10 +7,9 @@ A pool lives as long as its ConnectionIR is in the configuration, whatever else 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Steps
@@ -19,7 +18,7 @@ from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName,
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener
 from egressproxy.gateway.backends.parent_connect import proxy_authorization
-from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress
+from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, DnsIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
@@ -29,12 +28,11 @@ from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.upstream.pool import Claim, Pool
 
-__all__ = ["DEFAULT_TLS", "NO_PORTS", "UPSTREAM_LIMITS", "Connector", "UpstreamChannel", "served_ports"]
+__all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector", "UpstreamChannel"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
 DEFAULT_TLS = BackendTlsIR()
-NO_PORTS: Mapping[str, Collection[int]] = MappingProxyType({})
 
 
 class UpstreamChannel(ABC):
@@ -281,13 +279,6 @@ class Connector:
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self.targets.known)} targets)"
-
-
-def served_ports(backend: BackendIR) -> Mapping[str, Collection[int]]:
-    """By hostname of an Fqdn backend, the ports under which a client of a forward proxy may name it."""
-    if backend.destination is not Destination.FQDN:
-        return NO_PORTS
-    return {backend.hostname: (backend.port, 80) if backend.tls else (backend.port,)}
 
 
 def parent_spec(spec: ConnectionIR) -> ConnectionIR:

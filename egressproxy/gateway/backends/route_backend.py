@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -40,7 +39,6 @@ class RouteBackend:
     weight: int
     error: str
     backend_request_s: float
-    served_ports: Mapping[str, Collection[int]]
     mirrors: tuple[Mirror, ...] | None = None
     denied: Denial | None = None
     unknown_extension: str = ""

@@ -138,9 +138,8 @@ def _tunnel_route(decided: Decision) -> dict[str, Any] | None:
         return None
     if route.is_default:
         return {"name": "-", "why": "no TLSRoute has this host: policy decides"}
-    kind = "TLSRoute" if route.is_tls_only else "TCPRoute"
     why = "its hostname is the most specific one" if route.is_tls_only else "the oldest route of this listener"
-    return {"kind": kind, "name": route.name, "rule": 0, "why": why}
+    return {"kind": route.kind, "name": route.name, "rule": 0, "why": why}
 
 
 def _policy(decided: Decision) -> dict[str, Any]:
