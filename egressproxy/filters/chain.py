@@ -103,7 +103,7 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
         else:
             return None
         if isinstance(result, LocalResponse):
-            return _answered(step, x, result)
+            return _answered(step, result)
         if isinstance(result, Awaitable):
             return start(_go_on(step, result, x), result)
         raise TypeError
@@ -136,7 +136,7 @@ async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> Local
     try:
         result = await wait(step, awaitable)
         if isinstance(result, LocalResponse):
-            return _answered(step, x, result)
+            return _answered(step, result)
         if result is not None:
             raise TypeError
     except Exception as error:
@@ -144,12 +144,11 @@ async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> Local
     return await run_to_end(step.rest, x)
 
 
-def _answered(step: Step, x: Exchange, response: LocalResponse) -> LocalResponse:
+def _answered(step: Step, response: LocalResponse) -> LocalResponse:
     """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields."""
     names = [name for name, _ in Fields.of(response.fields)]
     if not _FRAMING.isdisjoint(names):
         kept = tuple(line for line, name in zip(response.fields, names, strict=True) if name not in _FRAMING)
         response = replace(response, fields=kept)
     step.stats.answered += 1
-    x.answered_by = step.spec.name
     return response

@@ -85,15 +85,17 @@ class Cors(Filter):
         origin = self._origins.allowed(fields)
         if not origin:
             return LocalResponse(200, ((b"Vary", _PREFLIGHT_VARY),))
-        lines = [(b"Access-Control-Allow-Origin", origin), *self._always]
         methods = _answered(self._methods, fields.get_all(b"access-control-request-method"))
-        if methods:
-            lines.append((b"Access-Control-Allow-Methods", methods))
         headers = _answered(self._headers, fields.get_all(b"access-control-request-headers"))
-        if headers:
-            lines.append((b"Access-Control-Allow-Headers", headers))
-        lines += [(b"Access-Control-Max-Age", self._max_age), (b"Vary", _PREFLIGHT_VARY)]
-        return LocalResponse(200, tuple(lines))
+        lines = (
+            (b"Access-Control-Allow-Origin", origin),
+            *self._always,
+            (b"Access-Control-Allow-Methods", methods),
+            (b"Access-Control-Allow-Headers", headers),
+            (b"Access-Control-Max-Age", self._max_age),
+            (b"Vary", _PREFLIGHT_VARY),
+        )
+        return LocalResponse(200, tuple(line for line in lines if line[1]))
 
     backend_request = request_headers
 

@@ -190,15 +190,8 @@ def _with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
     name = name.lower()
     if query and b"%" not in query and name not in query.lower():
         return target + b"&" + parameter
-    kept = []
-    for pair in query.split(b"&"):
-        if b";" in pair:
-            pair = b";".join(part for part in pair.split(b";") if _parameter_name(part) != name)
-        elif _parameter_name(pair) == name:
-            continue
-        if pair:
-            kept.append(pair)
-    return path + b"?" + b"&".join([*kept, parameter])
+    kept = (b";".join(part for part in pair.split(b";") if _parameter_name(part) != name) for pair in query.split(b"&"))
+    return path + b"?" + b"&".join([*filter(None, kept), parameter])
 
 
 def _parameter_name(part: bytes) -> bytes:

@@ -105,6 +105,7 @@ class ConcurrencyLimit(Filter):
         config: ConcurrencyLimitConfig = context.config
         self._source = context.source
         self._limit = config.limit
+        self._message = f"more than {_requests(config.limit)} at once"
         self._held = f"concurrency {next(_instances)}"
         row = context.row or Row()
         self._counts = row.held
@@ -120,13 +121,7 @@ class ConcurrencyLimit(Filter):
         if x.notes is not None and self._held in x.notes:
             return
         if sum(self._counts) >= self._limit:
-            raise LimitExceeded(
-                Reason.CONCURRENCY,
-                f"more than {_requests(self._limit)} at once",
-                status=503,
-                rule=self._source,
-                retry_after_s=1,
-            )
+            raise LimitExceeded(Reason.CONCURRENCY, self._message, status=503, rule=self._source, retry_after_s=1)
         self._counts[self._mine] += 1
         x.note(self._held, True)
 
@@ -159,13 +154,8 @@ class BodyLimit(Filter):
     def request_headers(self, x: Exchange) -> None:
         """Raises LimitExceeded(BODY_TOO_LARGE, 413)."""
         if x.request.body > self._max_bytes:
-            raise LimitExceeded(
-                Reason.BODY_TOO_LARGE,
-                f"the body is longer than {self._max_bytes} bytes",
-                status=413,
-                rule=self._source,
-                close=True,
-            )
+            message = f"the body is longer than {self._max_bytes} bytes"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=self._source, close=True)
         if x.max_body_bytes < 0 or x.max_body_bytes > self._max_bytes:
             x.max_body_bytes = self._max_bytes
 

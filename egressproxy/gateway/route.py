@@ -55,7 +55,7 @@ class Route:
     def __post_init__(self, policy: PolicyIR) -> None:
         self.total = sum(backend.weight for backend in self.backends)
         body = self.chain.request_body
-        self.buffers_request = (self.auth is not None and self.auth.max_body > 0) or (
+        self.buffers_request = (self.auth is not None and self.auth.spec.max_body > 0) or (
             body is not None and any(step.buffers for step in body.steps)
         )
         self.is_judged = self.destinations.denies or self.permission is not None

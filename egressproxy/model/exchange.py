@@ -81,7 +81,6 @@ class Exchange:
     detail: str = ""  # for the log only
     denied: bool = False
     would_deny: list[Reason] | None = None
-    answered_by: str = ""  # filter that answered
     upstream: str = ""  # "address:port" dialled
     attempts: int = 0
     bytes_in: int = 0  # from the client, head and body, in bytes

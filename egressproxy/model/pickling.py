@@ -1,6 +1,6 @@
-"""Values as octets, between processes of ours: one pickler, and one unpickler that makes nothing but named classes.
+"""Values as bytes, between processes of ours: one pickler, and one unpickler that makes nothing but named classes.
 
-The octets may hold secrets: they go through inherited pipes alone, never into a file, a log or a message.
+The bytes may hold secrets: they go through inherited pipes alone, never into a file, a log or a message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pickler(pickle.Pickler):
 
 
 class Unpickler(pickle.Unpickler):
-    """Raises nearly everything where the octets are no pickle, UnpicklingError where they name what is no `what`."""
+    """Raises nearly everything where the bytes are no pickle, UnpicklingError where they name what is no `what`."""
 
     def __init__(self, file: io.BufferedIOBase, find: FindClass = _no_class, what: str = "plain value") -> None:
         super().__init__(file)
@@ -78,10 +78,10 @@ def dumps(value: object) -> bytes:
     return written.getvalue()
 
 
-def loads(octets: bytes, find: FindClass = _no_class, what: str = "plain value") -> Any:
-    """One value that fills `octets`; without `find`, one of built-in types. Raises as `Unpickler` does."""
-    file = io.BytesIO(octets)
+def loads(data: bytes, find: FindClass = _no_class, what: str = "plain value") -> Any:
+    """One value that fills `data`; without `find`, one of built-in types. Raises as `Unpickler` does."""
+    file = io.BytesIO(data)
     value = Unpickler(file, find, what).load()
-    if file.tell() != len(octets):
+    if file.tell() != len(data):
         raise pickle.UnpicklingError("there is more than one value")
     return value

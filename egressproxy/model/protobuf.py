@@ -24,7 +24,7 @@ _SCALARS: Final = {
 
 
 class WireError(ValueError):
-    """These octets are no message."""
+    """These bytes are no message."""
 
 
 def message_types(package: str, table: Mapping[str, str]) -> dict[str, Any]:

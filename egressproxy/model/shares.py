@@ -8,7 +8,7 @@ needs.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from ipaddress import IPv6Network
@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
     def __init__(self, limit: int, share: int) -> None:
         self.limit = limit
         self.share = share
-        self._of: dict[str, deque[T]] = {}  # in the order of turns
+        self._of: defaultdict[str, deque[T]] = defaultdict(deque)  # in the order of turns
         self._size = 0
 
     def __len__(self) -> int:
@@ -114,12 +114,9 @@ class FairQueue(Generic[T]):
 
     def add(self, client: str, waiter: T) -> bool:
         """A place behind those of this client; false where it has its share of places, or none is left."""
-        own = self._of.get(client)
-        if self._size >= self.limit or (self.share if own is None else self.share - len(own)) <= 0:
+        if self._size >= self.limit or len(self._of.get(client, ())) >= self.share:
             return False
-        if own is None:
-            own = self._of[client] = deque()
-        own.append(waiter)
+        self._of[client].append(waiter)
         self._size += 1
         return True
 

@@ -38,7 +38,7 @@ class BufferedRequest:
         return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) > 1 else ("", 0)
 
     async def take_body(self, limit: int) -> bytes:
-        """The whole body, as long as it has at most `limit` octets: LimitExceeded (413) is what ends the exchange else.
+        """The whole body, as long as it has at most `limit` bytes. Raises LimitExceeded (413) for a longer one.
 
         For a task: a client that leaves, or sends too much, cancels it.
         """
@@ -58,9 +58,11 @@ class BufferedRequest:
 
     # --- a sink --------------------------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
+        """Keep a piece."""
         self._parts.append(data)
 
     def end_body(self, trailers: bytes) -> None:
+        """The body is whole: `take_body` goes on."""
         if self._whole is not None and not self._whole.done():
             self._whole.set_result(None)
 

@@ -56,11 +56,9 @@ class ExternalAuth(Filter):
         metrics: Metrics,
         closed_by: Denial | None = None,
     ) -> None:
+        self.spec = spec
         self._client = client
         self._closed_by = closed_by
-        self.max_body = spec.max_body
-        self._error = spec.backend.error
-        self._unknown_extension = spec.backend.unknown_extension
         self._source = spec.place.source
         self.server = spec.backend.backend.label if spec.backend.backend is not None else "-"
         self._route = route
@@ -79,8 +77,8 @@ class ExternalAuth(Filter):
         assert x.notes is not None
         held: BufferedRequest = x.notes[HELD]
         body = b""
-        if self.max_body and x.request.body != 0:
-            most = self.max_body
+        most = self.spec.max_body
+        if most and x.request.body != 0:
             body = await held.take_body(most if x.max_body_bytes < 0 else min(most, x.max_body_bytes))
         started = monotonic()
         result = "error"
@@ -130,12 +128,11 @@ class ExternalAuth(Filter):
         """What every request is answered with where there is none."""
         if self._closed_by is not None:
             return self._closed_by.error()
-        if self._unknown_extension:
-            message = f"the authorization server of this route needs the {self._unknown_extension}, "
-            message += "which this gateway does not have"
-            return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=self._source, detail=self._error)
-        message = "the authorization server of this route cannot be used"
-        return GatewayFault(Reason.BACKEND_INVALID, message, rule=self._source, detail=self._error)
+        reason, happened = Reason.BACKEND_INVALID, "cannot be used"
+        if missing := self.spec.backend.unknown_extension:
+            reason, happened = Reason.UNKNOWN_EXTENSION, f"needs the {missing}, which this gateway does not have"
+        message = f"the authorization server of this route {happened}"
+        return GatewayFault(reason, message, rule=self._source, detail=self.spec.backend.error)
 
     def _fault(self, happened: str, status: int, detail: str) -> GatewayFault:
         message = f"the authorization server of this route {happened}"

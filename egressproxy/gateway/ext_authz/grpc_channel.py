@@ -68,12 +68,12 @@ class GrpcChannel(UpstreamChannel):
                 answer = await connection.call(headers, framed(message), client)
             except GatewayError as error:
                 is_unseen = connection is not None and error.retry is RetrySafety.SAFE
-                if is_unseen and x.attempts < MAX_ATTEMPTS:
-                    continue
-                if not may_repeat(x, self._connector, error, Repeat.ALWAYS, was_reused=was_used):
+                if not (is_unseen and x.attempts < MAX_ATTEMPTS) and not may_repeat(
+                    x, self._connector, error, Repeat.ALWAYS, was_reused=was_used
+                ):
                     raise
-                continue
-            return reply(answer.head, answer.data, answer.trailers)
+            else:
+                return reply(answer.head, answer.data, answer.trailers)
 
     def retire(self) -> None:
         """As `Connector.retire`."""

@@ -12,7 +12,7 @@ from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_for_clients, is_ours
 from egressproxy.gateway.ext_authz.grpc_channel import GrpcChannel
-from egressproxy.gateway.ext_authz.http_client import passed, passed_body, question
+from egressproxy.gateway.ext_authz.http_client import asked_host, passed, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange, apply
@@ -57,7 +57,7 @@ class GrpcAuthzClient:
 
     def _attributes(self, x: Exchange, body: bytes) -> HttpAttributes:
         request = x.request
-        host = request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+        host = asked_host(x)
         headers = {b":authority": host, b":method": request.method, b":path": request.path, b":scheme": x.scheme}
         for name, value in request.fields:
             known = headers.get(name)

@@ -22,10 +22,10 @@ from egressproxy.model.path import has_dot_segment
 from egressproxy.net.driver import Driver, driven
 from egressproxy.net.pieces import Pieces
 
-__all__ = ["HttpAuthzClient", "passed", "passed_body", "question"]
+__all__ = ["HttpAuthzClient", "asked_host", "passed", "passed_body", "question"]
 
 #: The longest answer that is read: a page that tells people where to log in.
-MAX_ANSWER_OCTETS = 1024 * 1024
+MAX_ANSWER_BYTES = 1024 * 1024
 #: What an answer says of itself and of its sender; never copied into a request by an empty list.
 OF_THE_ANSWER = frozenset(
     b"accept-ranges age allow cache-control date etag expires last-modified location proxy-status retry-after server "
@@ -51,7 +51,7 @@ class HttpAuthzClient:
         head.path = self._path(x.request.path)
         head.body = len(body)
         inner = question(x, head, self._connector)
-        inner.upstream_host = x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+        inner.upstream_host = asked_host(x)
         try:
             response, answer = await driven(lambda driver: self._converse(driver, inner, body))
         finally:
@@ -61,11 +61,7 @@ class HttpAuthzClient:
         return denial(response.status, response.fields, answer, response.phrase)
 
     def _fields(self, asked: Fields) -> Fields:
-        shown = Fields()
-        for name in self._wanted:
-            for value in asked.get_all(name):
-                shown.add(name, value)
-        return shown
+        return Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
 
     def _path(self, path: bytes) -> bytes:
         if not self._prefix:
@@ -96,55 +92,52 @@ class HttpAuthzClient:
             upstream = await call_upstream(caller, inner, connector, target, chain, body or None, Repeat.ALWAYS)
             if isinstance(upstream, LocalResponse):
                 raise answered_in_its_place()
-            response, answer = inner.response, _Answer()
+            response = inner.response
             if response.status == 407 and caller.resources.connector is not connector:
                 raise refused_credentials(connector.spec.backend)
             await passed(chain.backend_response, inner)
             if not upstream.has_ended:
-                upstream.send_response_body_to(answer)
+                upstream.send_response_body_to(caller)
                 await upstream.response_end()
             caller.resources.release(reusable=upstream.is_reusable)
-            return response, await passed_body(chain.response_body, inner, answer.parts.joined())
+            return response, await passed_body(chain.response_body, inner, caller.answer.joined())
         finally:
             caller.resources.release(reusable=False)
 
 
 class _Question(UpstreamCaller):
-    """Who asks: a driver of its own."""
+    """Who asks: a driver of its own; `answer` is the body that comes, up to a bound."""
 
-    __slots__ = ("driver", "resources")
+    __slots__ = ("_size", "answer", "driver", "resources")
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.resources = HeldConnection()
-
-
-class _Answer:
-    """The body of an answer, up to a bound."""
-
-    __slots__ = ("_octets", "parts")
-
-    def __init__(self) -> None:
-        self.parts = Pieces()
-        self._octets = 0
+        self.answer = Pieces()
+        self._size = 0
 
     def send_body(self, data: bytes) -> None:
-        self._octets += len(data)
-        if self._octets > MAX_ANSWER_OCTETS:
-            raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_ANSWER_OCTETS} octets")
-        self.parts.append(data)
+        """Keep a piece of the answer. Raises UpstreamFault above MAX_ANSWER_BYTES."""
+        self._size += len(data)
+        if self._size > MAX_ANSWER_BYTES:
+            raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_ANSWER_BYTES} octets")
+        self.answer.append(data)
 
     def end_body(self, trailers: bytes) -> None:
-        pass
+        """Trailers say nothing to us."""
 
 
 def question(x: Exchange, head: RequestHead, connector: Connector) -> Exchange:
     """An exchange of our own with the server, for the filters that run for it as a backend."""
-    inner = Exchange(x.client, x.gateway, x.listener, x.started_at)
-    inner.identity, inner.request_id, inner.route = x.identity, x.request_id, x.route
-    inner.request, inner.method, inner.path = head, head.method, x.path
-    inner.backend = connector.name
-    return inner
+    return Exchange(
+        x.client, x.gateway, x.listener, x.started_at, identity=x.identity, request_id=x.request_id, route=x.route,
+        request=head, method=head.method, path=x.path, backend=connector.name,
+    )  # fmt: skip
+
+
+def asked_host(x: Exchange) -> bytes:
+    """The Host that the client has asked for; b"" if it has named none."""
+    return x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
 
 
 async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
