@@ -31,10 +31,9 @@ from egressproxy.config.compile.policies.denials import DeniedBackends
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
-from egressproxy.config.compile.references import Namespaces, References
+from egressproxy.config.compile.references import References
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
-from egressproxy.config.compile.routes.route_status import set_route_conditions
-from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator
+from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator, set_route_conditions
 from egressproxy.config.compile.routes.served_routes import ServedRoutes
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions, keep_times
 from egressproxy.config.reading.load import ResourceSet
@@ -48,7 +47,7 @@ from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, 
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.model.certificate import CertificateState, CertificateUse, Validity
+from egressproxy.model.certificate import CertificateState, CertificateUse
 
 __all__ = ["compile_config"]
 
@@ -94,7 +93,7 @@ def compile_config(
         warnings=tuple(run.warnings),
         written=written,
         created=first_seen(resources, previous),
-        validities=run.validities,
+        validities=tuple(sorted(validity for validity, _ in run.references.validities.values())),
     )
 
 
@@ -109,15 +108,14 @@ class _Run:
         self._defaults = defaults
         self._generations = generations
         self._load_errors = LoadErrors()
-        self._references = References(resources)
-        self._namespaces = Namespaces(resources)
-        self._tls_policies = BackendTlsPolicies(resources, self._references)
+        self.references = References(resources)
+        self._tls_policies = BackendTlsPolicies(resources, self.references)
         self._services = Services(resources, self._tls_policies)
-        self._extensions = ExtensionCompiler(catalog, self._references, self._load_errors)
-        self._policies = PolicyAttachments(resources, self._references)
+        self._extensions = ExtensionCompiler(catalog, self.references, self._load_errors)
+        self._policies = PolicyAttachments(resources, self.references)
         self._policy_filters = PolicyFilters(self._extensions)
-        self._backends = BackendCompiler(resources, self._references, self._services, self._extensions)
-        self._certificates = ClientCertificates(resources, self._references)
+        self._backends = BackendCompiler(resources, self.references, self._services, self._extensions)
+        self._certificates = ClientCertificates(resources, self.references)
         self._routes = RouteCompiler(
             self._backends, self._policies, self._extensions, self._policy_filters, self._certificates
         )
@@ -130,15 +128,13 @@ class _Run:
 
     def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status. Raises ConfigError."""
-        self._plans, warnings = plan_gateways(
-            self._resources, self._references, self._namespaces, self._defaults, self._generation
-        )
+        self._plans, warnings = plan_gateways(self._resources, self.references, self._defaults, self._generation)
         self.warnings += [*self._resources.warnings, *warnings]
         for plan in self._plans:
             self._certificates.set_condition(plan.gateway, plan.conditions)
         self._find_layers()
         for plan in self._plans:
-            add_revocations(plan.listeners, self._policies_of, self._references)
+            add_revocations(plan.listeners, self._policies_of, self.references)
             plan.recheck_listeners()
         for policy in self._policies.objects:
             self._policy_filters.check(policy)
@@ -148,7 +144,7 @@ class _Run:
         )
         for source in (*self._resources.of(Backend), *self._policies.objects):
             self._note_same_names(source)
-        parents = Parents(self._plans, self._namespaces)
+        parents = Parents(self._plans, self.references)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
         self._load_errors.raise_if_any()
@@ -173,14 +169,9 @@ class _Run:
             statuses[pipeline.key] = {"conditions": conditions.to_list()}
         return statuses
 
-    @property
-    def validities(self) -> tuple[Validity, ...]:
-        """Of every certificate that was read."""
-        return tuple(sorted(validity for validity, _ in self._references.validities.values()))
-
     def warn_of_certificates(self, now_s: float) -> None:
         """Warn of those that nothing can be done with at this time; a listener's status says it of its own."""
-        for validity, source in self._references.validities.values():
+        for validity, source in self.references.validities.values():
             state = validity.state(now_s)
             is_useless = state in (CertificateState.EXPIRED, CertificateState.NOT_YET_VALID)
             if is_useless and validity.use is not CertificateUse.LISTENER:
@@ -242,7 +233,7 @@ class _Run:
                     of_mesh.append(index)
                 elif self._resources.get(*key) is None:
                     message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the route is not served there"
-                    remedy = self._references.suggestions.remedy(*key, "name it in parentRefs")
+                    remedy = self.references.suggestions.remedy(*key, "name it in parentRefs")
                     where = f"spec.parentRefs[{index}]"
                     self.warnings.append(unserved(route, where, message, remedy, "ParentNotFound"))
                 continue
@@ -284,10 +275,7 @@ class _Run:
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
             are_streams = not isinstance(route, HttpRoute)
             for sentence in self._denials.sentences(listener.name, backends, mirrored, are_streams=are_streams):
-                if conditions.says(_DENIED):
-                    conditions.add_note(_DENIED, sentence)
-                else:
-                    conditions.set(_DENIED, True, "DestinationDenied", sentence)
+                conditions.report(_DENIED, "DestinationDenied", sentence)
         self._statuses[route.key] = status.to_status()
 
     def _set_mesh_conditions(self, route: AnyRoute, of_mesh: Sequence[int], status: ReferenceConditions) -> None:

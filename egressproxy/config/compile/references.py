@@ -11,6 +11,7 @@ import base64
 import binascii
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final, TypeVar
 
 from egressproxy.config.compile.certificates import (
@@ -24,14 +25,16 @@ from egressproxy.config.compile.interface import Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
-from egressproxy.config.resources.meta import LabelSelector, Resource
+from egressproxy.config.resources.gateway import ListenerNamespaces, RouteNamespaces
+from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.secret import SecretBytes as SecretValue
 
-__all__ = ["Namespaces", "References", "UnresolvedCollector", "UnresolvedRef"]
+__all__ = ["References", "UnresolvedCollector", "UnresolvedRef", "resolve_each"]
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 #: Under which keys people keep a credential, for references that say none: the first that is there.
@@ -89,25 +92,15 @@ class UnresolvedCollector:
             raise self._found[0].copy(others=tuple(self._found[1:]))
 
 
-class Namespaces:
-    """The labels of namespaces; every namespace has `kubernetes.io/metadata.name`, even one that no object declares."""
-
-    __slots__ = ("_labels",)
-
-    def __init__(self, resources: ResourceSet) -> None:
-        self._labels = {namespace.name: namespace.metadata.labels for namespace in resources.of(Namespace)}
-
-    def is_allowed(self, origin: str, selector: LabelSelector | None, namespace: str, home: str) -> bool:
-        """Whether objects of `namespace` may attach to one in `home` (`from`: All, Selector, Same, None)."""
-        match origin:
-            case "All":
-                return True
-            case "Same":
-                return namespace == home
-            case "Selector":
-                labels = {**self._labels.get(namespace, {}), "kubernetes.io/metadata.name": namespace}
-                return selector is not None and selector.matches(labels)
-        return False
+def resolve_each(read: Callable[[R], T], refs: Iterable[R]) -> tuple[list[T], list[UnresolvedRef]]:
+    """What `read` returns for each of these references, and why it returns nothing for the others."""
+    found, problems = [], []
+    for ref in refs:
+        try:
+            found.append(read(ref))
+        except UnresolvedRef as unresolved:
+            problems.append(unresolved)
+    return found, problems
 
 
 class References:
@@ -128,6 +121,23 @@ class References:
                 for target in grant.spec.to:
                     entry = (source.group, source.kind, source.namespace, target.group, target.kind, target.name or "")
                     self._grants[grant.namespace].add(entry)
+
+    def is_allowed(self, allowed: RouteNamespaces | ListenerNamespaces, namespace: str, home: str) -> bool:
+        """Whether objects of `namespace` may attach to one in `home` (`from`: All, Selector, Same, None).
+
+        Every namespace has `kubernetes.io/metadata.name`, even one that no object declares.
+        """
+        match allowed.from_:
+            case "All":
+                return True
+            case "Same":
+                return namespace == home
+            case "Selector":
+                declared = self._resources.find(Namespace, "", namespace)
+                labels = declared.metadata.labels if declared is not None else {}
+                selector = allowed.selector
+                return selector is not None and selector.matches({**labels, "kubernetes.io/metadata.name": namespace})
+        return False
 
     def namespace_of(self, source: Resource, ref: Reference) -> str:
         """The namespace that a reference means: its own, or that of the object which holds it."""
@@ -260,12 +270,7 @@ class References:
 
     def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[UnresolvedRef]]:
         """What these references to CA certificates give together, PEM; and why the others give nothing."""
-        bundles, problems = [], []
-        for ref in refs:
-            try:
-                bundles.append(self.ca_bundle(source, ref))
-            except UnresolvedRef as unresolved:
-                problems.append(unresolved)
+        bundles, problems = resolve_each(partial(self.ca_bundle, source), refs)
         return "".join(bundles), problems
 
     def crl(self, source: Resource, ref: Reference) -> str:

@@ -19,21 +19,20 @@ MAX_COMPARISONS = 50_000
 class NameSuggestions:
     """What else an author may have meant by a name that leads nowhere."""
 
-    __slots__ = ("_comparisons", "_found", "_namespaces", "_of_options", "_places")
+    __slots__ = ("_comparisons", "_found", "_namespaces", "_of_options")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._comparisons = MAX_COMPARISONS
         #: (group, kind) -> (namespace, name)
-        self._found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+        self._found: dict[tuple[str, str], dict[tuple[str, str], None]] = defaultdict(dict)
         for group, kind, namespace, name in resources.by_key:
-            self._found[group, kind].append((namespace, name))
+            self._found[group, kind][namespace, name] = None
         #: Secrets that an option of the command line has put into a namespace: they stand at no line of a file.
         self._of_options = {
             (secret.namespace, secret.name)
             for secret in resources.of(Secret)
             if secret.origin.file and not secret.origin.line
         }
-        self._places = {key: frozenset(places) for key, places in self._found.items()}
         self._namespaces = {namespace for _, _, namespace, _ in resources.by_key if namespace}
         self._namespaces |= {namespace.name for namespace in resources.of(Namespace)}
 
@@ -47,11 +46,11 @@ class NameSuggestions:
         """The same name in another group, or of one of these other `kinds` (group, kind); in another namespace
         (`elsewhere` says what to do then); or the nearest name. "" where nothing is near.
         """
-        found = self._found.get((group, kind), [])
+        found = self._found.get((group, kind), {})
         place = (namespace, name)
         others = [each for each in sorted(kinds) if each != (group, kind)]
         others += [(other, known) for other, known in self._found if known == kind and other != group]
-        there = [each for each in dict.fromkeys(others) if place in self._places.get(each, ())]
+        there = [each for each in dict.fromkeys(others) if place in self._found.get(each, ())]
         if there:
             return ", or ".join(_as_written(group, kind, *each, namespace, name) for each in there)
         homes = sorted(home for home, other in found if other == name)

@@ -46,7 +46,7 @@ from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
 
-__all__ = ["BackendCompiler", "ResolvedBackend"]
+__all__ = ["ANY_DESTINATION", "BackendCompiler", "ResolvedBackend"]
 
 #: Upstream gateways in a row: each is another CONNECT and another handshake.
 MAX_PARENTS = 8
@@ -75,7 +75,8 @@ class ResolvedBackend:
     error: str = ""
 
 
-_NOWHERE = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
+#: What a forward proxy reaches where no route matches: the destination that the request names.
+ANY_DESTINATION = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 
 class BackendCompiler:
@@ -296,7 +297,7 @@ class BackendCompiler:
         for source in sources:
             if source.spec.parent is not None and not source.spec.parent.direct:
                 try:
-                    self.through_parent(_NOWHERE, source, source.spec.parent)
+                    self.through_parent(ANY_DESTINATION, source, source.spec.parent)
                 except UnresolvedRef as unresolved:
                     problems[source.key] = unresolved
         return problems

@@ -79,13 +79,13 @@ def _set_conditions(
         backends.own_extensions(backend)
     faults[backend.key].set_conditions(conditions)
     if 0 < failed < len(ports):
-        _set_degraded(conditions, "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+        conditions.report("Degraded", "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
 
 
 def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: bool) -> None:
     wrong = "" if isinstance(backend, XBackend) else "; ".join(port_option_errors(backend.spec))
     if wrong:
-        _set_degraded(conditions, "UnsupportedProtocolOptions", wrong)
+        conditions.report("Degraded", "UnsupportedProtocolOptions", wrong)
     insecure = _insecure_reason(backend, has_requests)
     if insecure:
         conditions.set("Insecure", True, "NotVerified", insecure)
@@ -112,14 +112,6 @@ def summary(backend: AnyBackend) -> str:
         return f"type {spec.type}, which is not served"
     tls = f"TLS {spec.tls.mode}" if spec.tls is not None and spec.tls.mode != "None" else "plain text"
     return f"{spec.external_hostname.hostname}:{spec.port.value} ({spec.protocol or 'HTTP'}, {tls})"
-
-
-def _set_degraded(conditions: Conditions, reason: str, message: str) -> None:
-    """State `Degraded`, or add to it."""
-    if conditions.says("Degraded"):
-        conditions.add_note("Degraded", message)
-    else:
-        conditions.set("Degraded", True, reason, message)
 
 
 def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import PurePath
+from dataclasses import dataclass, replace
+from os.path import dirname
 from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -159,9 +158,21 @@ class ExtensionCompiler:
     def _extension(
         self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint
     ) -> ExtensionIR | None:
+        made = ExtensionIR(
+            name=extension.label,
+            type=extension.type,
+            phase=extension.phase or ("backend-request" if place.level == BACKEND_LEVEL else "request-headers"),
+            priority=extension.priority,
+            level=place.level,
+            fail_open=extension.fail_open,
+            scope=place.scope,
+            source=str(owner),
+        )
         found = self._catalog.get(extension.type)
-        if found is None:
-            return self._unknown(owner, extension, path, place)
+        if found is None:  # status says so, and its place is closed unless failOpen is set
+            made = replace(made, is_known=False)
+            self.faults[owner.key].note_unknown(made, path, self._catalog.names())
+            return made
         if found.runs_code and owner.origin.is_from_api:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
@@ -188,40 +199,18 @@ class ExtensionCompiler:
                 self._load_errors.add(owner, where, message, remedy, on_key=on_key)
             return None
         text = _canonical(raw)
-        return ExtensionIR(
-            name=extension.label,
+        return replace(
+            made,
             type=found.name,
             phase=phase,
             turn=turn,
-            priority=extension.priority,
-            level=place.level,
-            fail_open=extension.fail_open,
             pre_auth=extension.pre_auth,
             timeout_s=extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S,
             config=text,
             secrets=self._secrets(owner, found, config, f"{path}.{raw_name}"),
-            scope=place.scope,
-            source=str(owner),
             folder=_folder(owner),
             settings=self._settings(found, text),
         )
-
-    def _unknown(self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint) -> ExtensionIR:
-        """An extension of an unknown type: status says so, and its place is closed unless failOpen is set."""
-        phase = extension.phase or ("backend-request" if place.level == BACKEND_LEVEL else "request-headers")
-        made = ExtensionIR(
-            name=extension.label,
-            type=extension.type,
-            phase=phase,
-            priority=extension.priority,
-            level=place.level,
-            fail_open=extension.fail_open,
-            scope=place.scope,
-            source=str(owner),
-            is_known=False,
-        )
-        self.faults[owner.key].note_unknown(made, path, self._catalog.names())
-        return made
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
         """The validated config, one object for equal configs; None for a type whose configs cannot be pickled.
@@ -252,18 +241,14 @@ class ExtensionCompiler:
         if phase is None and len(possible) == 1:
             return next(iter(possible)), turn
         listed = ", ".join(sorted(possible)) or "none"
+        if phase in possible:
+            return str(phase), turn
+        where = " for a backend" if place.level == BACKEND_LEVEL else ""
+        message, remedy = f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
         if phase is None:
-            self._load_errors.add(
-                owner, f"{path}.phase", f"{found.name} runs in more than one phase", f"choose of: {listed}"
-            )
-            return "", turn
-        if phase not in possible:
-            where = " for a backend" if place.level == BACKEND_LEVEL else ""
-            self._load_errors.add(
-                owner, f"{path}.phase", f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
-            )
-            return "", turn
-        return str(phase), turn
+            message, remedy = f"{found.name} runs in more than one phase", f"choose of: {listed}"
+        self._load_errors.add(owner, f"{path}.phase", message, remedy)
+        return "", turn
 
     def _secrets(
         self, owner: Resource, found: FilterTypeInfo, config: Any, path: str
@@ -295,12 +280,8 @@ def _canonical(config: Mapping[str, Any]) -> str:
 
 def _folder(owner: Resource) -> str:
     """Where the relative paths of its configs start; "" for an object that must not read files."""
-    return "" if owner.origin.is_from_api else _parent(owner.origin.file)
-
-
-@lru_cache(maxsize=256)
-def _parent(file: str) -> str:
-    return str(PurePath(file).parent) if file else ""
+    file = "" if owner.origin.is_from_api else owner.origin.file
+    return file and (dirname(file) or ".")
 
 
 def _first_error(error: ValidationError) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan, have_hosts_in_common
 from egressproxy.config.compile.interface import Key
-from egressproxy.config.compile.references import Namespaces
+from egressproxy.config.compile.references import References
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import ParentReference
 
@@ -44,10 +44,10 @@ class Rejection:
 class Parents:
     """What routes may name as their parents: the Gateways and ListenerSets that are ours."""
 
-    __slots__ = ("_listeners", "_namespaces", "_refused")
+    __slots__ = ("_listeners", "_references", "_refused")
 
-    def __init__(self, plans: Iterable[GatewayPlan], namespaces: Namespaces) -> None:
-        self._namespaces = namespaces
+    def __init__(self, plans: Iterable[GatewayPlan], references: References) -> None:
+        self._references = references
         self._listeners: dict[Key, list[ListenerPlan]] = {}
         self._refused: dict[Key, str] = {}
         for plan in plans:
@@ -81,19 +81,12 @@ class Parents:
                 "NoMatchingParent",
                 f"{ref.kind} {key[2]}/{ref.name} has no listener {wanted}".rstrip() + _hint(ref, listeners),
             )
-        admitting, refusals = [], []
-        for plan in named:
-            refusal = self._refusal(plan, route)
-            refusals.append(refusal)
-            if not refusal:
-                admitting.append(plan)
+        refusals = {plan: self._refusal(plan, route) for plan in named}
+        admitting = [plan for plan, refusal in refusals.items() if not refusal]
         if not admitting:
-            return Rejection("NotAllowedByListeners", "; ".join(dict.fromkeys(filter(None, refusals))))
-        attached = []
-        for plan in admitting:
-            common = common_hostnames(plan.hostname, hostnames)
-            if common is not None:
-                attached.append(Attachment(plan, common))
+            return Rejection("NotAllowedByListeners", "; ".join(dict.fromkeys(refusals.values())))
+        common = {plan: common_hostnames(plan.hostname, hostnames) for plan in admitting}
+        attached = [Attachment(plan, names) for plan, names in common.items() if names is not None]
         if not attached:
             theirs = ", ".join(plan.hostname for plan in admitting)
             message = f"none of the hostnames {', '.join(hostnames)} is within the listener's ({theirs})"
@@ -106,7 +99,7 @@ class Parents:
             kinds = ", ".join(plan.kinds) or "none"
             return f"listener {plan.name} does not take a {route.KIND} (it takes: {kinds})"
         allowed = plan.listener.allowed_routes.namespaces
-        if not self._namespaces.is_allowed(allowed.from_, allowed.selector, route.namespace, plan.owner.namespace):
+        if not self._references.is_allowed(allowed, route.namespace, plan.owner.namespace):
             return (
                 f"listener {plan.name} does not take routes of namespace {route.namespace}: "
                 f"allowedRoutes.namespaces.from is {allowed.from_}"

@@ -15,7 +15,7 @@ from egressproxy.config.compile.gateways.listener_conflicts import find_conflict
 from egressproxy.config.compile.gateways.listener_plan import plan_listener
 from egressproxy.config.compile.interface import CONTROLLER, Defaults, Key, Status, age_of
 from egressproxy.config.compile.load_errors import unserved
-from egressproxy.config.compile.references import Namespaces, References
+from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
@@ -49,7 +49,6 @@ def class_statuses(resources: ResourceSet, generation: Callable[[Key], int]) -> 
 def plan_gateways(
     resources: ResourceSet,
     references: References,
-    namespaces: Namespaces,
     defaults: Defaults,
     generation: Callable[[Key], int],
 ) -> tuple[list[GatewayPlan], list[Problem]]:
@@ -67,7 +66,7 @@ def plan_gateways(
         set_frontend_conditions(gateway, plan.conditions)
         for listener in gateway.spec.listeners:
             plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))
-        _add_listener_sets(plan, sets.get(gateway.key, ()), references, namespaces, generation)
+        _add_listener_sets(plan, sets.get(gateway.key, ()), references, generation)
         if not defaults.can_take_any_certificate():
             _refuse_insecure_fallback(plan)
         find_conflicts(plan.listeners)
@@ -172,7 +171,6 @@ def _add_listener_sets(
     plan: GatewayPlan,
     sets: Iterable[ListenerSet],
     references: References,
-    namespaces: Namespaces,
     generation: Callable[[Key], int],
 ) -> None:
     """Add the listeners of the ListenerSets that the Gateway admits, oldest set first."""
@@ -182,7 +180,7 @@ def _add_listener_sets(
         number = generation(listener_set.key)
         attached = SetPlan(listener_set, Conditions(number))
         plan.sets.append(attached)
-        if not namespaces.is_allowed(allowed.from_, allowed.selector, listener_set.namespace, gateway.namespace):
+        if not references.is_allowed(allowed, listener_set.namespace, gateway.namespace):
             message = (
                 f"{gateway} does not admit ListenerSets of namespace {listener_set.namespace}: see its allowedListeners"
             )

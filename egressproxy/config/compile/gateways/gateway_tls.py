@@ -23,10 +23,8 @@ def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | Non
     tls = gateway.spec.tls
     if tls is None or tls.frontend is None:
         return None
-    for entry in tls.frontend.per_port:
-        if entry.port == port:
-            return entry.tls.validation
-    return tls.frontend.default.validation
+    of_port = (entry.tls for entry in tls.frontend.per_port if entry.port == port)
+    return next(of_port, tls.frontend.default).validation
 
 
 def set_frontend_conditions(gateway: Gateway, conditions: Conditions) -> None:

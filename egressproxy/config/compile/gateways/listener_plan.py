@@ -10,11 +10,12 @@ import difflib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from egressproxy.config.compile.certificates import covers
 from egressproxy.config.compile.gateways.gateway_tls import frontend_validation
 from egressproxy.config.compile.interface import Status
-from egressproxy.config.compile.references import References, UnresolvedRef
+from egressproxy.config.compile.references import References, resolve_each
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
 from egressproxy.config.resources.meta import GATEWAY_GROUP
@@ -170,23 +171,16 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
             plan.refuse("Accepted", "UnsupportedValue", "a forward-proxy listener cannot pass TLS through")
         plan.tls = ListenerTlsIR(TlsMode.PASSTHROUGH)
         return
-    certificates, problems = [], []
-    for ref in tls.certificate_refs:
-        try:
-            certificates.append(references.key_pair(plan.owner, ref, CertificateUse.LISTENER))
-        except UnresolvedRef as unresolved:
-            problems.append(unresolved)
+    read = partial(references.key_pair, plan.owner, use=CertificateUse.LISTENER)
+    certificates, problems = resolve_each(read, tls.certificate_refs)
+    is_forbidden = bool(problems) and problems[0].reason == "RefNotPermitted"
+    reason = "RefNotPermitted" if is_forbidden else "InvalidCertificateRef"
     if problems:
-        reason = "RefNotPermitted" if problems[0].reason == "RefNotPermitted" else "InvalidCertificateRef"
         message = "; ".join(problem.with_hint for problem in problems)
         plan.conditions.set("ResolvedRefs", False, reason, message)
     if not certificates:
         message = problems[0].with_hint if problems else "tls.certificateRefs names no certificate"
-        plan.refuse(
-            "ResolvedRefs",
-            "RefNotPermitted" if problems and reason == "RefNotPermitted" else "InvalidCertificateRef",
-            message,
-        )
+        plan.refuse("ResolvedRefs", reason, message)
     _check_certificates(plan, tls.certificate_refs, certificates, references)
     if tls.options:
         plan.conditions.add_note("Accepted", f"tls.options are not supported and do nothing: {', '.join(tls.options)}.")

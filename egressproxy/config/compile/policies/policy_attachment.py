@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from egressproxy.config.compile.backends.backend_references import only_parents
 from egressproxy.config.compile.backends.kinds import object_key
@@ -21,7 +21,7 @@ from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Ove
 from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.policies.retries import retry_problem
 from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
+from egressproxy.config.compile.status.conditions import ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
@@ -43,7 +43,7 @@ class PolicyAttachments:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
     __slots__ = (
-        "_by_target", "_layers", "_merged", "_merger", "_only_parents", "_policies", "_references", "_resources",
+        "_by_target", "_layers", "_merged", "_merger", "_only_parents", "_references", "_resources", "objects",
     )  # fmt: skip
 
     def __init__(self, resources: ResourceSet, references: References) -> None:
@@ -51,9 +51,10 @@ class PolicyAttachments:
         self._references = references
         self._only_parents: set[Key] | None = None
         self._merger = Merger(references)
-        self._policies = sorted(resources.of(EgressPolicy), key=age_of)
+        #: Every policy, oldest first.
+        self.objects = sorted(resources.of(EgressPolicy), key=age_of)
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
-        for policy in self._policies:
+        for policy in self.objects:
             for ref in policy.spec.target_refs:
                 key = object_key(resources, ref, policy.namespace)
                 self._by_target[key, ref.section_name or ""].append(policy)
@@ -82,11 +83,6 @@ class PolicyAttachments:
             merged = self._merged[place] = self._merger.merge(layers, is_routed)
         return merged
 
-    @property
-    def objects(self) -> Sequence[EgressPolicy]:
-        """Every policy, oldest first."""
-        return self._policies
-
     def statuses(
         self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, UnresolvedRef]
     ) -> dict[Key, Status]:
@@ -99,7 +95,7 @@ class PolicyAttachments:
                 self.merge(layers, is_routed=True)
         return {
             policy.key: self._status(policy, generation(policy.key), faults, parents.get(policy.key))
-            for policy in self._policies
+            for policy in self.objects
         }
 
     def _status(
@@ -127,8 +123,9 @@ class PolicyAttachments:
             ]:
                 conditions.add_note("Accepted", note)
             overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
-            _set_conditions(conditions, "Conflicted", "Conflicted", overridden.conflicts)
-            _set_conditions(conditions, "Overridden", "Overridden", overridden.overrides)
+            for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):
+                if sentences:
+                    conditions.set(kind, True, kind, "; ".join(sentences))
             faults[policy.key].set_conditions(conditions)
             if parent is not None:
                 message = f"spec.parent: {parent.with_hint}; what is to go through it is refused (500)"
@@ -207,12 +204,6 @@ def _known(kind: str) -> str:
         return ""
     near = difflib.get_close_matches(kind, _TARGETS, 1, 0.6)
     return f"did you mean kind {near[0]}?" if near else f"targets are of kind {', '.join(_TARGETS)}"
-
-
-def _set_conditions(conditions: Conditions, kind: str, reason: str, sentences: Iterable[str]) -> None:
-    text = "; ".join(sentences)
-    if text:
-        conditions.set(kind, True, reason, text)
 
 
 def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:

@@ -168,12 +168,7 @@ class Merger:
 
     def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
         """Reference and credentials together: one policy decides both."""
-        candidates = [
-            _PolicyCandidate(layer, policy, ChosenParent(_in_full(policy, policy.spec.parent), policy))
-            for layer in ordered
-            for policy in layer.policies
-            if policy.spec.parent is not None and not policy.spec.subjects
-        ]
+        candidates = _said(ordered, lambda policy: policy.spec.parent and ChosenParent(_in_full(policy), policy))
         chosen: ChosenParent | None = self._winner("parent", candidates)
         return chosen
 
@@ -197,7 +192,7 @@ class Merger:
                 if attribute in dns.model_fields_set and getattr(dns, attribute) is not None
             ]
             found = self._winner(f"dns.{name}", candidates)
-            return default if found is None else found.seconds if isinstance(found, Duration) else found
+            return default if found is None else _plain(found)
 
         # The transport belongs to the servers: one policy decides both.
         candidates = [
@@ -234,12 +229,7 @@ class Merger:
 
     def _traffic_winner(self, ordered: Sequence[Layer], name: str, read: Callable[[Traffic], Any]) -> Any:
         """The value of a setting below `traffic`, a duration in seconds; None where no policy sets it."""
-        values = ((layer, policy, read(traffic)) for layer, policy, traffic in _traffic(ordered))
-        candidates = [
-            _PolicyCandidate(layer, policy, value.seconds if isinstance(value, Duration) else value)
-            for layer, policy, value in values
-            if value is not None
-        ]
+        candidates = _said(ordered, lambda policy: policy.spec.traffic and _plain(read(policy.spec.traffic)))
         return self._winner(f"traffic.{name}", candidates)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
@@ -280,20 +270,29 @@ class Merger:
             yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
 
 
-def _in_full(policy: EgressPolicy, ref: BackendParent) -> BackendParent:
-    """The reference with its namespaces written out: the same text in two namespaces means two things."""
+def _plain(value: Any) -> Any:
+    """A duration in seconds; anything else as it is."""
+    return value.seconds if isinstance(value, Duration) else value
+
+
+def _in_full(policy: EgressPolicy) -> BackendParent:
+    """The parent of a policy that names one, with its namespaces written out (else those of the policy)."""
+    ref = policy.spec.parent
+    assert ref is not None
     secret = ref.credentials_ref
     if secret is not None:
         secret = secret.model_copy(update={"namespace": secret.namespace or policy.namespace})
     return ref.model_copy(update={"namespace": ref.namespace or policy.namespace, "credentials_ref": secret})
 
 
-def _traffic(ordered: Sequence[Layer]) -> list[tuple[Layer, EgressPolicy, Traffic]]:
-    """The `traffic` sections, most specific first. A section for some clients only (`subjects`) is left out."""
-    each = ((layer, policy, policy.spec.traffic) for layer in ordered for policy in layer.policies)
-    return [
-        (layer, policy, traffic) for layer, policy, traffic in each if traffic is not None and not policy.spec.subjects
-    ]
+def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[_PolicyCandidate]:
+    """What each policy says, most specific first; `read` returns None where it says nothing.
+
+    What is for some clients only (`subjects`) is left out.
+    """
+    policies = ((layer, policy) for layer in ordered for policy in layer.policies if not policy.spec.subjects)
+    found = (_PolicyCandidate(layer, policy, read(policy)) for layer, policy in policies)
+    return [candidate for candidate in found if candidate.value is not None]
 
 
 def _modes(ordered: Iterable[Layer]) -> list[_PolicyCandidate]:

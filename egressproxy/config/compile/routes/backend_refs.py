@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
-from egressproxy.config.compile.backends.backend_compiler import BackendCompiler, ResolvedBackend
+from egressproxy.config.compile.backends.backend_compiler import ANY_DESTINATION, BackendCompiler, ResolvedBackend
 from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, scope_of
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns, exposed_by_parent
-from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.narrowed_layers import denials_of, restrictions_of
+from egressproxy.config.compile.policies.layers import Layer, Level, denials_of, restrictions_of
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.policy_merge import Merged
@@ -33,7 +33,6 @@ __all__ = ["BackendRefCompiler", "RuleBackends", "default_scopes"]
 
 #: What no policy sends through a parent: places that an operator has written as addresses, mostly inside.
 _OF_THE_OPERATOR = (Destination.IP, Destination.SERVICE)
-_DEFAULT = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 #: Gives the filters that a backendRef asks for. Raises FilterNotSupported.
 RefFilters = Callable[[BackendRef], tuple[RankedExtension, ...]]
@@ -56,10 +55,10 @@ class BackendRefCompiler:
         "_backends",
         "_certificates",
         "_credential_dns",
-        "_of_parents",
-        "_of_services",
+        "_denials_of",
         "_policies",
         "_policy_filters",
+        "_restrictions_of",
         "_through_policies",
         "_tls_floor",
     )
@@ -76,11 +75,11 @@ class BackendRefCompiler:
         self._policies = policies
         self._policy_filters = placement
         self._tls_floor = TlsFloor()
-        self._of_parents: dict[Layer, Layer] = {}
+        self._denials_of = cache(denials_of)
+        self._restrictions_of = cache(restrictions_of)
         #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
         #: a stream or requests), and each way lives as long as this.
         self._through_policies: dict[tuple[int, Key], ResolvedBackend] = {}
-        self._of_services: dict[Layer, Layer] = {}
         self._credential_dns = CredentialDns(policies)
 
     def of_rule(
@@ -105,24 +104,30 @@ class BackendRefCompiler:
             return RuleBackends((WeightedBackend(None, error="every backend of the rule has weight 0"),))
         made: list[WeightedBackend] = []
         more: list[RankedExtension] = []
+
+        def filters_of(ref: BackendRef, behind: tuple[Layer, ...]) -> tuple[RankedExtension, ...]:
+            found = filters(ref)
+            more.extend(self._policy_filters.body_limits(behind))
+            return found
+
         for ref in refs:
             if ref.weight or keeps_idle:
-                choice = self._of_ref(route, ref, layers, scopes, filters, error, more)
+                choice = self._of_ref(route, ref, layers, scopes, partial(filters_of, ref), error)
                 copies = mirrors(ref) if choice.backend is not None else ()
-                made.append(replace(choice, mirrors=copies) if copies else choice)
+                made.append(replace(choice, weight=ref.weight, mirrors=copies))
         return RuleBackends(tuple(made), tuple(more))
 
     def of_default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
         """The Dynamic backend of a forward-proxy listener, under the name "-"; `layers` from `default_layers`."""
         merged = self._policies.merge(layers, is_routed=False)
-        return self._weighted_backend(self._default(layers), merged, layers, default_scopes(listener), 1, (), error)
+        return self._weighted_backend(self._default(layers), merged, layers, default_scopes(listener), (), error)
 
     def default_layers(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """What holds for that backend: the listener's layers, and what is denied behind the parent that they name."""
         return layers + self._layers_of_parents(self._default(layers))
 
     def _default(self, layers: tuple[Layer, ...]) -> ResolvedBackend:
-        return self._through_policy_parent(_DEFAULT, self._policies.merge(layers, is_routed=False))
+        return self._through_policy_parent(ANY_DESTINATION, self._policies.merge(layers, is_routed=False))
 
     def _through_policy_parent(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
         """The backend, reached through the parent that policies name, if it is for a name and names none of its own.
@@ -164,19 +169,7 @@ class BackendRefCompiler:
         `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no
         other backend's); limits of bodies are among them, since the filter's request is not the rule's.
         """
-        try:
-            resolved = self._backends.resolve(route, ref, protocols)
-        except UnresolvedRef as unresolved:
-            return WeightedBackend(None, error=unresolved.message)
-        resolved, layers = self._with_layers(resolved, layers)
-        limits: tuple[RankedExtension, ...] = ()
-        error = ""
-        try:
-            limits = tuple(self._policy_filters.body_limits(layers))
-        except FilterNotSupported as unsupported:
-            error = str(unsupported)
-        merged = self._policies.merge(layers, is_routed=True)
-        return self._weighted_backend(resolved, merged, layers, _at(resolved, scopes), 1, limits, error)
+        return self._of_ref(route, ref, layers, scopes, self._policy_filters.body_limits, protocols=protocols)
 
     def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
         """A backend that answers every request with this error, where these layers hold."""
@@ -185,26 +178,27 @@ class BackendRefCompiler:
     def _of_ref(
         self,
         route: Resource,
-        ref: BackendRef,
+        ref: BackendObjectReference,
         layers: tuple[Layer, ...],
         scopes: LimitScopes,
-        filters: RefFilters,
-        error: str,
-        more: list[RankedExtension],
+        filters: Callable[[tuple[Layer, ...]], Iterable[RankedExtension]],
+        error: str = "",
+        protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
     ) -> WeightedBackend:
+        """`filters` returns those that are asked for beside the backend's own, given all layers that hold for it."""
         try:
-            resolved = self._backends.resolve(route, ref)
+            resolved = self._backends.resolve(route, ref, protocols)
         except UnresolvedRef as unresolved:
-            return WeightedBackend(None, ref.weight, error=unresolved.message)
+            return WeightedBackend(None, error=unresolved.message)
         resolved, layers = self._with_layers(resolved, layers)
-        merged = self._policies.merge(layers, is_routed=True)
-        own: tuple[RankedExtension, ...] = ()
+        asked: tuple[RankedExtension, ...] = ()
         try:
-            own = filters(ref)
-            more += self._policy_filters.body_limits(layers)
+            asked = tuple(filters(layers))
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
-        return self._weighted_backend(resolved, merged, layers, _at(resolved, scopes), ref.weight, own, error)
+        merged = self._policies.merge(layers, is_routed=True)
+        at = LimitScopes(scopes.gateway, scopes.route, scope_of(resolved.target))
+        return self._weighted_backend(resolved, merged, layers, at, asked, error)
 
     def _with_layers(
         self, resolved: ResolvedBackend, layers: tuple[Layer, ...]
@@ -216,13 +210,8 @@ class BackendRefCompiler:
 
     def _layers_of_parents(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
         """What policies of its parents deny to all that is reached through them."""
-        layers: tuple[Layer, ...] = ()
-        for parent in resolved.parents:
-            for layer in self._own_layers(parent):
-                if layer not in self._of_parents:
-                    self._of_parents[layer] = denials_of(layer)
-                layers += (self._of_parents[layer],)
-        return layers
+        own = (layer for parent in resolved.parents for layer in self._own_layers(parent))
+        return tuple(map(self._denials_of, own))
 
     def _own_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
         """Those of the object, and what restricts the Service that it stands for."""
@@ -230,10 +219,8 @@ class BackendRefCompiler:
         layers = whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
         if resolved.service is not None:
             for section in ("", str(resolved.port)):
-                for layer in self._policies.layer(Level.BACKEND, resolved.service, section):
-                    if layer not in self._of_services:
-                        self._of_services[layer] = restrictions_of(layer)
-                    layers += (self._of_services[layer],)
+                of_service = self._policies.layer(Level.BACKEND, resolved.service, section)
+                layers += tuple(map(self._restrictions_of, of_service))
         return layers
 
     def _with_parents(
@@ -270,7 +257,6 @@ class BackendRefCompiler:
         merged: Merged,
         layers: tuple[Layer, ...],
         scopes: LimitScopes,
-        weight: int,
         filters: tuple[RankedExtension, ...],
         error: str,
     ) -> WeightedBackend:
@@ -292,18 +278,18 @@ class BackendRefCompiler:
             error = error or str(unsupported)
         if error or isinstance(spec, str):
             parent_by = resolved.parent_by if error == resolved.error else ""
-            return WeightedBackend(None, weight, error=error, unknown_extension=unknown, parent_by=parent_by)
+            return WeightedBackend(None, error=error, unknown_extension=unknown, parent_by=parent_by)
         try:
             spec = self._certificates.shown_to(spec, scopes.gateway)
         except UnresolvedRef as unresolved:
-            return WeightedBackend(None, weight, error=unresolved.message)
+            return WeightedBackend(None, error=unresolved.message)
         own = (*resolved.extensions, *placed)
         error = exposed_by_parent(resolved, merged.parent, own)
         if error:
-            return WeightedBackend(None, weight, error=error)
+            return WeightedBackend(None, error=error)
         policy = self._credential_dns.of_backend(merged.policy, resolved, layers, own)
         extensions = ordered([*resolved.extensions, *placed, *filters])
-        return WeightedBackend(spec, weight, policy, extensions, parent_by=resolved.parent_by)
+        return WeightedBackend(spec, 1, policy, extensions, parent_by=resolved.parent_by)
 
     def _not_on_parents(self, layer: Layer) -> Iterable[str]:
         """What would have to run for each request that is sent through a parent."""
@@ -321,10 +307,6 @@ def default_scopes(listener: ListenerPlan) -> LimitScopes:
     """The names that limits are counted under for what no route matches."""
     gateway = str(listener.gateway)
     return LimitScopes(gateway, f"{gateway}, no route", f"{gateway}, any destination")
-
-
-def _at(resolved: ResolvedBackend, scopes: LimitScopes) -> LimitScopes:
-    return LimitScopes(scopes.gateway, scopes.route, scope_of(resolved.target))
 
 
 def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:

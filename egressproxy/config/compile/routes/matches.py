@@ -9,7 +9,7 @@ with 500, and fall through to nothing that was not meant for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from egressproxy.config.resources.route_matches import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
 from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
@@ -24,16 +24,8 @@ NO_GRPC = "gRPC is not supported yet"
 
 def http_match(match: HttpMatch) -> MatchIR:
     """An HTTPRouteMatch."""
-    headers: dict[str, ValueMatch] = {}
-    for header in match.headers:  # of equal names the first counts (Gateway API, HTTPHeaderMatch.name)
-        name = header.name.lower()
-        headers.setdefault(name, ValueMatch(name, header.value, header.type))
-    query: dict[str, ValueMatch] = {}
-    for parameter in match.query_params:
-        query.setdefault(parameter.name, ValueMatch(parameter.name, parameter.value, parameter.type))
-    return MatchIR(
-        match.path.value, match.path.type, match.method or "", tuple(headers.values()), tuple(query.values())
-    )
+    query = _of_values((each.name, each) for each in match.query_params)
+    return MatchIR(match.path.value, match.path.type, match.method or "", _of_headers(match.headers), query)
 
 
 def http_patterns(match: HttpMatch) -> Iterator[tuple[str, str]]:
@@ -60,11 +52,19 @@ def grpc_match(match: GrpcMatch) -> MatchIR:
             path, path_type = f"/{service}/{method}", PathMatchType.EXACT
         else:
             path = f"/{service}"
-    headers: dict[str, ValueMatch] = {}
-    for header in match.headers:  # of equal names the first counts (GRPCHeaderMatch.name)
-        name = header.name.lower()
-        headers.setdefault(name, ValueMatch(name, header.value, header.type))
-    return MatchIR(path, path_type, "POST", tuple(headers.values()))
+    return MatchIR(path, path_type, "POST", _of_headers(match.headers))
+
+
+def _of_headers(headers: Sequence[HeaderMatch]) -> tuple[ValueMatch, ...]:
+    return _of_values((each.name.lower(), each) for each in headers)
+
+
+def _of_values(named: Iterable[tuple[str, HeaderMatch | QueryParamMatch]]) -> tuple[ValueMatch, ...]:
+    """Of equal names the first counts (HTTPHeaderMatch.name, HTTPQueryParamMatch.name, GRPCHeaderMatch.name)."""
+    found: dict[str, ValueMatch] = {}
+    for name, each in named:
+        found.setdefault(name, ValueMatch(name, each.value, each.type))
+    return tuple(found.values())
 
 
 def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:

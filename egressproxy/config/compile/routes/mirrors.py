@@ -22,9 +22,9 @@ __all__ = ["mirrors"]
 def mirrors(
     backend_refs: BackendRefCompiler,
     route: Resource,
-    filters: Sequence[HttpFilter],
     layers: tuple[Layer, ...],
     scopes: LimitScopes,
+    filters: Sequence[HttpFilter],
     placed: Iterable[RankedExtension],
 ) -> tuple[MirrorIR, ...]:
     """The mirrors among these filters of a rule, or of one of its backendRefs, where `placed` run for its requests.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import rule_filters
@@ -32,11 +33,12 @@ from egressproxy.config.compile.routes.matches import NO_GRPC, grpc_match, http_
 from egressproxy.config.compile.routes.mirrors import mirrors
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
-from egressproxy.config.resources.route_filters import ExternalAuthHttp
-from egressproxy.config.resources.route_matches import HttpMatch
+from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter
 from egressproxy.config.resources.routes import (
+    AnyRoute,
     BackendRef,
     GrpcRoute,
+    GrpcRule,
     HttpBackendRef,
     HttpRoute,
     HttpRule,
@@ -64,7 +66,7 @@ __all__ = ["RouteCompiler", "is_dynamic"]
 class RouteCompiler:
     """Compiles routes as one listener serves them."""
 
-    __slots__ = ("_backend_refs", "_backends", "_denying", "_extensions", "_matches", "_policies", "_policy_filters")
+    __slots__ = ("_backend_refs", "_backends", "_denying", "_extensions", "_http_match", "_policies", "_policy_filters")
 
     def __init__(
         self,
@@ -79,21 +81,18 @@ class RouteCompiler:
         self._extensions = extensions
         self._policy_filters = placement
         self._backend_refs = BackendRefCompiler(backends, policies, placement, certificates)
-        self._matches: dict[HttpMatch, MatchIR] = {}
+        self._http_match = cache(http_match)
         self._denying: dict[tuple[int, ...], PolicyIR] = {}
 
     def http_route(
         self, route: HttpRoute, attachment: Attachment, layers: tuple[Layer, ...], validation: RouteValidation
     ) -> HttpRouteIR:
         """An HTTPRoute on one listener. `layers` are those of the listener."""
-        listener = attachment.listener
-        layers += self._policies.layer(Level.ROUTE, route.key)
-        scopes = LimitScopes(str(listener.gateway), str(route))
-        rules = []
-        for index in range(len(route.spec.rules)):
-            if index not in validation.dropped:
-                error = validation.closed.get(index, "")
-                rules.append(self._http_rule(route, index, listener, layers, scopes, error))
+        rules = [
+            self._http_rule(route, index, attachment.listener, layers, validation.closed.get(index, ""))
+            for index in range(len(route.spec.rules))
+            if index not in validation.dropped
+        ]
         created = route.metadata.creation_timestamp or "~"
         named = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
         return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, named=named)
@@ -102,20 +101,16 @@ class RouteCompiler:
         self, route: GrpcRoute, attachment: Attachment, layers: tuple[Layer, ...], validation: RouteValidation
     ) -> HttpRouteIR:
         """A GRPCRoute on one listener. Its rules keep their matches and answer 500: gRPC is not carried yet."""
-        layers += self._policies.layer(Level.ROUTE, route.key)
-        rules = []
-        for index, rule in enumerate(route.spec.rules):
-            if index in validation.dropped:
-                continue
-            of_rule = layers + (self._policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
-            rules.append(
-                HttpRuleIR(
-                    matches=tuple(map(grpc_match, rule.matches)),
-                    backends=(WeightedBackend(None, error=NO_GRPC),),
-                    policy=self._policies.merge(of_rule, is_routed=True).policy,
-                    name=rule.name or "",
-                )
+        rules = [
+            HttpRuleIR(
+                matches=tuple(map(grpc_match, rule.matches)),
+                backends=(WeightedBackend(None, error=NO_GRPC),),
+                policy=self._policies.merge(self._rule_layers(route, rule, layers), is_routed=True).policy,
+                name=rule.name or "",
             )
+            for index, rule in enumerate(route.spec.rules)
+            if index not in validation.dropped
+        ]
         created = route.metadata.creation_timestamp or "~"
         return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, route.KIND)
 
@@ -124,9 +119,7 @@ class RouteCompiler:
     ) -> StreamRouteIR:
         """A TLSRoute or TCPRoute on one listener."""
         rule: StreamRule = route.spec.rules[0]
-        layers += self._policies.layer(Level.ROUTE, route.key)
-        if rule.name:
-            layers += self._policies.layer(Level.RULE, route.key, rule.name)
+        layers = self._rule_layers(route, rule, layers)
         scopes = LimitScopes(str(attachment.listener.gateway), str(route))
         merged = self._policies.merge(layers, is_routed=True)
         placed, error = self._requests(layers, scopes)
@@ -165,13 +158,12 @@ class RouteCompiler:
         index: int,
         listener: ListenerPlan,
         layers: tuple[Layer, ...],
-        scopes: LimitScopes,
         error: str,
     ) -> HttpRuleIR:
         rule = route.spec.rules[index]
         session = session_ir(route.full_name, index, rule)
-        if rule.name:
-            layers += self._policies.layer(Level.RULE, route.key, rule.name)
+        layers = self._rule_layers(route, rule, layers)
+        scopes = LimitScopes(str(listener.gateway), str(route))
         merged = self._policies.merge(layers, is_routed=True)
         placed, problem = self._requests(layers, scopes)
         error = error or problem
@@ -181,23 +173,21 @@ class RouteCompiler:
         else:
             assert listener.protocol is not None
             port, protocol = listener.listener.port, listener.protocol
-            placed += route_filters(
-                self._extensions, route, rule.filters, on_backend=False, port=port, protocol=protocol
-            )
+            compiled = partial(route_filters, self._extensions, route, port=port, protocol=protocol)
+            mirrored = partial(mirrors, self._backend_refs, route, layers, scopes)
+            placed += compiled(rule.filters, on_backend=False)
 
             def of_ref(ref: BackendRef) -> tuple[RankedExtension, ...]:
-                filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
-                return route_filters(self._extensions, route, filters, on_backend=True, port=port, protocol=protocol)
+                return compiled(_filters(ref), on_backend=True)
 
             def mirrors_of_ref(ref: BackendRef) -> tuple[MirrorIR, ...]:
-                filters = ref.filters if isinstance(ref, HttpBackendRef) else ()
-                return mirrors(self._backend_refs, route, filters, layers, scopes, (*placed, *of_ref(ref)))
+                return mirrored(_filters(ref), (*placed, *of_ref(ref)))
 
             idle = session is not None
             found = self._backend_refs.of_rule(
                 route, rule.backend_refs, layers, scopes, of_ref, "", mirrors_of_ref, keeps_idle=idle
             )
-            copies = mirrors(self._backend_refs, route, rule.filters, layers, scopes, placed)
+            copies = mirrored(rule.filters, placed)
         timeouts = rule.timeouts
         request = timeouts.request if timeouts is not None else None
         attempt = timeouts.backend_request if timeouts is not None else None
@@ -215,6 +205,13 @@ class RouteCompiler:
             retry=rule_retry(rule.retry, merged.policy.retries) if rule.retry is not None else merged.policy.retries,
             session=session,
         )
+
+    def _rule_layers(
+        self, route: AnyRoute, rule: HttpRule | GrpcRule | StreamRule, layers: tuple[Layer, ...]
+    ) -> tuple[Layer, ...]:
+        """What holds for a rule: the layers of the listener, those of the route, and its own where it has a name."""
+        layers += self._policies.layer(Level.ROUTE, route.key)
+        return layers + (self._policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
 
     def _external_auth(
         self, route: HttpRoute, rule: HttpRule, layers: tuple[Layer, ...], scopes: LimitScopes
@@ -240,17 +237,11 @@ class RouteCompiler:
 
     def _matched(self, rule: HttpRule) -> tuple[MatchIR, ...]:
         """What the rule matches; with CORS also the preflight requests (OPTIONS) for the methods that it matches."""
-        made = tuple(self._match(match) for match in rule.matches)
+        made = tuple(map(self._http_match, rule.matches))
         if not any(entry.cors is not None for _, entry in rule_filters(0, rule)):
             return made
         asked = (match for match in made if match.method not in ("", "OPTIONS"))
         return made + tuple(replace(match, is_preflight=True) for match in asked)
-
-    def _match(self, match: HttpMatch) -> MatchIR:
-        made = self._matches.get(match)
-        if made is None:
-            made = self._matches[match] = http_match(match)
-        return made
 
     def _requests(self, layers: tuple[Layer, ...], scopes: LimitScopes) -> tuple[list[RankedExtension], str]:
         """The filters of the request phases; and why the place has to be closed, "" if it has not."""
@@ -275,6 +266,10 @@ class RouteCompiler:
                 made = replace(policy, destinations=replace(policy.destinations, deny=tuple(deny)))
             self._denying[key] = made
         return made
+
+
+def _filters(ref: BackendRef) -> tuple[HttpFilter, ...]:
+    return ref.filters if isinstance(ref, HttpBackendRef) else ()
 
 
 def _joined(policy: PolicyIR, mode: Mode) -> Iterator[DestinationRule]:

@@ -9,25 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import rule_filters, rule_refs
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.route_filters import route_filters
+from egressproxy.config.compile.gateways.attachment import Attachment, Rejection
 from egressproxy.config.compile.policies.retries import retry_problem
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.routes.matches import MAX_PATTERNS, NO_GRPC, grpc_patterns, http_patterns
 from egressproxy.config.compile.routes.session_persistence import session_problem
 from egressproxy.config.compile.status import supported_features
+from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.route_filters import ExternalAuthFilter
-from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, HttpRule, TcpRoute, TlsRoute
+from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, HttpRule
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.route import WeightedBackend
 
-__all__ = ["RouteValidation", "RouteValidator", "filter_protocols"]
+__all__ = ["RouteValidation", "RouteValidator", "filter_protocols", "set_route_conditions"]
 
 
 @dataclass(slots=True)
@@ -78,6 +81,30 @@ class RouteValidation:
         return 0 < len({*self.closed, *self.dropped, *self.unresolved_auth}) < self.rules
 
 
+def set_route_conditions(
+    conditions: Conditions, outcome: list[Attachment] | Rejection, validation: RouteValidation
+) -> None:
+    """The conditions of a route at one parent (Gateway API v1, RouteConditionType)."""
+    if isinstance(outcome, Rejection):
+        conditions.set("Accepted", False, outcome.reason, outcome.message)
+    elif validation.rules and not validation.is_served:
+        conditions.set("Accepted", False, "UnsupportedValue", " ".join(validation.bad_rules))
+    else:
+        conditions.set("Accepted", True, "Accepted", "the route is attached.")
+        closed = [plan.listener.name for plan in outcome if plan.listener.problem]
+        if closed:
+            conditions.add_note("Accepted", f"these listeners are not served: {', '.join(closed)}.")
+        for note in validation.notes:
+            conditions.add_note("Accepted", note)
+    if validation.unresolved:
+        reason = validation.unresolved[0][0]
+        conditions.set("ResolvedRefs", False, reason, "; ".join(message for _, message in validation.unresolved))
+    else:
+        conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+    if validation.is_partial:
+        conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(validation.bad_rules))
+
+
 class RouteValidator:
     """Validates routes, each without its listeners.
 
@@ -93,27 +120,23 @@ class RouteValidator:
         self._extensions = extensions
         self._check_pattern = check_pattern
 
-    def validate(self, route: Resource) -> RouteValidation:
+    def validate(self, route: AnyRoute) -> RouteValidation:
         """Everything that is wrong with a route, independent of where it is attached."""
         if isinstance(route, HttpRoute):
             return self._validate_http(route)
-        validation = RouteValidation()
-        if isinstance(route, TlsRoute | TcpRoute):
-            rules = route.spec.rules
-            validation.rules = len(rules)
-            if len(rules) > 1:
-                validation.notes.append("only the first rule is served: the others match the same.")
-            for index, rule in enumerate(rules):
-                self._validate_refs(route, rule_refs(index, rule), validation)
-            if route.spec.use_default_gateways != "None":
-                validation.notes.append("useDefaultGateways is not supported and does nothing.")
-        elif isinstance(route, GrpcRoute):
-            self._validate_grpc(route, validation)
+        if isinstance(route, GrpcRoute):
+            return self._validate_grpc(route)
+        validation = RouteValidation(rules=len(route.spec.rules))
+        if len(route.spec.rules) > 1:
+            validation.notes.append("only the first rule is served: the others match the same.")
+        for index, rule in enumerate(route.spec.rules):
+            self._validate_refs(route, rule_refs(index, rule), validation)
+        if route.spec.use_default_gateways != "None":
+            validation.notes.append("useDefaultGateways is not supported and does nothing.")
         return validation
 
     def _validate_http(self, route: HttpRoute) -> RouteValidation:
         validation = RouteValidation(rules=len(route.spec.rules))
-        idle: dict[str, None] = {}
         for index, rule in enumerate(route.spec.rules):
             self._validate_rule(route, index, rule, validation)
             if rule.retry is not None and (problem := retry_problem(rule.retry)):
@@ -123,16 +146,14 @@ class RouteValidator:
             if rule.session_persistence is not None and (problem := session_problem(rule.session_persistence)):
                 validation.notes.append(f"rules[{index}].sessionPersistence: {problem}.")
         if route.spec.use_default_gateways != "None":
-            idle["useDefaultGateways"] = None
-        validation.notes += [f"{name} is not supported yet and does nothing." for name in idle]
+            validation.notes.append("useDefaultGateways is not supported yet and does nothing.")
         return validation
 
     def _validate_rule(self, route: HttpRoute, index: int, rule: HttpRule, validation: RouteValidation) -> None:
         self._validate_patterns(index, map(http_patterns, rule.matches), validation)
+        compiled = partial(route_filters, self._extensions, route, port=80, protocol=ListenerProtocol.HTTP)
         try:
-            route_filters(
-                self._extensions, route, rule.filters, on_backend=False, port=80, protocol=ListenerProtocol.HTTP
-            )
+            compiled(rule.filters, on_backend=False)
         except FilterNotSupported as error:
             validation.closed[index] = str(error)
             validation.places[index] = f"spec.rules[{index}].filters[{error.index}]: "
@@ -145,15 +166,13 @@ class RouteValidator:
                     validation.unresolved_auth[index] = problem
         for number, ref in enumerate(rule.backend_refs):
             try:
-                route_filters(
-                    self._extensions, route, ref.filters, on_backend=True, port=80, protocol=ListenerProtocol.HTTP
-                )
+                compiled(ref.filters, on_backend=True)
             except FilterNotSupported as error:
                 validation.closed[index] = f"backendRefs[{number}]: {error}"
                 validation.places[index] = f"spec.rules[{index}].backendRefs[{number}]: "
 
-    def _validate_grpc(self, route: GrpcRoute, validation: RouteValidation) -> None:
-        validation.rules = len(route.spec.rules)
+    def _validate_grpc(self, route: GrpcRoute) -> RouteValidation:
+        validation = RouteValidation(rules=len(route.spec.rules))
         for index, rule in enumerate(route.spec.rules):
             self._validate_patterns(index, map(grpc_patterns, rule.matches), validation)
             mirrors = [
@@ -166,6 +185,7 @@ class RouteValidator:
         if route.spec.use_default_gateways != "None":
             validation.notes.append("useDefaultGateways is not supported and does nothing.")
         validation.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
+        return validation
 
     def _validate_patterns(
         self, index: int, patterns: Iterable[Iterable[tuple[str, str]]], validation: RouteValidation

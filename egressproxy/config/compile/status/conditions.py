@@ -56,6 +56,13 @@ class Conditions:
         joined = f"{before}{end} {message}".strip()
         condition["message"] = joined[:MAX_MESSAGE]
 
+    def report(self, kind: str, reason: str, message: str) -> None:
+        """State that a condition holds; where it was set, add the sentence to what it says."""
+        if kind in self._conditions:
+            self.add_note(kind, message)
+        else:
+            self.set(kind, True, reason, message)
+
     def says(self, kind: str) -> bool:
         """Whether the condition was set."""
         return kind in self._conditions
