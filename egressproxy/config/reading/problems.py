@@ -41,11 +41,15 @@ class Problem:
     severity: Severity = Severity.ERROR
     code: str = "Invalid"
 
+    @property
+    def sentence(self) -> str:
+        """What is wrong, and what to do about it."""
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         parts = [part for part in (place, self.object, self.field_path) if part]
-        remedy = f" ({self.remedy})" if self.remedy else ""
-        text = f"{': '.join((*parts, self.message))}{remedy}"
+        text = ": ".join((*parts, self.sentence))
         # One line on a terminal and in a log, whatever stands in a name or a key.
         return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 

@@ -36,10 +36,6 @@ class WriteAccess:
             wanted = await asyncio.to_thread(read_token, self._token_file)
         except ValueError as error:
             raise ApiError(403, "Forbidden", str(error)) from None
-        if scheme.lower() != "bearer" or not hmac.compare_digest(_octets(given.strip()), wanted):
+        token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
+        if scheme.lower() != "bearer" or not hmac.compare_digest(token, wanted):
             raise ApiError(401, "Unauthorized", "writes need the token: Authorization: Bearer …")
-
-
-def _octets(field: str) -> bytes:
-    """A field's value as it was sent, UTF-8 or not."""
-    return field.encode("utf-8", "surrogateescape")

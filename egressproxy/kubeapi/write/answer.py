@@ -11,14 +11,16 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from egressproxy.config.compile import Compiled
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.reading.problems import ConfigError
-from egressproxy.kubeapi.write.apply import AppliedWrite, changed, refusal_of, unreadable
+from egressproxy.kubeapi.write.apply import AppliedWrite, changed
 from egressproxy.kubeapi.write.outcomes import Outcomes, Result, read_writes
+from egressproxy.kubeapi.write.refusals import refusal_of, unreadable
 from egressproxy.kubeapi.write.staging import file_of, stage
 from egressproxy.kubeapi.write.warnings import with_warnings
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
@@ -48,26 +50,22 @@ def answer(request: bytes) -> bytes:
     return dumps(Outcomes(batch.results, loaded))
 
 
+@dataclass(slots=True, eq=False)
 class _Batch:
     """`results` are there when `worked_out` has ended."""
 
-    def __init__(
-        self,
-        resources: ResourceSet,
-        bind: tuple[str, ...],
-        previous: Compiled | None,
-        state: Path,
-        writes: Sequence[Write],
-    ) -> None:
-        self._resources = resources
-        self._bind = bind
-        self._previous = previous
-        self._state = state
-        self._writes = writes
-        self._until = time.monotonic() + BUDGET_S
-        self._most = len(writes)  # changes that are compiled together
-        self._settled: dict[int, Written | WriteRefused] = {}  # by the write's number: whatever becomes of the others
-        self.results: list[Result] = []
+    resources: ResourceSet
+    bind: tuple[str, ...]
+    previous: Compiled | None
+    state: Path
+    writes: Sequence[Write]
+    #: Those that are not begun by then wait; a time of `time.monotonic`.
+    until: float = field(default_factory=lambda: time.monotonic() + BUDGET_S)
+    #: Whether changes are compiled one by one, since it is not known which of them is at fault.
+    is_one_by_one: bool = False
+    #: By the write's number: whatever becomes of the others.
+    settled: dict[int, Written | WriteRefused] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
 
     def worked_out(self) -> tuple[ResourceSet, Compiled] | None:
         """The configuration with all that can be taken, or None if nothing changes."""
@@ -84,10 +82,10 @@ class _Batch:
         """What the writes change, each on top of those before it; fills `results` as if all of it could be taken."""
         self.results = []
         changes: dict[int, AppliedWrite] = {}
-        for number, write in enumerate(self._writes):
-            is_over = len(changes) == self._most or (any(self.results) and time.monotonic() > self._until)
-            if number in self._settled:
-                self.results.append(self._settled[number])
+        for number, write in enumerate(self.writes):
+            is_over = (self.is_one_by_one and changes) or (any(self.results) and time.monotonic() > self.until)
+            if number in self.settled:
+                self.results.append(self.settled[number])
             elif is_over:
                 self.results.append(None)
             else:
@@ -97,65 +95,64 @@ class _Batch:
     def _changed(self, number: int, write: Write, changes: dict[int, AppliedWrite]) -> Result:
         """Adds what it changes to `changes`."""
         files = {each.file for each in changes.values()}
-        if write.name and file_of(self._state, write.group, write.kind, write.namespace, write.name) in files:
+        if write.name and file_of(self.state, *write.key) in files:
             return None  # it is for what becomes of the one before
-        current = list(changes.values())[-1].resources if changes else self._resources
-        waiting = sum(each.is_new for each in changes.values()), sum(each.octets for each in changes.values())
+        current = list(changes.values())[-1].resources if changes else self.resources
+        waiting = sum(each.is_new for each in changes.values()), sum(each.size for each in changes.values())
         try:
-            change = changed(current, write, self._state, waiting)
+            change = changed(current, write, self.state, waiting)
             if change.file in files:
                 return None
             if change.is_same:
                 return _written(change, "")
-            if change.is_dry_run:  # on what is in service, as if no other waited
-                self._settled[number] = settled = self._tried(write)
+            if change.write.is_dry_run:  # on what is in service, as if no other waited
+                self.settled[number] = settled = self._tried(write)
                 return settled
         except WriteRefused as refused:
             return refused
         except Exception as error:
-            self._settled[number] = defect = _defect(error)
+            self.settled[number] = defect = _defect(error)
             return defect
         changes[number] = change
         return _written(change, str(change.file))
 
     def _tried(self, write: Write) -> Written | WriteRefused:
         """Raises WriteRefused, and nearly everything."""
-        change = changed(self._resources, write, self._state)
+        change = changed(self.resources, write, self.state)
         try:
-            made = compiled(change.resources, self._bind, self._previous, why_unusable)
+            made = compiled(change.resources, self.bind, self.previous, why_unusable)
         except ConfigError as error:
-            return refusal_of(error, write, change.resource.name, change.file)
+            return refusal_of(error, change.write, change.file)
         return _written(with_warnings(change, made), "")
 
     def _compiled(self, resources: ResourceSet, changes: dict[int, AppliedWrite]) -> Compiled | None:
         """None where it fails: fewer writes are taken the next time."""
         try:
-            return compiled(resources, self._bind, self._previous, why_unusable)
+            return compiled(resources, self.bind, self.previous, why_unusable)
         except ConfigError as error:
             blamed = _blamed(error, changes)
             if blamed is None:
-                self._most = 1
+                self.is_one_by_one = True
             else:
-                own = ConfigError(each for each in error.problems if each.file in ("", str(changes[blamed].file)))
-                told = own if len(changes) > 1 else error
                 change = changes[blamed]
-                self._settled[blamed] = refusal_of(told, self._writes[blamed], change.resource.name, change.file)
+                own = ConfigError(each for each in error.problems if each.file in ("", str(change.file)))
+                self.settled[blamed] = refusal_of(own if len(changes) > 1 else error, change.write, change.file)
         except Exception as error:
             if len(changes) > 1:
-                self._most = 1
+                self.is_one_by_one = True
             else:
-                self._settled[next(iter(changes))] = _defect(error)
+                self.settled[next(iter(changes))] = _defect(error)
         return None
 
     def _stage(self, changes: dict[int, AppliedWrite]) -> bool:
         for number, change in changes.items():
-            if self._writes[number].verb is Verb.DELETE:
+            if change.write.verb is Verb.DELETE:
                 continue
             try:
                 stage(change.file, change.text)
             except OSError as error:
                 message = f"{change.file} cannot be written: {error.strerror}"
-                self._settled[number] = WriteRefused(500, "InternalError", message)
+                self.settled[number] = WriteRefused(500, "InternalError", message)
                 return False
         return True
 

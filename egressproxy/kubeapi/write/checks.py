@@ -7,7 +7,8 @@ Source: apimachinery meta/v1 ObjectMeta, ManagedFieldsEntry; FieldsV1.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from egressproxy.config.reading.yaml import MAX_DEPTH
@@ -35,27 +36,27 @@ _VALUES: Final = ("data", "stringData")
 
 def depth_of(value: Any, limit: int) -> int:
     """How many levels of objects and lists a value has, without recursion; more than `limit` is `limit` + 1."""
-    level, values = 0, [value]
-    while values := [each for each in values if isinstance(each, dict | list)]:
-        level += 1
-        if level > limit:
-            break
-        values = [inner for each in values for inner in (each.values() if isinstance(each, dict) else each)]
-    return level
+    return sum(1 for _ in islice(_levels(value), limit + 1))
 
 
 def too_large(value: Any) -> str:
     """Why an object cannot be taken: it is too deep or has too much in it; "" where it is neither."""
-    level, count, values = 0, 0, [value]
-    while values := [each for each in values if isinstance(each, dict | list)]:
-        level += 1
+    count = 0
+    for level, values in enumerate(_levels(value), 1):
         count += sum(map(len, values))
         if level > MAX_LEVELS:
             return f"it is nested deeper than {MAX_LEVELS} levels"
         if count > MAX_VALUES:
             return f"it has more than {MAX_VALUES} values"
-        values = [inner for each in values for inner in (each.values() if isinstance(each, dict) else each)]
     return ""
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """The objects and lists of a value, level by level."""
+    values = [value]
+    while values := [each for each in values if isinstance(each, dict | list)]:
+        yield values
+        values = [inner for each in values for inner in (each.values() if isinstance(each, dict) else each)]
 
 
 def faults(manifest: Mapping[str, Any], *, is_secret: bool) -> list[tuple[str, str]]:
@@ -99,16 +100,11 @@ def _is_owner(entry: Any) -> bool:
 
 def _are_steps(fields: dict[str, Any]) -> bool:
     """FieldsV1: `.`, `f:name`, `k:{"key":"value"}` (or v: and i:, which we do not write), each with more of them."""
-    level, values = 0, [fields]
-    while values:
-        level += 1
-        if level > MAX_FIELD_LEVELS:
-            return False
-        for each in values:
-            if not all(isinstance(inner, dict) and _is_step(step) for step, inner in each.items()):
-                return False
-        values = [inner for each in values for inner in each.values()]
-    return True
+    return all(
+        level <= MAX_FIELD_LEVELS
+        and all(isinstance(inner, dict) and _is_step(step) for each in values for step, inner in each.items())
+        for level, values in enumerate(_levels(fields), 1)
+    )
 
 
 def _is_step(step: str) -> bool:

@@ -22,7 +22,6 @@ def with_warnings(change: AppliedWrite, compiled: Compiled) -> AppliedWrite:
     told = []
     for problem in warnings_of(change.resource, compiled):
         if problem.severity is not Severity.NOTE:
-            remedy = f" ({problem.remedy})" if problem.remedy else ""
             place = f"{problem.field_path}: " if problem.field_path else ""
-            told.append(f"{place}{problem.message}{remedy}"[:MAX_TEXT])
+            told.append(f"{place}{problem.sentence}"[:MAX_TEXT])
     return change._replace(warnings=(*change.warnings, *dict.fromkeys(told))[:MAX_WARNINGS])

@@ -60,6 +60,11 @@ class Write:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
+    def resource(self) -> str:
+        """The object as Kubernetes names it to people: `gateways.gateway.networking.k8s.io "models"`."""
+        return f'{self.plural}{"." if self.group else ""}{self.group} "{self.name}"'
+
+    @property
     def is_secret(self) -> bool:
         return (self.group, self.kind) == ("", "Secret")
 

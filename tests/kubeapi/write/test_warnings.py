@@ -10,14 +10,17 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.filters.catalog import Catalog
 from egressproxy.kubeapi.write.apply import MAX_WARNINGS, AppliedWrite
 from egressproxy.kubeapi.write.warnings import MAX_TEXT, with_warnings
+from egressproxy.kubeapi.write.write import Verb, Write
 from tests.config.compile.kit import FORWARD, policy
+
+WRITE = Write(Verb.CREATE, "egressproxy.io", "v1alpha1", "EgressPolicy", "egresspolicies", "default", "p", b"", "me")
 
 
 def written(*manifests: str, text: str = "text", warnings: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The warnings of a write of the first EgressPolicy of these."""
     resources = load_text("\n---\n".join(manifests), "config.yaml")
     made = compile_config(resources, Catalog(), Defaults())
-    change = AppliedWrite(resources, resources.of(EgressPolicy)[0], text, Path("file"), True, False, warnings)
+    change = AppliedWrite(WRITE, resources, resources.of(EgressPolicy)[0], text, Path("file"), warnings=warnings)
     return with_warnings(change, made).warnings
 
 
