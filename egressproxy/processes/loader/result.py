@@ -6,12 +6,13 @@ holds secrets.
 
 from __future__ import annotations
 
+import gzip
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from egressproxy.config.builtin import BUILTIN, BUILTIN_WARNING
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
@@ -21,9 +22,6 @@ from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.encoding import line
 from egressproxy.model.pickling import Unpickler, classes, dumps, loads
 from egressproxy.model.published_object import Key, PublishedObject
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 __all__ = [
     "LOADED",
@@ -42,8 +40,6 @@ __all__ = [
 
 #: Objects in one piece.
 OBJECTS = 256
-#: Bytes that are decompressed at once.
-CHUNK = 64 * 1024
 
 
 class ListenerAddress(NamedTuple):
@@ -102,18 +98,20 @@ def pack_shown(
         (key, line(manifest), generation, None if status is None else line(status), created)
         for key, manifest, generation, status, created in objects
     )
-    packer = zlib.compressobj(1)
-    packed = []
-    while piece := list(islice(entries, OBJECTS)):
-        packed.append(packer.compress(dumps(piece)))
-    return b"".join((*packed, packer.flush()))
+    packed = io.BytesIO()
+    # Without a time: the same objects are the same bytes.
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as file:
+        while piece := list(islice(entries, OBJECTS)):
+            file.write(dumps(piece))
+    return packed.getvalue()
 
 
 def shown(packed: bytes) -> Iterator[PublishedObject]:
-    """The objects; decompressed and decoded as they are taken, so that many readers take little memory."""
-    if not packed:
-        return
-    file = io.BufferedReader(_Inflated(packed), CHUNK)
+    """The objects; decompressed and decoded as they are taken, so that many readers take little memory.
+
+    Raises zlib.error or EOFError where `packed` is not whole.
+    """
+    file = gzip.GzipFile(fileobj=io.BytesIO(packed))
     while file.peek(1):
         for (group, kind, namespace, name), manifest, generation, status, created in Unpickler(file).load():
             yield PublishedObject(group, kind, namespace, name, manifest, generation, status, created)
@@ -150,30 +148,3 @@ def read_values(data: bytes, known: Iterable[type]) -> Any:
         return loads(data, classes(known), "part of an answer")
     except Exception:  # pickle raises nearly everything
         return None
-
-
-class _Inflated(io.RawIOBase):
-    """What was compressed, as a file. Raises zlib.error where it is not whole."""
-
-    def __init__(self, packed: bytes) -> None:
-        self._inflate = zlib.decompressobj()
-        self._packed = packed
-        self._at = 0
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        data = b""
-        while not data and not self._inflate.eof:
-            if not self._rest and self._at < len(self._packed):
-                self._rest = self._packed[self._at : self._at + CHUNK]
-                self._at += CHUNK
-            elif not self._rest:
-                raise zlib.error("it ends too early")
-            data = self._inflate.decompress(self._rest, len(view))
-            self._rest = self._inflate.unconsumed_tail
-        view[: len(data)] = data
-        return len(data)
