@@ -32,8 +32,6 @@ _FURTHER: Final = {
 
 _INFO: Final = {"title": "egressproxy", "version": __version__}
 _META_DESCRIPTION: Final = "What every object has: name, namespace, labels, annotations."
-_API_VERSION: Final = "The group and version of this kind."
-_KIND: Final = "The kind of this object."
 _STATUS: Final = "What became of it: written by the gateway, ignored on input."
 
 
@@ -85,7 +83,7 @@ def _gvk(kind: ServedKind, version: str) -> dict[str, str]:
 def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any], base: str) -> dict[str, Any]:
     parts: Mapping[str, Any] = schema["$defs"]
     roots = {
-        (_group_of(part), part["properties"]["kind"]["const"]): name
+        (part["properties"]["apiVersion"]["enum"][0].rpartition("/")[0], part["properties"]["kind"]["const"]): name
         for name, part in parts.items()
         if "const" in part.get("properties", {}).get("kind", {})
     }
@@ -98,7 +96,6 @@ def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any]
     while wanted:
         name = wanted.pop()
         if _part_name(name) not in made:
-            made[_part_name(name)] = {}  # it may refer to itself
             made[_part_name(name)] = _converted(parts[name], base, wanted)
     fields = [field for part in made.values() for field in part.get("properties", {}).values()]
     described = {_referred(field, base) for field in fields if "description" in field}
@@ -132,6 +129,7 @@ def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> N
 
 
 def _possible(field: Mapping[str, Any]) -> str:
+    """What values a field may have, in words."""
     said = []
     if "enum" in field:
         said.append(f"One of {', '.join(map(str, field['enum']))}.")
@@ -140,10 +138,6 @@ def _possible(field: Mapping[str, Any]) -> str:
     if field.get("default") not in (None, "", [], {}):
         said.append(f"Default: {json.dumps(field['default'])}.")
     return " ".join(said)
-
-
-def _group_of(part: Mapping[str, Any]) -> str:
-    return str(part["properties"]["apiVersion"]["enum"][0]).rpartition("/")[0]
 
 
 def _part_name(name: str) -> str:
@@ -155,8 +149,8 @@ def _root(part: Mapping[str, Any], kind: ServedKind, version: str, base: str, wa
     properties = made["properties"]
     for name in _FURTHER.get(kind.kind, ()) if not kind.group else ():
         properties.setdefault(name, {**_ANYTHING})
-    properties["apiVersion"] = {"type": "string", "description": _API_VERSION}
-    properties["kind"] = {"type": "string", "description": _KIND}
+    properties["apiVersion"] = {"type": "string", "description": "The group and version of this kind."}
+    properties["kind"] = {"type": "string", "description": "The kind of this object."}
     properties["metadata"] = _converted({"$ref": "ObjectMeta", "description": _META_DESCRIPTION}, base, wanted)
     if not properties.get("status", {}).keys() & {"type", "$ref", "allOf"}:  # that of a Pod is input
         properties["status"] = {"type": "object", "description": _STATUS}
@@ -251,7 +245,7 @@ def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) 
     shapes = [each for each in part[choice] if each.get("type") != "null"]
     rest = {key: value for key, value in part.items() if key in _BESIDE and value is not None}
     if len(shapes) == 1:
-        return {**_converted({**shapes[0], **rest}, base, wanted)}
+        return dict(_converted({**shapes[0], **rest}, base, wanted))
     types = {each.get("type") for each in shapes}
     if types <= {"integer", "string"}:
         return {"x-kubernetes-int-or-string": True, **({"type": "string"} if base == _V2 else {}), **rest}

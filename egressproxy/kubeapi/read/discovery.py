@@ -40,13 +40,13 @@ def one_group(name: str) -> dict[str, Any] | None:
 
 def resource_list(group: str, version: str, is_writable: bool) -> dict[str, Any] | None:
     """/api/v1 and /apis/GROUP/VERSION; None where there is none."""
-    kinds = [kind for kind in KINDS if kind.group == group and version in kind.versions]
+    kinds = _kinds(group, version)
     if not kinds:
         return None
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
-        "groupVersion": f"{group}/{version}" if group else version,
+        "groupVersion": kinds[0].api_version(version),
         "resources": [_resource(kind, is_writable) for kind in kinds],
     }
 
@@ -70,11 +70,7 @@ def aggregated(is_core: bool, content_type: str, is_writable: bool) -> dict[str,
                     {
                         "version": version,
                         "freshness": "Current",
-                        "resources": [
-                            _aggregated(kind, version, is_writable)
-                            for kind in KINDS
-                            if kind.group == group and version in kind.versions
-                        ],
+                        "resources": [_aggregated(kind, version, is_writable) for kind in _kinds(group, version)],
                     }
                     for version in versions
                 ],
@@ -82,6 +78,10 @@ def aggregated(is_core: bool, content_type: str, is_writable: bool) -> dict[str,
             for group, versions in groups.items()
         ],
     }
+
+
+def _kinds(group: str, version: str) -> list[ServedKind]:
+    return [kind for kind in KINDS if kind.group == group and version in kind.versions]
 
 
 def _verbs(kind: ServedKind, is_writable: bool) -> Sequence[str]:

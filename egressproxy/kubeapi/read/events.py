@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from time import time
 from typing import Any, Final
 
@@ -29,7 +31,16 @@ CONTROLLER: Final = "egressproxy.io/gateway-controller"
 #: Where the Events of cluster-scoped objects are.
 DEFAULT_NAMESPACE: Final = "default"
 
-_GROUPS: Final = ("", "events.k8s.io")
+#: Fields of the core group -> what they are called in events.k8s.io/v1.
+_NEWER_NAMES: Final = {
+    "involvedObject": "regarding",
+    "message": "note",
+    "reportingComponent": "reportingController",
+    "source": "deprecatedSource",
+    "firstTimestamp": "deprecatedFirstTimestamp",
+    "lastTimestamp": "deprecatedLastTimestamp",
+    "count": "deprecatedCount",
+}
 _INSTANCE: Final = socket.gethostname()[:128]
 _STARTED: Final = int(time())
 
@@ -49,24 +60,21 @@ class PublishedEvents:
         return _Rendered(self._events.all(), self._configuration.objects())
 
 
+@dataclass(frozen=True)
 class _Rendered:
     """Made when it is iterated for the first time."""
 
-    def __init__(self, events: Sequence[tuple[int, Notice]], configuration: Iterable[PublishedObject]) -> None:
-        self._events = events
-        self._configuration = configuration
-        self._made: list[PublishedObject] | None = None
+    events: Sequence[tuple[int, Notice]]
+    configuration: Iterable[PublishedObject]
 
     def __iter__(self) -> Iterator[PublishedObject]:
-        if self._made is None:
-            self._made = list(self._make())
         return iter(self._made)
 
-    def _make(self) -> Iterator[PublishedObject]:
-        wanted = {subject for _, notice in self._events for subject in (notice.regarding, notice.related) if subject}
-        found = references(wanted, self._configuration)
-        for number, notice in self._events:
-            yield from _published(number, notice, found)
+    @cached_property
+    def _made(self) -> list[PublishedObject]:
+        wanted = {subject for _, notice in self.events for subject in (notice.regarding, notice.related) if subject}
+        found = references(wanted, self.configuration)
+        return [made for number, notice in self.events for made in _published(number, notice, found)]
 
 
 def references(
@@ -117,46 +125,29 @@ def _published(
         "uid": uid_of(("events.k8s.io", "Event", namespace, name)),
         "creationTimestamp": _time(notice.first_s),
     }
-    first, last = _time(notice.first_s), _time(notice.last_s)
-    started = _micro_time(notice.first_s)
-    shared: dict[str, Any] = {
+    core: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Event",
         "metadata": metadata,
         "type": notice.severity,
         "reason": notice.reason,
         "action": notice.action,
-        "eventTime": started,
+        "eventTime": _micro_time(notice.first_s),
         "reportingInstance": _INSTANCE,
+        "reportingComponent": CONTROLLER,
+        "involvedObject": found[notice.regarding],
+        "message": notice.message,
+        "source": {"component": CONTROLLER},
+        "firstTimestamp": _time(notice.first_s),
+        "lastTimestamp": _time(notice.last_s),
+        "count": notice.count,
     }
     if notice.count > 1:
-        shared["series"] = {"count": notice.count, "lastObservedTime": _micro_time(notice.last_s)}
+        core["series"] = {"count": notice.count, "lastObservedTime": _micro_time(notice.last_s)}
     if notice.related is not None:
-        shared["related"] = found[notice.related]
-    regarding, source = found[notice.regarding], {"component": CONTROLLER}
-    core = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        **shared,
-        "involvedObject": regarding,
-        "message": notice.message,
-        "source": source,
-        "firstTimestamp": first,
-        "lastTimestamp": last,
-        "count": notice.count,
-        "reportingComponent": CONTROLLER,
-    }
-    newer = {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        **shared,
-        "regarding": regarding,
-        "note": notice.message,
-        "reportingController": CONTROLLER,
-        "deprecatedSource": source,
-        "deprecatedFirstTimestamp": first,
-        "deprecatedLastTimestamp": last,
-        "deprecatedCount": notice.count,
-    }
-    for group, manifest in zip(_GROUPS, (core, newer), strict=True):
+        core["related"] = found[notice.related]
+    newer = {_NEWER_NAMES.get(field, field): value for field, value in core.items()}
+    for group, manifest in (("", core), ("events.k8s.io", {**newer, "apiVersion": "events.k8s.io/v1"})):
         yield PublishedObject(group, "Event", namespace, name, json.dumps(manifest).encode())
 
 

@@ -6,7 +6,7 @@ Source: Kubernetes, "Labels and Selectors" (grammar of labelSelector) and "Field
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 __all__ = ["BadSelector", "Predicate", "field_selector", "label_selector"]
@@ -21,7 +21,7 @@ _ORDER: Final = re.compile(rf"({_KEY})\s*([<>])\s*(-?\d{{1,18}})", re.ASCII)
 _SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)", re.ASCII)
 _FIELD: Final = re.compile(r"([A-Za-z][\w.]*)(==|=|!=)(.*)", re.ASCII | re.DOTALL)
 #: A requirement, up to a comma outside of parentheses; an open one ends nothing. Nothing stands behind it that could
-#: fail: each octet is read once.
+#: fail: each byte is read once.
 _PART: Final = re.compile(r"(?:[^,(]++|\([^()]*+\)?+)+")
 #: Each object of a list is held against each.
 MAX_REQUIREMENTS: Final = 100
@@ -33,7 +33,7 @@ class BadSelector(ValueError):
 
 def label_selector(text: str) -> Predicate | None:
     """A predicate on manifests; None where it selects everything. Raises BadSelector."""
-    tests = [_label_test(part.strip()) for part in _parts(text)]
+    tests = [_label_test(part) for part in _bounded(map(str.strip, _PART.findall(text)))]
     if not tests:
         return None
 
@@ -47,7 +47,7 @@ def label_selector(text: str) -> Predicate | None:
 def field_selector(text: str, fields: Collection[str]) -> Predicate | None:
     """The same for `metadata.name=x,…`; `fields` are those that may be selected by. Raises BadSelector."""
     tests = []
-    for part in _bounded([part for part in re.split(r"(?<!\\),", text) if part]):
+    for part in _bounded(re.split(r"(?<!\\),", text)):
         found = _FIELD.fullmatch(part)
         if found is None:
             raise BadSelector(f"invalid selector: {part!r}; write field=value or field!=value")
@@ -69,12 +69,9 @@ def _text_at(manifest: Mapping[str, Any], path: list[str]) -> str:
     return "" if value is None else str(value)
 
 
-def _parts(text: str) -> list[str]:
-    """At commas outside of parentheses."""
-    return _bounded([part for part in _PART.findall(text) if part.strip()])
-
-
-def _bounded(parts: list[str]) -> list[str]:
+def _bounded(texts: Iterable[str]) -> list[str]:
+    """Those that are not empty. Raises BadSelector where they are too many."""
+    parts = list(filter(None, texts))
     if len(parts) > MAX_REQUIREMENTS:
         raise BadSelector(f"the selector has {len(parts)} requirements; {MAX_REQUIREMENTS} are served")
     return parts

@@ -55,7 +55,7 @@ def apply(
         if (path[:-1] if path[-1] == "." else path) not in above and not _is_key(path):
             _remove(made, path)
     owned[mine] = wanted
-    return _with_owners(made, base, owned, str(applied.get("apiVersion", "")), mine, now)
+    return _with_owners(made, base, owned, mine, now)
 
 
 def updated(
@@ -68,13 +68,12 @@ def updated(
         owned = _owners(made)  # a client that rewrites the list itself
     else:
         owned = _owners(base)
-    here = _fields(made, shape)
-    there = _fields(base, shape)
+    here, there = _fields(made, shape), _fields(base, shape)
     changed = {path for path in here if path not in there or _value(made, path) != _value(base, path)}
     owned = {owner: (paths & here) - changed for owner, paths in owned.items()}
     mine = (manager, "Update")
     owned[mine] = owned.get(mine, frozenset()) | changed
-    return _with_owners(dict(made), base, owned, str(made.get("apiVersion", "")), mine, now)
+    return _with_owners(made, base, owned, mine, now)
 
 
 def _conflict(conflicts: Mapping[Path, list[str]]) -> WriteRefused:
@@ -229,39 +228,32 @@ def _read(fields: Mapping[str, Any], path: Path) -> Iterable[Path]:
 
 
 def _with_owners(
-    made: dict[str, Any],
-    base: Mapping[str, Any],
-    owned: Mapping[Owner, frozenset[Path]],
-    api_version: str,
-    writer: Owner,
-    now: str,
+    made: Mapping[str, Any], base: Mapping[str, Any], owned: Mapping[Owner, frozenset[Path]], writer: Owner, now: str
 ) -> dict[str, Any]:
+    """`made` with these owners; one whose fields are those of `base` keeps its time."""
     before = _owners(base)
-    times = {
+    metadata = {name: value for name, value in (made.get("metadata") or {}).items() if name != "managedFields"}
+    api_version = str(made.get("apiVersion", ""))
+    known = {
         (entry.get("manager"), entry.get("operation")): entry
         for entry in (base.get("metadata") or {}).get("managedFields") or ()
         if isinstance(entry, Mapping)
     }
     entries = []
     for owner, paths in owned.items():
-        if not paths:
-            continue
-        old = times.get(owner)
-        is_same = old is not None and before.get(owner) == paths
-        entries.append({
-            "manager": owner[0],
-            "operation": owner[1],
-            "apiVersion": old.get("apiVersion", api_version) if old is not None and owner != writer else api_version,
-            "time": old["time"] if is_same and old is not None and "time" in old else now,
-            "fieldsType": "FieldsV1",
-            "fieldsV1": _written(paths),
-        })  # fmt: skip
-    metadata = dict(made.get("metadata") or {})
-    metadata.pop("managedFields", None)
+        old = known.get(owner, {})
+        if paths:
+            entries.append({
+                "manager": owner[0],
+                "operation": owner[1],
+                "apiVersion": api_version if owner == writer else old.get("apiVersion", api_version),
+                "time": old.get("time", now) if before.get(owner) == paths else now,
+                "fieldsType": "FieldsV1",
+                "fieldsV1": _written(paths),
+            })  # fmt: skip
     if entries:
         metadata["managedFields"] = entries
-    made["metadata"] = metadata
-    return made
+    return {**made, "metadata": metadata}
 
 
 def _written(paths: Iterable[Path]) -> dict[str, Any]:

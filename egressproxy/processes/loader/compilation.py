@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
@@ -26,7 +25,7 @@ def loaded(
     paths: Sequence[ConfigSource],
     bind: tuple[str, ...],
     previous: Compiled | None = None,
-    why_unusable: Callable[[str], str] | None = None,
+    why_unusable: Callable[[str], str] = lambda _address: "",
     state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
     """The objects of these files and folders, and of `state`, compiled. Raises ConfigError."""
@@ -38,7 +37,7 @@ def compiled(
     resources: ResourceSet,
     bind: tuple[str, ...],
     previous: Compiled | None = None,
-    why_unusable: Callable[[str], str] | None = None,
+    why_unusable: Callable[[str], str] = lambda _address: "",
 ) -> Compiled:
     """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError.
 
@@ -49,9 +48,8 @@ def compiled(
         check_pattern=compile_pattern,
         can_take_any_certificate=can_take_any_certificate,
         denials=denials,
+        why_unusable=why_unusable,
     )
-    if why_unusable is not None:
-        defaults = replace(defaults, why_unusable=why_unusable)
     return compile_config(resources, Catalog(), defaults, previous)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.kubeapi.read.selectors import BadSelector, _parts, field_selector, label_selector
+from egressproxy.kubeapi.read.selectors import _PART, BadSelector, field_selector, label_selector
 
 OBJECT = {"metadata": {"name": "x", "namespace": "n", "labels": {"team": "a", "size": "7", "k8s.io/empty": ""}}}
 
@@ -101,7 +101,7 @@ def test_a_selector_has_a_bounded_number_of_requirements(text: str):
     ],
 )
 def test_a_label_selector_is_divided_at_commas_outside_of_parentheses(text: str, parts: list[str]):
-    assert _parts(text) == parts
+    assert _PART.findall(text) == parts
 
 
 def test_a_selector_of_many_commas_is_read_once():
