@@ -110,7 +110,7 @@ class SnapshotBuilder:
     def whole(self, config: ConfigIR) -> Cooperative[Snapshot]:
         """Every listener and port of the configuration, in one snapshot."""
         shared: dict[tuple[str, int], list[ActiveListener]] = {}
-        self.terminating.update(
+        self.terminating = Counter(
             (address, spec.port) for spec in config.listeners if terminates(spec) for address in spec.addresses
         )
         for spec in config.listeners:

@@ -24,6 +24,7 @@ from egressproxy.telemetry.metrics import Metrics
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.net import free_port
+from tests.support.pki import Pki
 
 ROUTES = 50
 FILTER = """
@@ -126,6 +127,19 @@ async def test_code_of_others_runs_when_all_the_rest_is_built_and_once(
     assert ran.read_text() == "x"
     await gateway.prepare(good)
     assert ran.read_text() == "x"  # it lives on
+
+
+async def test_code_of_others_leaves_the_sessions_of_a_port_with_one_listener_resumable(
+    gateway: GatewayServer, config: ConfigIR, tmp_path: Path
+):
+    """Such a configuration is built twice; counted twice, its one listener would look like two."""
+    (tmp_path / "mine.py").write_text(FILTER)
+    forward, web = with_filter(config, tmp_path).listeners
+    tls = ListenerTlsIR(certificates=(Pki().certificate("a.test"),))
+    secure = ConfigIR((forward, replace(web, protocol=ListenerProtocol.HTTPS, tls=tls)), 1)
+    port = (await gateway.prepare(secure)).ports["127.0.0.1", 8080]
+    assert port.tls is not None
+    assert port.tls.num_tickets > 0
 
 
 async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(gateway: GatewayServer):
