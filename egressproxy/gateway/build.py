@@ -16,7 +16,6 @@ from itertools import chain
 from time import monotonic
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror import Mirror
@@ -26,32 +25,18 @@ from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBacke
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
-from egressproxy.gateway.ext_authz.filter import EXTERNAL_AUTH, AuthzClient, ExternalAuth
+from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
 from egressproxy.gateway.route import Route
+from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.ir.backend import ConnectionIR, Destination
-from egressproxy.ir.gateway import (
-    ClientCertificatesIR,
-    ConfigIR,
-    ListenerIR,
-    ListenerProtocol,
-    ListenerTlsIR,
-    TlsMode,
-)
-from egressproxy.ir.policy import AddressesIR, DestinationsIR, ExtensionIR, Mode, PolicyIR
-from egressproxy.ir.route import (
-    AuthProtocol,
-    ExternalAuthIR,
-    HttpRouteIR,
-    HttpRuleIR,
-    MirrorIR,
-    WeightedBackend,
-)
+from egressproxy.ir.backend import Destination
+from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
+from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR
+from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, WeightedBackend
 from egressproxy.model.authority import Authority
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.net.tls_contexts import server_context
-from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.permission import Permission, strictest
 from egressproxy.routing.table import HttpTable
@@ -59,7 +44,6 @@ from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["SnapshotBuilder", "build"]
 
-NO_FILTERS = Chain()
 NO_PORTS: Mapping[str, Collection[int]] = {}
 
 
@@ -76,20 +60,12 @@ class SnapshotBuilder:
     """Builds one snapshot; keeps what has an equal spec in the `previous` one."""
 
     def __init__(self, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None) -> None:
-        self.network = network
         self.metrics = metrics
-        self.known = previous.connectors if previous is not None else {}
-        self.connectors: dict[ConnectionIR, Connector] = {}
+        self.session_key = network.session_key
         self.filters = FilterInstances(catalog, previous.filters if previous is not None else None, metrics.notices)
-        self.chains: dict[tuple[ExtensionIR, ...], Chain] = {}
-        self.asking: dict[ExtensionIR, PlacedFilter] = {}  # the filters that have a backend of their own
+        self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
         self.contexts: dict[tuple[ListenerTlsIR, bool], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
-        self.destinations: dict[tuple[DestinationsIR, tuple[str, ...]], DestinationPolicy] = {}
-        #: One object for all equal ones, those in service first: long lists compare slowly, but for the same object.
-        self.addresses = {spec.addresses: spec.addresses for spec in self.known}
-        self.known_addresses: dict[int, AddressesIR] = {}
-        self.known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
 
     def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
         """The snapshot, a rule at a time; on the event loop, where filters and connectors live. Raises as `build`.
@@ -103,8 +79,7 @@ class SnapshotBuilder:
             return made
         for spec in waiting:
             yield partial(self.filters.place, spec)
-        self.chains.clear()
-        self.asking.clear()
+        self.parts.forget_chains()
         return (yield from self.whole(config))
 
     def whole(self, config: ConfigIR) -> Cooperative[Snapshot]:
@@ -120,7 +95,7 @@ class SnapshotBuilder:
         ports = {}
         for key, listeners in shared.items():
             ports[key] = yield from self.port(key, listeners)
-        return Snapshot(config.generation, ports, self.connectors, self.filters)
+        return Snapshot(config.generation, ports, self.parts.connectors, self.filters)
 
     def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> Cooperative[Port]:
         """One address and port with the listeners that share it. `key`: (address, port)."""
@@ -154,7 +129,7 @@ class SnapshotBuilder:
             made = yield from self.route(spec, stream.name, rule, stream.kind, stream.named)
             entries.append(HostEntry(stream.hostnames, made, stream.created, stream.name))
         streams = yield from HostMap.building(entries)
-        destinations = self.destination_policy(spec.policy)
+        destinations = self.parts.destination_policy(spec.policy)
         yield None
         defaults = None
         if spec.default_backend is not None:
@@ -209,10 +184,8 @@ class SnapshotBuilder:
         yield from self.blocking(rule)
         extensions, policy, auth = rule.extensions, rule.policy, None
         if rule.auth is not None:
-            place = replace(rule.auth.place, scope=f"{name}, question {len(self.asking)}")  # it serves this rule alone
-            extensions = (*extensions, place)
             auth = self.external_auth(name, rule.auth)
-            self.asking[place] = PlacedFilter(place, EXTERNAL_AUTH, auth, notices=self.metrics.notices)
+            extensions = (*extensions, self.parts.place_asking(name, rule.auth.place, auth, self.metrics.notices))
         copied = self.mirrors(listener, name, rule.mirrors, names)  # for all backends: a request counts once
         backends = [
             self.backend(listener, name, extensions, each, rule.backend_request_s, copied, names)
@@ -224,16 +197,16 @@ class SnapshotBuilder:
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
         retries = None
         if rule.session is not None or rule.retry is not None or is_short or notes:
-            key = self.network.session_key
+            key = self.session_key
             sessions = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic)
         made = Route(
             name,
-            self.chain(extensions),
+            self.parts.chain(extensions),
             tuple(backend for backend in backends if backend.weight > 0),
             self.metrics.series(listener.gateway, name, "-"),
             policy,
-            self.destination_policy(policy),
+            self.parts.destination_policy(policy),
             served_ports(rule.backends),
             request_s=request_s,
             auth=auth,
@@ -241,20 +214,20 @@ class SnapshotBuilder:
             kind=kind,
             permission=self.permission(listener, name, kind, names, policy, rule.backends),
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
-            and not self.destination_policy(listener.policy).is_firm,
+            and not self.parts.destination_policy(listener.policy).is_firm,
         )
         yield None
         return made
 
     def external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
         """The external authorization of one rule; without a client where its backend is denied or unusable."""
-        denied, connector = self.reachable(spec.backend)
+        denied, connector = self.parts.reachable(spec.backend)
         client = self.authz_client(spec, connector) if connector is not None else None
         return ExternalAuth(spec, client, route, self.metrics, denied)
 
     def authz_client(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
         """The client for the protocol of this authorization server."""
-        chain = self.chain(spec.backend.extensions)
+        chain = self.parts.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAuthzClient(spec, connector, chain)
         from egressproxy.gateway.ext_authz.grpc_client import (
@@ -262,9 +235,6 @@ class SnapshotBuilder:
         )
 
         return GrpcAuthzClient(spec, connector, chain)
-
-    def placed(self, spec: ExtensionIR) -> PlacedFilter:
-        return self.asking.get(spec) or self.filters.place(spec)
 
     def backend(
         self, listener: ListenerIR, route: str, extensions: tuple[ExtensionIR, ...], weighted: WeightedBackend,
@@ -275,9 +245,9 @@ class SnapshotBuilder:
         policy = weighted.policy
         if backend_request_s is None:
             backend_request_s = policy.timeouts.backend_request_s
-        denied, connector = self.reachable(weighted)
+        denied, connector = self.parts.reachable(weighted)
         return RouteBackend(
-            name, connector, self.chain(extensions + weighted.extensions),
+            name, connector, self.parts.chain(extensions + weighted.extensions),
             self.metrics.series(listener.gateway, route, name),
             weight=weighted.weight, error=weighted.error, backend_request_s=backend_request_s,
             mirrors=mirrors + self.mirrors(listener, route, weighted.mirrors, names) or None, denied=denied,
@@ -291,14 +261,14 @@ class SnapshotBuilder:
         """Those whose backend can be used; the others are told in status."""
         made = []
         for spec in specs:
-            backend, connector = spec.backend, self.connector(spec.backend)
+            backend, connector = spec.backend, self.parts.connector(spec.backend)
             if backend.backend is None or connector is None:
                 continue
-            name, policy, own = backend.backend.label, backend.policy, self.chain(backend.extensions)
+            name, policy, own = backend.backend.label, backend.policy, self.parts.chain(backend.extensions)
             made.append(Mirror(
-                name, connector, own.request_headers, self.chain(spec.extensions + backend.extensions),
-                self.metrics.series(listener.gateway, route, name), policy, self.destination_policy(policy),
-                (spec.numerator, spec.denominator), self.denial(backend),
+                name, connector, own.request_headers, self.parts.chain(spec.extensions + backend.extensions),
+                self.metrics.series(listener.gateway, route, name), policy, self.parts.destination_policy(policy),
+                (spec.numerator, spec.denominator), self.parts.denial(backend),
                 self.permission(listener, route, "HTTPRoute", names, policy, (backend,)),
             ))  # fmt: skip
         return tuple(made)
@@ -318,63 +288,7 @@ class SnapshotBuilder:
         written = {backend.port for backend in dynamic if backend.port}
         ports = None if not written else written if len(written) == 1 else ()  # what each of them permits
         mode = strictest(listener.policy.mode, policy.mode)
-        return Permission(f"{kind} {route}", names, ports, self.destination_policy(listener.policy), mode)
-
-    def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Connector | None]:
-        """The `deny` entry that holds for this backend itself, and its connector; None where that entry closes it."""
-        denied = self.denial(weighted)
-        is_closed = denied is not None and denied.holds(weighted.policy.mode)
-        return denied, None if is_closed else self.connector(weighted)
-
-    def denial(self, weighted: WeightedBackend) -> Denial | None:
-        """The `deny` entry that holds for this backend itself, whatever its clients ask for."""
-        if weighted.backend is None or not weighted.policy.destinations.deny:
-            return None
-        return self.destination_policy(weighted.policy).explicit_deny_of(weighted.backend)
-
-    def connector(self, weighted: WeightedBackend) -> Connector | None:
-        """The connector of this backend: the known one of an equal ConnectionIR. None: the backend is invalid."""
-        if weighted.backend is None:
-            return None
-        policy = weighted.policy
-        times = policy.timeouts
-        spec = ConnectionIR(
-            weighted.backend, policy.dns, self.shared(policy.addresses), times.connect_s, times.tls_handshake_s,
-            times.idle_s, policy.kept,
-        )  # fmt: skip
-        found = self.connectors.get(spec)
-        if found is None:
-            found = self.known.get(spec) or Connector(spec, self.network)
-            self.connectors[spec] = found
-        return found
-
-    def shared(self, addresses: AddressesIR) -> AddressesIR:
-        """The one object that stands for all equal address rules."""
-        found = self.known_addresses.get(id(addresses))
-        if found is None:
-            found = self.known_addresses[id(addresses)] = self.addresses.setdefault(addresses, addresses)
-        return found
-
-    def chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
-        """The chain of these filters, made once for equal ones."""
-        if not extensions:
-            return NO_FILTERS
-        found = self.chains.get(extensions)
-        if found is None:
-            found = self.chains[extensions] = compile_chain(extensions, self.placed)
-        return found
-
-    def destination_policy(self, policy: PolicyIR) -> DestinationPolicy:
-        """The destination rules of a policy, made once for equal ones."""
-        identity = (id(policy.destinations), id(policy.sources))  # the configuration lives as long as this
-        found = self.known_destinations.get(identity)
-        if found is None:
-            key = (policy.destinations, policy.sources)
-            found = self.destinations.get(key)
-            if found is None:
-                found = self.destinations[key] = DestinationPolicy(policy.destinations, policy.sources)
-            self.known_destinations[identity] = found
-        return found
+        return Permission(f"{kind} {route}", names, ports, self.parts.destination_policy(listener.policy), mode)
 
 
 def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:

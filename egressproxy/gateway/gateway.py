@@ -18,7 +18,7 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
-from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.gateway.snapshot import Port, Snapshot
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.pseudonym import new_pseudonym
@@ -96,31 +96,27 @@ class GatewayServer:
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
         """Bind what is new, and swap. Raises BindError, and has changed nothing then."""
         await asyncio.sleep(0)  # what building left to free was freed in a turn of its own
-        new = self._bind_new(fresh)
+        new: dict[tuple[str, int], BoundPort] = {}
         try:
-            for port in new.values():
-                port.start()
+            for key, port in fresh.ports.items():
+                if key not in self._bound:
+                    new[key] = self._bind_port(port)
+            for bound in new.values():
+                bound.start()
         except BaseException:
-            for port in new.values():
-                port.stop_accepting()
+            for bound in new.values():
+                bound.stop_accepting()
             raise
         old = self._swap(fresh, new, own)
         await asyncio.sleep(0)
         del old  # ten thousand routes take as long as a slice or ten
 
-    def _bind_new(self, fresh: Snapshot) -> dict[tuple[str, int], BoundPort]:
-        new: dict[tuple[str, int], BoundPort] = {}
-        for key, port in fresh.ports.items():
-            if key in self._bound:
-                continue
-            try:
-                new[key] = BoundPort(self._bind(*key), port, self.conductor, self.metrics)
-            except OSError as error:
-                for other in new.values():
-                    other.stop_accepting()
-                listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
-                raise bind_error(listeners, *key, error) from None
-        return new
+    def _bind_port(self, port: Port) -> BoundPort:
+        try:
+            return BoundPort(self._bind(port.address, port.number), port, self.conductor, self.metrics)
+        except OSError as error:
+            listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
+            raise bind_error(listeners, port.address, port.number, error) from None
 
     def _swap(
         self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]

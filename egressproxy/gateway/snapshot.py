@@ -111,10 +111,6 @@ class Port:
             raise GatewayFault(Reason.MISDIRECTED, f"{host} is not served on this connection", status=421)
         return found
 
-    @property
-    def key(self) -> tuple[str, int]:
-        return (self.address, self.number)
-
     def __repr__(self) -> str:
         return f"Port({self.address}:{self.number}, {len(self.listeners)} listeners)"
 

@@ -12,15 +12,16 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from egressproxy.errors import Denied, UpstreamFault
 from egressproxy.model.authority import IPAddress
 from egressproxy.net.timers import NEVER, Wheel
 from egressproxy.upstream.address_policy import AddressPolicy
+from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["GRACE_S", "UNFOLLOWED", "Followed", "FollowedName", "Keeper", "retire"]
+__all__ = ["GRACE_S", "UNFOLLOWED", "Followed", "FollowedName", "retire"]
 
 #: How long an answer that has ended is used while it is asked for again. With the wheel's tick this is within a second.
 GRACE_S = 0.8
@@ -37,16 +38,9 @@ class Followed(Protocol):
     def close(self) -> None: ...
 
 
-class Keeper(Protocol):
-    """Where a connection rests between exchanges."""
-
-    def withdraw(self, connection: object) -> bool:
-        """Whether it rested there: it is given to nobody any more."""
-
-
-def retire(connection: Followed, keeper: Keeper | None) -> None:
+def retire(connection: Followed, pool: Pool[Any] | None) -> None:
     """It is used no more: it closes now if it rests, else behind its exchange."""
-    rests = keeper is not None and keeper.withdraw(connection)
+    rests = pool is not None and pool.withdraw(connection)
     connection.retire()
     if rests:
         connection.close()
@@ -66,16 +60,16 @@ class FollowedName:
     fresh_until: float = NEVER
     version: int = 0
     _addresses: frozenset[str] = frozenset()
-    _connections: dict[Followed, tuple[str, Keeper | None]] = field(default_factory=dict)
+    _connections: dict[Followed, tuple[str, Pool[Any] | None]] = field(default_factory=dict)
     _is_asked: bool = False
 
     # --- connections -------------------------------------------------------------------------------------------
-    def keep(self, connection: Followed, address: str, keeper: Keeper | None, version: int) -> None:
+    def keep(self, connection: Followed, address: str, pool: Pool[Any] | None, version: int) -> None:
         """A connection is there; its dial began at this version. `forget` it when it is gone."""
         if version != self.version and address not in self._addresses:
             connection.retire()
         else:
-            self._connections[connection] = address, keeper
+            self._connections[connection] = address, pool
 
     def forget(self, connection: Followed) -> None:
         self._connections.pop(connection, None)
@@ -119,10 +113,10 @@ class FollowedName:
         if known <= self._addresses:
             return
         self.version += 1
-        for connection, (address, keeper) in list(self._connections.items()):
+        for connection, (address, pool) in list(self._connections.items()):
             if address not in self._addresses:
                 del self._connections[connection]
-                retire(connection, keeper)
+                retire(connection, pool)
 
     def _answered(self, policy: AddressPolicy, asked: asyncio.Future[tuple[IPAddress, ...]]) -> None:
         self._is_asked = False
@@ -149,29 +143,15 @@ class FollowedName:
 
 
 class _Unfollowed(FollowedName):
-    """For addresses that nobody has resolved."""
+    """For addresses that nobody has resolved: their connections are not kept to any answer."""
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        self.fresh_until = NEVER
-        self.version = 0
-
-    def keep(self, connection: Followed, address: str, keeper: Keeper | None, version: int) -> None:
+    def keep(self, connection: Followed, address: str, pool: Pool[Any] | None, version: int) -> None:
         pass
-
-    def forget(self, connection: Followed) -> None:
-        pass
-
-    @property
-    def is_overdue(self) -> bool:
-        return False
 
     def learn(self, addresses: Iterable[IPAddress]) -> None:
         pass
 
-    def __repr__(self) -> str:
-        return "UNFOLLOWED"
 
-
-UNFOLLOWED = _Unfollowed()
+UNFOLLOWED = _Unfollowed("", 0, None, None)  # type: ignore[arg-type]  # where nothing is kept, neither is asked

@@ -1,0 +1,111 @@
+"""SharedParts: what a snapshot has once for all equal settings: connectors, chains of filters, destination policies.
+
+Those with an equal spec in the snapshot before are kept: connectors with their pools, filters with their buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
+from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.ext_authz.filter import EXTERNAL_AUTH, ExternalAuth
+from egressproxy.ir.backend import ConnectionIR
+from egressproxy.ir.policy import AddressesIR, DestinationsIR, ExtensionIR, PolicyIR
+from egressproxy.ir.route import WeightedBackend
+from egressproxy.routing.destinations import Denial, DestinationPolicy
+from egressproxy.telemetry.notices import Notices
+
+__all__ = ["SharedParts"]
+
+NO_FILTERS = Chain()
+
+
+class SharedParts:
+    """Gives each part, made at its first use. `known` are the connectors in service."""
+
+    def __init__(self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Connector]) -> None:
+        self.connectors: dict[ConnectionIR, Connector] = {}
+        self._network = network
+        self._filters = filters
+        self._known = known
+        self._chains: dict[tuple[ExtensionIR, ...], Chain] = {}
+        self._asking: dict[ExtensionIR, PlacedFilter] = {}  # the filters that have a backend of their own
+        self._destinations: dict[tuple[DestinationsIR, tuple[str, ...]], DestinationPolicy] = {}
+        #: One object for all equal ones, those in service first: long lists compare slowly, but for the same object.
+        self._addresses = {spec.addresses: spec.addresses for spec in known}
+        self._known_addresses: dict[int, AddressesIR] = {}
+        self._known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
+
+    def forget_chains(self) -> None:
+        """Make every chain anew from here on: its filters have changed."""
+        self._chains.clear()
+        self._asking.clear()
+
+    def place_asking(self, route: str, spec: ExtensionIR, auth: ExternalAuth, notices: Notices) -> ExtensionIR:
+        """Place the external authorization of one rule of this route: the spec by which chains find it."""
+        spec = replace(spec, scope=f"{route}, question {len(self._asking)}")  # it serves this rule alone
+        self._asking[spec] = PlacedFilter(spec, EXTERNAL_AUTH, auth, notices=notices)
+        return spec
+
+    def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Connector | None]:
+        """The `deny` entry that holds for this backend itself, and its connector; None where that entry closes it."""
+        denied = self.denial(weighted)
+        is_closed = denied is not None and denied.holds(weighted.policy.mode)
+        return denied, None if is_closed else self.connector(weighted)
+
+    def denial(self, weighted: WeightedBackend) -> Denial | None:
+        """The `deny` entry that holds for this backend itself, whatever its clients ask for."""
+        if weighted.backend is None or not weighted.policy.destinations.deny:
+            return None
+        return self.destination_policy(weighted.policy).explicit_deny_of(weighted.backend)
+
+    def connector(self, weighted: WeightedBackend) -> Connector | None:
+        """The connector of this backend: the known one of an equal ConnectionIR. None: the backend is invalid."""
+        if weighted.backend is None:
+            return None
+        policy = weighted.policy
+        times = policy.timeouts
+        spec = ConnectionIR(
+            weighted.backend, policy.dns, self._shared(policy.addresses), times.connect_s, times.tls_handshake_s,
+            times.idle_s, policy.kept,
+        )  # fmt: skip
+        found = self.connectors.get(spec)
+        if found is None:
+            found = self._known.get(spec) or Connector(spec, self._network)
+            self.connectors[spec] = found
+        return found
+
+    def _shared(self, addresses: AddressesIR) -> AddressesIR:
+        """The one object that stands for all equal address rules."""
+        found = self._known_addresses.get(id(addresses))
+        if found is None:
+            found = self._known_addresses[id(addresses)] = self._addresses.setdefault(addresses, addresses)
+        return found
+
+    def chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
+        """The chain of these filters, made once for equal ones."""
+        if not extensions:
+            return NO_FILTERS
+        found = self._chains.get(extensions)
+        if found is None:
+            found = self._chains[extensions] = compile_chain(extensions, self._placed)
+        return found
+
+    def destination_policy(self, policy: PolicyIR) -> DestinationPolicy:
+        """The destination rules of a policy, made once for equal ones."""
+        identity = (id(policy.destinations), id(policy.sources))  # the configuration lives as long as this
+        found = self._known_destinations.get(identity)
+        if found is None:
+            key = (policy.destinations, policy.sources)
+            found = self._destinations.get(key)
+            if found is None:
+                found = self._destinations[key] = DestinationPolicy(policy.destinations, policy.sources)
+            self._known_destinations[identity] = found
+        return found
+
+    def _placed(self, spec: ExtensionIR) -> PlacedFilter:
+        return self._asking.get(spec) or self._filters.place(spec)
