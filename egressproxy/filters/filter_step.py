@@ -137,9 +137,8 @@ async def wait(step: Step, awaitable: Awaitable[R]) -> R:
             raise DeadlinePassed from None
         raise
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise  # from the outside
+        if _is_cancelled_from_outside():
+            raise
         raise FilterCancelled from None  # the filter cancelled itself: a failure, not a client that left
     except (Exception, GeneratorExit):  # the latter closes a coroutine
         raise
@@ -147,6 +146,12 @@ async def wait(step: Step, awaitable: Awaitable[R]) -> R:
         raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
     finally:
         del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
+
+
+def _is_cancelled_from_outside() -> bool:
+    """Here, and not in `wait`: a frame in the traceback of a cancelled task must not hold the task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:
