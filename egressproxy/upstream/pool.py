@@ -30,9 +30,6 @@ class Pooled(Protocol):
     """What a pool needs of a connection."""
 
     @property
-    def is_lost(self) -> bool: ...
-
-    @property
     def is_leaving(self) -> bool:
         """Whether it is lost, or closing."""
 

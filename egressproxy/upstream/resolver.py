@@ -29,7 +29,7 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.model.shares import Shares
 from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure, Server, ask, give_up, parse_server
 from egressproxy.upstream.lookups import Lookups
-from egressproxy.upstream.system_files import FILE_CHECK_S, HostsFile, Ipv6Route, ResolvConf
+from egressproxy.upstream.system_files import FILE_CHECK_S, Ipv6Route, WatchedFile, parse_hosts, parse_resolv_conf
 from egressproxy.upstream.turns import Lookup, Waiter
 
 __all__ = ["Resolver"]
@@ -110,8 +110,8 @@ class Resolver:
         self._stats = stats
         self._servers = tuple(parse_server(text, spec.transport) for text in spec.servers)
         self._static = {name.lower().removesuffix("."): addresses for name, addresses in spec.hosts}
-        self._system = ResolvConf(resolv_conf, spec.transport)
-        self._hosts = HostsFile(hosts_file)
+        self._system = WatchedFile(resolv_conf, partial(parse_resolv_conf, transport=spec.transport))
+        self._hosts = WatchedFile(hosts_file, parse_hosts)
         self._route = Ipv6Route()
         self._cache: dict[str, _Entry] = {}
         self._cached_bytes = 0

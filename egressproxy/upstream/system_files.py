@@ -9,78 +9,71 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Generic, TypeVar
 
 from egressproxy.model.authority import IPAddress
 from egressproxy.upstream.dns_query import Server, parse_server
 
-__all__ = ["FILE_CHECK_S", "HostsFile", "Ipv6Route", "ResolvConf", "SystemResolver"]
+__all__ = ["FILE_CHECK_S", "Ipv6Route", "SystemResolver", "WatchedFile", "parse_hosts", "parse_resolv_conf"]
 
 FILE_CHECK_S = 5.0  # how often /etc/hosts and resolv.conf are looked at
 ROUTE_CHECK_S = 60.0
 #: Source: resolv.conf(5).
 DEFAULT_NDOTS, MAX_NDOTS = 1, 15
 
+T = TypeVar("T")
 
-class _WatchedFile:
-    """A small file of the system that is read again when it has changed."""
 
-    __slots__ = ("_checked", "_path", "_stamp")
+class WatchedFile(Generic[T]):
+    """A small file of the system, which is read again when it has changed. `parse` makes of its text what it says."""
 
-    def __init__(self, path: str) -> None:
+    __slots__ = ("_checked", "_parse", "_path", "_said", "_stamp")
+
+    def __init__(self, path: str, parse: Callable[[str], T]) -> None:
         self._path = path
+        self._parse = parse
+        self._said = parse("")
         self._checked = 0.0
         self._stamp: tuple[int, int] | None = None
 
-    def changed_text(self) -> str | None:
-        """The text if it changed since the last call ("" if the file is gone), else None."""
+    def read(self) -> T:
+        """What the file says now; what an empty one would say if it is gone."""
         now = time.monotonic()
         if self._checked and now - self._checked < FILE_CHECK_S:
-            return None
-        first, self._checked = not self._checked, now
+            return self._said
+        is_first, self._checked = not self._checked, now
         try:
             status = os.stat(self._path)
             stamp = (status.st_mtime_ns, status.st_ino)
-            if stamp == self._stamp:
-                return None
-            with open(self._path, encoding="utf-8", errors="replace") as file:
-                text = file.read(1 << 20)
+            if stamp != self._stamp:
+                with open(self._path, encoding="utf-8", errors="replace") as file:
+                    self._said = self._parse(file.read(1 << 20))
+                self._stamp = stamp
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # it says nothing about the file
-                self._checked = 0.0 if first else now
-                return None
-            gone = first or self._stamp is not None
-            self._stamp = None
-            return "" if gone else None
-        self._stamp = stamp
-        return text
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # these say nothing about the file
+                self._said, self._stamp = self._parse(""), None
+            elif is_first:
+                self._checked = 0.0
+        return self._said
 
 
-class HostsFile(_WatchedFile):
-    """hosts(5)."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._names: dict[str, list[IPAddress]] = {}
-
-    def read(self) -> dict[str, list[IPAddress]]:
-        text = self.changed_text()
-        if text is not None:
-            self._names = {}
-            for line in text.splitlines():
-                words = line.partition("#")[0].split()
-                try:
-                    address = ip_address(words[0]) if words else None
-                except ValueError:
-                    continue
-                if address is not None:
-                    for name in words[1:]:
-                        self._names.setdefault(name.lower().removesuffix("."), []).append(address)
-        return self._names
+def parse_hosts(text: str) -> dict[str, list[IPAddress]]:
+    """The addresses by name, in lower case without trailing dot. Source: hosts(5)."""
+    names: dict[str, list[IPAddress]] = {}
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        try:
+            address = ip_address(words[0]) if words else None
+        except ValueError:
+            continue
+        if address is not None:
+            for name in words[1:]:
+                names.setdefault(name.lower().removesuffix("."), []).append(address)
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,37 +95,24 @@ class SystemResolver:
         return [*completed, host]
 
 
-class ResolvConf(_WatchedFile):
-    """resolv.conf(5)."""
-
-    __slots__ = ("_said", "_transport")
-
-    def __init__(self, path: str, transport: str) -> None:
-        super().__init__(path)
-        self._transport = transport
-        self._said = SystemResolver()
-
-    def read(self) -> SystemResolver:
-        """What it says now; lines that glibc ignores say nothing here either."""
-        text = self.changed_text()
-        if text is not None:
-            servers: list[Server] = []
-            search: tuple[str, ...] = ()
-            ndots = DEFAULT_NDOTS
-            for line in text.splitlines():
-                key, *values = line.split() or [""]
-                if key == "nameserver" and values:
-                    with suppress(ValueError):
-                        servers.append(parse_server(values[0], self._transport))
-                elif key in ("search", "domain") and values:
-                    search = tuple(value.lower().strip(".") for value in values if value.strip("."))
-                elif key == "options":
-                    for value in values:
-                        name, _, number = value.partition(":")
-                        if name == "ndots" and number.isascii() and number.isdigit():
-                            ndots = min(int(number[:9]), MAX_NDOTS)
-            self._said = SystemResolver(tuple(servers), search, ndots)
-        return self._said
+def parse_resolv_conf(text: str, transport: str) -> SystemResolver:
+    """What resolv.conf(5) says; the servers are asked by this transport. What glibc ignores is ignored."""
+    servers: list[Server] = []
+    search: tuple[str, ...] = ()
+    ndots = DEFAULT_NDOTS
+    for line in text.splitlines():
+        key, *values = line.split() or [""]
+        if key == "nameserver" and values:
+            with suppress(ValueError):
+                servers.append(parse_server(values[0], transport))
+        elif key in ("search", "domain") and values:
+            search = tuple(value.lower().strip(".") for value in values if value.strip("."))
+        elif key == "options":
+            for value in values:
+                name, _, number = value.partition(":")
+                if name == "ndots" and number.isascii() and number.isdigit():
+                    ndots = min(int(number[:9]), MAX_NDOTS)
+    return SystemResolver(tuple(servers), search, ndots)
 
 
 class Ipv6Route:
@@ -145,6 +125,7 @@ class Ipv6Route:
         self._exists = False
 
     def exists(self) -> bool:
+        """Whether there is a route to 2000::/3, as of a minute ago at the most."""
         now = time.monotonic()
         if not self._checked or now - self._checked > ROUTE_CHECK_S:
             self._checked = now

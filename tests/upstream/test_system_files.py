@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.upstream import system_files
-from egressproxy.upstream.system_files import HostsFile, ResolvConf, SystemResolver
+from egressproxy.upstream.system_files import SystemResolver, WatchedFile, parse_hosts, parse_resolv_conf
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -14,7 +14,7 @@ def test_a_lack_of_descriptors_says_nothing_about_the_file(
 ):
     path = tmp_path / "hosts"
     path.write_text("192.0.2.1 a.example\n")
-    hosts = HostsFile(str(path))
+    hosts = WatchedFile(str(path), parse_hosts)
     monkeypatch.setattr(system_files, "FILE_CHECK_S", 0.0)
 
     def lacking(*_arguments: object, **_more: object) -> object:
@@ -34,7 +34,7 @@ def test_a_lack_of_descriptors_says_nothing_about_the_file(
 def test_a_file_that_is_gone_has_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "hosts"
     path.write_text("192.0.2.1 a.example\n")
-    hosts = HostsFile(str(path))
+    hosts = WatchedFile(str(path), parse_hosts)
     monkeypatch.setattr(system_files, "FILE_CHECK_S", 0.0)
     assert "a.example" in hosts.read()
     path.unlink()
@@ -46,10 +46,8 @@ def test_a_file_that_is_gone_has_no_names(tmp_path: Path, monkeypatch: pytest.Mo
     [("", 1), ("options ndots:0", 0), ("options timeout:1 ndots:5", 5), ("options ndots:99", 15),
      ("options ndots:", 1), ("options ndots:-1", 1), ("options ndots:3\noptions edns0", 3), ("options", 1)],
 )  # fmt: skip
-def test_ndots_is_read_as_the_system_reads_it(tmp_path: Path, text: str, ndots: int):
-    path = tmp_path / "resolv.conf"
-    path.write_text(f"nameserver 192.0.2.1\n\nsearch a.test. B.test\n{text}\n")
-    said = ResolvConf(str(path), "udp").read()
+def test_ndots_is_read_as_the_system_reads_it(text: str, ndots: int):
+    said = parse_resolv_conf(f"nameserver 192.0.2.1\n\nsearch a.test. B.test\n{text}\n", "udp")
     assert (said.ndots, said.search, [server.host for server in said.servers]) == (
         ndots, ("a.test", "b.test"), ["192.0.2.1"],
     )  # fmt: skip

@@ -38,7 +38,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import pause
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, switching_bytes
+from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, interim_bytes
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -200,7 +200,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: ClientCo
     if not listener.is_forward and x.authority is not None:
         listener = client.state.port.listener_for(x.authority.host, client.server_name)
     take_tunnel_slot(x, client.state, resources, listener)
-    client.send(switching_bytes(x.response, accounting.pseudonym))
+    client.send(interim_bytes(x.response, accounting.pseudonym))
     x.status = 101
     upstream = resources.give_away()
     upstream_rest = upstream.detach()

@@ -100,7 +100,7 @@ class ChunkedDecoder:
         """What `buffer` holds from offset `at` on: all its data in one piece, or the end, or None; and the new offset.
 
         What is not consumed has to be given again, with more behind it. Raises Malformed, but only when the data before
-        the fault has been returned (a flood of tiny chunks apart: see `_check_sizes`).
+        the fault has been returned (a flood of tiny chunks apart).
         """
         size = len(buffer)
         if self._part is _SIZE and type(buffer) is bytes:
@@ -149,9 +149,13 @@ class ChunkedDecoder:
                     self._total += end - start
                     at = end + 2
                     continue
-                if pieces and not self._is_acceptable(line):
+                fault = self._fault_of(line)
+                if fault is None:
+                    at = self._begin_chunk(line)
+                elif pieces:
                     break
-                at = self._begin_chunk(line)
+                else:
+                    raise fault
             else:
                 if pieces:
                     break
@@ -161,27 +165,22 @@ class ChunkedDecoder:
                 return self._end(section.group(1)), section.end()
         if not pieces:
             return None, at
-        if len(pieces) > MAX_TINY_CHUNKS:
-            self._check_sizes(pieces)
+        # Thousands of chunks of a byte or three in one segment are there to keep us busy: 2 us each.
+        if len(pieces) > MAX_TINY_CHUNKS and sum(map(len, pieces)) < MIN_TINY_SIZE * len(pieces):
+            raise Malformed(Reason.BAD_FRAMING, f"more than {MAX_TINY_CHUNKS} tiny chunks at once")
         return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), at
 
-    def _check_sizes(self, pieces: list[bytes]) -> None:
-        """Thousands of chunks of a byte or three in one segment are there to keep us busy: 2 us each."""
-        if sum(map(len, pieces)) < MIN_TINY_SIZE * len(pieces):
-            raise Malformed(Reason.BAD_FRAMING, f"more than {MAX_TINY_CHUNKS} tiny chunks at once")
-
-    def _is_acceptable(self, line: re.Match[bytes]) -> bool:
-        length = int(line.group(1), 16)
-        return length <= MAX_LENGTH and self._extensions + len(line.group(2)) <= MAX_EXTENSIONS + self._total
+    def _fault_of(self, line: re.Match[bytes]) -> Malformed | None:
+        if int(line.group(1), 16) > MAX_LENGTH:
+            return Malformed(Reason.BAD_FRAMING, "a chunk is too large")
+        if self._extensions + len(line.group(2)) > MAX_EXTENSIONS + self._total:
+            return Malformed(Reason.BAD_FRAMING, "more chunk extensions than data")
+        return None
 
     def _begin_chunk(self, line: re.Match[bytes]) -> int:
         """Start on the chunk whose line this is; the offset at which to go on."""
         length = int(line.group(1), 16)
-        if length > MAX_LENGTH:
-            raise Malformed(Reason.BAD_FRAMING, "a chunk is too large")
         self._extensions += len(line.group(2))
-        if self._extensions > MAX_EXTENSIONS + self._total:
-            raise Malformed(Reason.BAD_FRAMING, "more chunk extensions than data")
         if not length:
             # the trailer section starts with this line's CRLF, so that it looks like every other field section
             self._part = _IN_TRAILERS

@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 
 from egressproxy.errors import Reason
-from egressproxy.model.authority import AuthorityError, parse_authority
+from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.fields import TOKEN, Fields, finder
 from egressproxy.model.message import Hop, RequestHead, TargetForm
 from egressproxy.protocols.http1.framing import (
@@ -140,10 +140,7 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     elif host is None:
         raise Malformed(Reason.BAD_HOST, "the Host field is missing")
     if host is not None:
-        try:
-            hop.authority = parse_authority(host, 80)
-        except AuthorityError as error:
-            raise Malformed(Reason.BAD_HOST, f"invalid Host: {error}") from None
+        hop.authority = _authority(host, 80, Reason.BAD_HOST, "invalid Host")
         hop.host = host
     # A second line makes it something else than the one expectation there is.
     expects = b"expect" not in repeated and said.get(b"expect", b"").lower() == b"100-continue"
@@ -238,15 +235,19 @@ def _wanted_protocols(value: bytes) -> list[bytes]:
     return [p for p in protocols if p and not p.lower().startswith((b"h2", b"h3", b"http", b"tls"))]
 
 
+def _authority(text: bytes, default_port: int | None, reason: Reason, fault: str) -> Authority:
+    try:
+        return parse_authority(text, default_port)
+    except AuthorityError as error:
+        raise Malformed(reason, f"{fault}: {error}") from None
+
+
 def _read_connect(head: RequestHead) -> None:
     """RFC 9112 section 3.2.3. The target alone is the authority; Host may lack the port, but not name another host."""
     if head.body:  # RFC 9110 section 9.3.6: content could not be told from the tunnel's bytes
         raise Malformed(Reason.BAD_FRAMING, "a CONNECT request has no content")
     said = head.authority
-    try:
-        head.authority = parse_authority(head.target, None)
-    except AuthorityError as error:
-        raise Malformed(Reason.BAD_TARGET, f"the target of CONNECT has to be host:port: {error}") from None
+    head.authority = _authority(head.target, None, Reason.BAD_TARGET, "the target of CONNECT has to be host:port")
     if said is not None and said.host != head.authority.host:
         raise Malformed(Reason.BAD_HOST, "the Host field names another host than the target of CONNECT")
     head.form = TargetForm.AUTHORITY
@@ -269,10 +270,7 @@ def _read_other_form(head: RequestHead) -> None:
     scheme = scheme.lower()
     if b"@" in authority:
         raise Malformed(Reason.BAD_TARGET, "credentials in a URI are refused")
-    try:
-        head.authority = parse_authority(authority, 80)
-    except AuthorityError as error:
-        raise Malformed(Reason.BAD_TARGET, f"invalid host in the target: {error}") from None
+    head.authority = _authority(authority, 80, Reason.BAD_TARGET, "invalid host in the target")
     head.scheme = scheme
     head.host = authority
     if not rest:

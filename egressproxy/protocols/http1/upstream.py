@@ -107,14 +107,11 @@ class UpstreamConnection(FlowControl):
         if self.is_lost:
             return
         self.is_lost = True
-        self.deadline.close()
         if error is not None and not self.is_idle and not self.has_ended and self.error is None:
             self._look_for_late_refusal(error)
         self._end(clean=error is None, reset=isinstance(error, ConnectionResetError | BrokenPipeError))
         self.feeder = None
-        on_lost, self.on_lost = self.on_lost, None
-        if on_lost is not None:
-            on_lost(self)
+        self.gone()
 
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
@@ -256,7 +253,7 @@ class UpstreamConnection(FlowControl):
         return rest
 
     def gone(self) -> None:
-        """The transport that was given away has ended: whoever counts connections is told."""
+        """The transport has ended, here or where it was given to: the owner, who counts connections, is told."""
         self.is_lost = True
         self.deadline.close()
         on_lost, self.on_lost = self.on_lost, None

@@ -22,7 +22,6 @@ __all__ = [
     "request_bytes",
     "response_bytes",
     "safe_phrase",
-    "switching_bytes",
     "via_line",
 ]
 
@@ -87,15 +86,11 @@ def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_
 
 
 def interim_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:
-    """A 1xx head, for HTTP/1.1 clients only (RFC 9110 section 15.2)."""
-    via = via_line(head.via, head.http_1_0, pseudonym)
-    return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, head.phrase, head.fields.block, via)
-
-
-def switching_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:
-    """The 101 that starts an upgraded connection (RFC 9110 section 15.2.2)."""
-    tail = via_line(head.via, head.http_1_0, pseudonym) + b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
-    return b"HTTP/1.1 101 %b%b%b\r\n\r\n" % (head.phrase, head.fields.block, tail)
+    """A 1xx head, for HTTP/1.1 clients only; 101 starts an upgraded connection (RFC 9110 section 15.2)."""
+    tail = via_line(head.via, head.http_1_0, pseudonym)
+    if head.status == 101:
+        tail += b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
+    return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, head.phrase, head.fields.block, tail)
 
 
 def answer_bytes(answer: LocalResponse, *, close: bool, with_body: bool = True) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from h2.config import H2Configuration
@@ -58,22 +59,20 @@ class UnaryAnswer(NamedTuple):
     trailers: Headers
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class UnaryCall:
     """One call. `result` gives its answer, or raises UpstreamFault; cancelling it cancels the call."""
 
-    __slots__ = ("begun_at", "client", "data", "head", "headers", "result", "size", "stream", "trailers", "unsent")
-
-    def __init__(self, headers: Headers, body: bytes, client: str, result: asyncio.Future[UnaryAnswer]) -> None:
-        self.headers = headers
-        self.client = client
-        self.unsent = memoryview(body)
-        self.result = result
-        self.stream = 0  # not begun
-        self.begun_at = 0.0
-        self.head: Headers = []
-        self.trailers: Headers = []
-        self.data: list[bytes] = []
-        self.size = 0
+    headers: Headers
+    unsent: memoryview
+    client: str
+    result: asyncio.Future[UnaryAnswer]
+    stream: int = 0  # not begun
+    begun_at: float = 0.0
+    head: Headers = field(default_factory=list)
+    trailers: Headers = field(default_factory=list)
+    data: list[bytes] = field(default_factory=list)
+    size: int = 0
 
     def __repr__(self) -> str:
         return f"UnaryCall(stream {self.stream}, {len(self.unsent)} bytes unsent)"  # never the headers
@@ -131,7 +130,7 @@ class UnaryConnection(FlowControl):
         """
         if self.is_leaving:
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the connection is leaving", retry=RetrySafety.SAFE)
-        call = UnaryCall(headers, body, client, asyncio.get_running_loop().create_future())
+        call = UnaryCall(headers, memoryview(body), client, asyncio.get_running_loop().create_future())
         if not self._waiting.add(client, call):
             message = "too many calls are waiting for this server"
             raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
@@ -178,10 +177,6 @@ class UnaryConnection(FlowControl):
         self._go_on()
         self._rest()
 
-    def eof_received(self) -> bool:
-        """The server sends no more: the connection closes."""
-        return False
-
     def connection_lost(self, error: Exception | None) -> None:
         """Every call under way fails."""
         if self.is_lost:
@@ -189,7 +184,13 @@ class UnaryConnection(FlowControl):
         self.is_lost = self.is_leaving = True
         self._deadline.close()
         self._age.close()
-        self._fail_all("the server closed its connection")
+        waiting, begun = list(self._waiting), list(self._calls.values())
+        self._waiting.clear()
+        self._calls.clear()
+        for call in waiting:  # they were never sent; of the others nobody knows
+            self._fail(call, "the server closed its connection", RetrySafety.SAFE)
+        for call in begun:
+            self._fail(call, "the server closed its connection", RetrySafety.IF_REUSED)
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
             on_lost(self)
@@ -290,9 +291,7 @@ class UnaryConnection(FlowControl):
         """The result is there; if it was cancelled, the server may stop."""
         if not call.result.cancelled() or self.is_lost:
             return
-        if self._waiting.remove(call.client, call):
-            pass
-        elif call.stream in self._calls:
+        if not self._waiting.remove(call.client, call) and call.stream in self._calls:
             self._reset(call)
             if self._heard_at < call.begun_at <= self._wheel.now - SILENCE_S:
                 self.is_leaving = True  # nobody may be there any more: the next call finds out on a new connection
@@ -313,16 +312,6 @@ class UnaryConnection(FlowControl):
     def _fail(self, call: UnaryCall, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         if not call.result.done():
             call.result.set_exception(UpstreamFault(Reason.UPSTREAM_RESET, message, retry=retry))
-
-    def _fail_all(self, message: str) -> None:
-        """Calls that wait were never sent; of the others nobody knows."""
-        waiting, begun = list(self._waiting), list(self._calls.values())
-        self._waiting.clear()
-        self._calls.clear()
-        for call in waiting:
-            self._fail(call, message, RetrySafety.SAFE)
-        for call in begun:
-            self._fail(call, message, RetrySafety.IF_REUSED)
 
     def _break(self, message: str) -> None:
         self.is_leaving = True

@@ -64,14 +64,13 @@ class ClientHelloReader:
     `data` holds every byte that was fed, for forwarding; what follows the hello's last record is in it too.
     """
 
-    __slots__ = ("_at", "_max_bytes", "_message", "_records", "data")
+    __slots__ = ("_at", "_message", "_records", "data")
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self) -> None:
         self.data = bytearray()
         self._message = bytearray()  # handshake bytes, without record headers
         self._at = 0  # start of the first record that is not read yet
         self._records = 0  # read so far
-        self._max_bytes = max_bytes
 
     @property
     def size(self) -> int:
@@ -90,8 +89,8 @@ class ClientHelloReader:
             found = self._complete_message()
             if found is not None:
                 return _parse(found)
-        if len(self.data) > self._max_bytes:
-            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} bytes")
+        if len(self.data) > MAX_BYTES:
+            raise BadClientHello(f"the ClientHello is larger than {MAX_BYTES} bytes")
         return None
 
     def forget(self) -> None:
@@ -134,8 +133,8 @@ class ClientHelloReader:
         if len(message) < 4:
             return None
         end = 4 + int.from_bytes(message[1:4], "big")
-        if end > self._max_bytes:
-            raise BadClientHello(f"the ClientHello is larger than {self._max_bytes} bytes")
+        if end > MAX_BYTES:
+            raise BadClientHello(f"the ClientHello is larger than {MAX_BYTES} bytes")
         if len(message) < end:
             return None
         if len(message) > end:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.protocols.tls import client_hello
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 
 
@@ -103,8 +104,9 @@ def test_a_hello_beyond_the_limit_is_refused_at_its_length():
         ClientHelloReader().feed(hello[:17_000])
 
 
-def test_many_tiny_records_do_not_go_beyond_the_limit():
-    reader = ClientHelloReader(max_bytes=1000)
+def test_many_tiny_records_do_not_go_beyond_the_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client_hello, "MAX_BYTES", 1000)
+    reader = ClientHelloReader()
     with pytest.raises(BadClientHello, match="larger than"):
         reader.feed(records(message(extension(21, bytes(900))), 1)[:2000])
 
