@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import resource
 import signal
 import sys
-import time
-import zlib
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from egressproxy import __version__
-from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
-from egressproxy.ir.packing import unpacking
-from egressproxy.model.certificate import CertificateState, Validity
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import ConfigSource, SecretSource
-from egressproxy.model.steps import finished
+from egressproxy.model.authority import Authority
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.processes.loader.loader import Loader
-from egressproxy.processes.loader.notices import accepted, broken, rejected
-from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
-from egressproxy.processes.loader.published import PublishedConfiguration, digest
-from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
-from egressproxy.processes.workers.fleet import (
-    ConfigRefused,
-    Configuration,
-    Fleet,
-    Guarded,
-    NotBound,
-    freeze_gc,
-)
+from egressproxy.processes.loader.process import LoaderProcess
+from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, freeze_gc
+from egressproxy.reloads import FAILURES, LiveConfiguration, counted, tell_problems
+from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
@@ -52,26 +34,17 @@ if TYPE_CHECKING:
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.telemetry.exposition import Exposition
 
-__all__ = ["RunOptions", "run"]
+__all__ = ["run"]
 
 log = logging.getLogger("egressproxy")
 
 #: The gateway runs without its Kubernetes-shaped API, too.
 HAS_KUBEAPI = find_spec("egressproxy.kubeapi") is not None
 
-#: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
-FAILURES = (LoadingFailed, ConfigRefused, OSError)
-REFUSALS = (ConfigError, *FAILURES)
-
 #: How long a thread that computes (the text of many metrics) holds up the loop at each of its system calls: 5 ms else.
 SWITCH_S = 0.0005
-#: How often certificates are looked at; and how long after its end one is told, so that clocks agree that it was.
-LOOK_S = 3600.0
-LEEWAY_S = 1.0
 #: How long cutting everything may take; who needs longer does not answer any more.
 CUT_S = 2.0
-#: Problems that the log is told of one configuration: traffic waits for as long as it takes to say them.
-MAX_TOLD = 200
 
 OPEN_PROXY = """\
 No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
@@ -86,32 +59,6 @@ ADDRESS_REMEDIES = {
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give another port)",
     errno.EADDRNOTAVAIL: " (this machine has no such address; give one that it has, or 0.0.0.0 for all of them)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What `egressproxy run` was asked for. `bind`: IP literals and networks, `admin`, `metrics`: (address, port)."""
-
-    config: tuple[Path, ...] = ()
-    secrets: tuple[SecretSource, ...] = ()
-    bind: tuple[str, ...] = ("127.0.0.1",)
-    admin: tuple[str, int] | None = ("127.0.0.1", 15000)
-    metrics: tuple[str, int] | None = None
-    access_log: str | None = None  # None: stdout; "off": none; else a path
-    log_level: str = "info"
-    log_format: str = "text"  # of the diagnostics: text or json
-    drain_timeout_s: float = 10.0
-    workers: int = 1
-    state_dir: Path | None = None  # what was written through the API
-    api_writes: bool = False
-    api_token_file: Path | None = None
-    guarded: bool = False  # a reload that would allow what was denied lately has to be acknowledged
-    session_key: SecretBytes | None = None  # None: one is made up
-
-    @property
-    def sources(self) -> tuple[ConfigSource, ...]:
-        """What the configuration is read from."""
-        return (*self.config, *self.secrets)
 
 
 def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
@@ -136,14 +83,16 @@ def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
     except ConfigError as error:
         if options.log_format == "text":
             raise  # it is for a person, and may be coloured
-        _tell_problems(error.problems)
+        tell_problems(error.problems)
         return 1
     finally:
         diagnostics.stop()
 
 
 class App:
-    """What was started. Implements AdminState. `errors`: of the Turn of standard error, where there are workers."""
+    """What was started. Implements AdminState. `errors`: the descriptor of the FileLock of standard error, where there
+    are workers.
+    """
 
     def __init__(self, options: RunOptions, first: LoaderProcess | None = None, errors: int | None = None) -> None:
         self.options = options
@@ -153,73 +102,37 @@ class App:
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
         self._events = Events(self.metrics, self._objects_changed, wait_s)
         self._fleet = _fleet(options, self.metrics, errors)
-        self._loaded: Loaded | None = None
-        self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
-        self._generation = 0
-        self._is_rejected = False  # the configuration that was read last
-        self._published = PublishedConfiguration()
-        self._told: set[Problem] = set()
-        self._told_late: set[Validity] = set()
         self._servers: list[AdminServer] = []
-        self._own: dict[str, tuple[str, int]] = {}  # what is served beside traffic, and where
-        self._is_draining = False
+        self._own: dict[str, tuple[str, int]] = {}  # where they listen, by option
+        self._live = LiveConfiguration(
+            options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own
+        )
         self._stop = asyncio.Event()
-        self._reload = asyncio.Event()
-        self._has_other_certificates = asyncio.Event()
-        self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
         self._signals = 0
-        self.taking = asyncio.Lock()
         self._writer: Writer | None = None
+        # The rest of AdminState.
+        self.reload, self.model = self._live.reload, self._live.model
+        self.explain, self.decisions = self._fleet.explain, self._fleet.decisions
 
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:
-        if self._is_draining:
-            return "draining"
-        if self._loaded is None:
-            return "the listeners are not bound yet"
-        return self._fleet.why_not_ready() if self._loaded.places else "no listener is served"
+        """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
+        if self._live.why_not:
+            return self._live.why_not
+        return self._fleet.why_not_ready() if self._live.places else "no listener is served"
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The response to a scrape and its content type; `accept` is the scraper's Accept field."""
         assert self._exposition is not None, "asked by an admin server"
         self._events.take()
         counts = await self._fleet.counts()
-        return await asyncio.to_thread(self._exposition.render, counts, accept, self._fleet.figures(), self._validities)
-
-    def _publish(self, rejection: str = "", reason: str = "") -> None:
-        """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""
-        if self._loaded is not None:
-            self._published.publish(self._loaded.shown, rejection, reason)
-            self._objects_changed()
+        figures, validities = self._fleet.figures(), self._live.validities
+        return await asyncio.to_thread(self._exposition.render, counts, accept, figures, validities)
 
     def _objects_changed(self) -> None:
         """What one of the sources has is not what it had."""
         for server in self._servers:
             server.changed()
-
-    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        return await self._fleet.explain(pairs)
-
-    async def model(self) -> bytes:
-        return await asyncio.to_thread(_model, self._packed, self.options.bind)
-
-    async def reload(self, acknowledged: str) -> str:
-        if self._is_draining:
-            return "draining"
-        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked.append((acknowledged, done))
-        self._reload.set()
-        return await done
-
-    async def decisions(self) -> Sequence[bytes]:
-        return await self._fleet.decisions()
-
-    # --- Application (of the Kubernetes-shaped API) ----------------------------------------------------------------
-    def why_not_writable(self) -> str:
-        return self.why_not_ready() if self._is_draining or self._loaded is None else ""
-
-    def memory(self) -> bytes:
-        """What the next loading has to know of the configuration in service."""
-        return self._loaded.memory if self._loaded is not None else b""
 
     # --- life ------------------------------------------------------------------------------------------------------
     async def serve(self) -> int:
@@ -243,16 +156,16 @@ class App:
             self._open_state()
             await self._fleet.start()
             await self._start_admin()  # it tells that the rest is not there yet
-            await self._take_configuration()
+            await self._live.take()
         except FAILURES as error:
             return self._start_failed(str(error))
         freeze_gc()
         self._announce()
         watcher = asyncio.create_task(self._watch(changed)) if self.options.sources else None
-        reloader = asyncio.create_task(self._reload_when_asked())
-        clock = asyncio.create_task(self._look_at_certificates())
+        reloader = asyncio.create_task(self._live.reload_when_asked())
+        clock = asyncio.create_task(self._live.watch_certificates())
         await self._stop.wait()
-        self._is_draining = True
+        self._live.why_not = "draining"
         for server in self._servers:
             server.end_watches()
         for task in (watcher, reloader, clock):
@@ -289,7 +202,7 @@ class App:
             draining.cancel()
             return f"; not everything that was cut {when} is in the access log"
         cut = draining.result()
-        return f"; {_counted(cut, 'connection')} cut {when}" if cut else ""
+        return f"; {counted(cut, 'connection')} cut {when}" if cut else ""
 
     def _asked_to_stop(self) -> None:
         self._signals += 1
@@ -297,7 +210,7 @@ class App:
 
     def _asked_to_reload(self) -> None:
         log.info("SIGHUP: the configuration is read again, the access log opened again")
-        self._reload.set()
+        self._live.ask_for_reload()
 
     def _open_state(self) -> None:
         """Raises OSError, or ConfigRefused where this installation has no Kubernetes-shaped API."""
@@ -336,142 +249,27 @@ class App:
         from egressproxy.kubeapi.service import ApiService
         from egressproxy.kubeapi.write.access import WriteAccess
 
-        sources = (self._published, PublishedEvents(self._events, self._published))
+        published = self._live.published
+        sources = (published, PublishedEvents(self._events, published))
         access = WriteAccess(self.options.api_token_file) if self.options.api_writes else None
-        return KubernetesApi(ApiService(self, sources, self._loader, self._writer), server, access)
-
-    # --- configuration ---------------------------------------------------------------------------------------------
-    async def _take_configuration(self, acknowledged: Collection[str] = ()) -> None:
-        """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then."""
-        async with self.taking:
-            await self.put_in_service(await self._read(), acknowledged)
-
-    async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
-        own = tuple(self._own.values())
-        is_guarded = self.options.guarded and self._generation > 0
-        if is_guarded and acknowledged:
-            is_guarded = await asyncio.to_thread(digest, fresh.shown) not in acknowledged
-        asked = Configuration(fresh.spec, _listeners(fresh.places), self._generation + 1, own, is_guarded)
-        try:
-            await self._fleet.apply(asked)
-        except Guarded as error:
-            mark = await asyncio.to_thread(digest, fresh.shown)
-            raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
-        self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
-        self._loaded = replace(fresh, spec=b"", broken=())
-        self._generation += 1
-        self._publish()
-        self.metrics.reload_succeeded(self._generation)
-        self._tell_shortcomings(fresh.findings)
-        self._tell_late_certificates()
-        self._has_other_certificates.set()
-        over = accepted(fresh.places, self._generation) if self._is_rejected else []
-        self._is_rejected = False
-        self._events.add([*broken(fresh.broken), *over], is_logged=True)
-
-    def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
-        """What is served less than whole; after a reload only what is new."""
-        told, self._told = self._told, set(findings)
-        new = sorted(self._told - told, key=_turn)
-        for finding in new[:MAX_TOLD]:
-            level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
-            log.log(level, "%s", finding, extra={"fields": finding.as_dict()})
-        _tell_more(new)
-
-    @property
-    def _validities(self) -> tuple[Validity, ...]:
-        return self._loaded.validities if self._loaded is not None else ()
-
-    def _tell_late_certificates(self) -> None:
-        """Those that end soon, each once: no fault of the configuration, and so none of its warnings."""
-        now_s = time.time()
-        late = {each for each in self._validities if each.state(now_s) is CertificateState.LATE}
-        told, self._told_late = self._told_late, late
-        for each in sorted(late - told):
-            log.warning("%s", each.sentence(now_s))
-
-    async def _look_at_certificates(self) -> None:
-        """Now and then. One that begins or ends to be valid is another configuration: read again, it says so."""
-        while True:
-            self._has_other_certificates.clear()
-            looked_s = time.time()
-            changes_s = min((each.next_change_s(looked_s) for each in self._validities), default=looked_s + LOOK_S)
-            wait_s = min(max(changes_s - looked_s, 0.0) + LEEWAY_S, LOOK_S)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_other_certificates.wait(), wait_s)
-                continue  # another configuration is in service: its certificates end at other times
-            self._tell_late_certificates()
-            if any(each.next_change_s(looked_s) <= time.time() for each in self._validities):
-                log.info("a certificate has begun or ended to be valid: the configuration is read again")
-                self._reload.set()
-
-    async def _read(self) -> Loaded:
-        if not self._is_configured:
-            return builtin()
-        return await self._loader.load(self.options.sources, self.options.bind, self.memory(), self.options.state_dir)
-
-    @property
-    def _is_configured(self) -> bool:
-        return bool(self.options.config) or self.options.state_dir is not None
+        return KubernetesApi(ApiService(self._live, sources, self._loader, self._writer), server, access)
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:
         try:
             async for _ in changed:
-                self._reload.set()
+                self._live.ask_for_reload()
         except Exception:
             log.exception("internal error: files are not watched any more; SIGHUP has them read again")
 
-    async def _reload_when_asked(self) -> None:
-        """One reload at a time; what comes meanwhile is one more."""
-        while True:
-            await self._reload.wait()
-            self._reload.clear()
-            asked, self._asked = self._asked, []
-            self._fleet.reopen_access_log()
-            why = ""
-            try:
-                await self._take_configuration([mark for mark, _ in asked if mark])
-            except REFUSALS as error:
-                why = str(error)
-                self._rejected(error)
-            except Exception as error:
-                log.exception("internal error in a reload")
-                why = f"internal error ({type(error).__name__})"
-                self._rejected(ConfigRefused(why))
-            else:
-                self.tell_generation()
-            for _, done in asked:
-                if not done.done():  # who asked may have left
-                    done.set_result(why)
-
-    def _rejected(self, error: Exception) -> None:
-        why, is_guarded = str(error), isinstance(error, Guarded)
-        self._is_rejected = True
-        self._publish(why, "Guarded" if is_guarded else "Invalid")
-        self.metrics.reload_failed("guarded" if is_guarded else "failure")
-        log.error("the new configuration is rejected, configuration %d stays in service:", self._generation)
-        if isinstance(error, ConfigError):
-            _tell_problems(error.problems)
-        else:
-            for line in why.splitlines():
-                log.error("%s", line)
-        places = self._loaded.places if self._loaded is not None else ()
-        unbound = error.listeners if isinstance(error, NotBound) else ""
-        self._events.add(rejected(error, places, self._generation, unbound), is_logged=True)
-
-    def tell_generation(self) -> None:
-        objects = _counted(self._loaded.objects if self._loaded is not None else 0, "object")
-        log.info("configuration %d is in service: %s", self._generation, objects)
-
     def _announce(self) -> None:
-        assert self._loaded is not None
-        for address, port, protocol, listener in self._loaded.places:
-            place = _place(address, port)
+        for address, port, protocol, listener in self._live.places:
+            place = Authority(address, port)
             log.info("%s listener %s on %s", protocol, listener, place)
-            if not self._is_configured and self.options.log_format == "text":  # said only now that the port is ours
-                print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)  # in one piece, beside other lines
+            if not self.options.is_configured and self.options.log_format == "text":
+                # Only now the port is ours. In one piece, beside other lines.
+                print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)
         for what, (address, port) in self._own.items():
-            log.info("%s on http://%s/", what, _place(address, port))
+            log.info("%s on http://%s/", what, Authority(address, port))
         error = why_not_uvloop()
         if error is not None and find_spec("uvloop") is not None:
             log.warning(
@@ -483,8 +281,8 @@ class App:
         log.info("event loop: %s", loop_name())
         if serving := self._fleet.announcement():
             log.info("%s", serving)
-        if self._is_configured:
-            self.tell_generation()
+        if self.options.is_configured:
+            self._live.tell_generation()
 
 
 def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
@@ -497,44 +295,3 @@ def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
     from egressproxy.processes.workers.supervisor import Supervisor
 
     return Supervisor(options.workers, options.access_log, options.log_level, metrics, key, options.log_format, errors)
-
-
-def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:
-    """Each address and port, with all listeners there."""
-    shared: dict[tuple[str, int], list[str]] = {}
-    for place in places:
-        shared.setdefault((place.address, place.port), []).append(place.listener)
-    return {where: ", ".join(listeners) for where, listeners in shared.items()}
-
-
-def _model(packed: bytes, bind: Sequence[str]) -> bytes:
-    """The outline of a configuration, and where its Gateways listen that give no address; holds no secret."""
-    from egressproxy.ir.outline import outline
-
-    spec = finished(unpacking(zlib.decompress(packed)))
-    return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()
-
-
-def _place(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _turn(finding: Problem) -> tuple[bool, str, int, int, str]:
-    """In the order of files and lines; notes behind what somebody has to look at."""
-    return finding.severity is Severity.NOTE, finding.file, finding.line, finding.column, str(finding)
-
-
-def _tell_problems(problems: Sequence[Problem]) -> None:
-    """One record for each."""
-    for problem in problems[:MAX_TOLD]:
-        log.error("%s", problem, extra={"fields": problem.as_dict()})
-    _tell_more(problems)
-
-
-def _tell_more(told: Sequence[Problem]) -> None:
-    if len(told) > MAX_TOLD:
-        log.warning("and %d more, which `egressproxy check` shows", len(told) - MAX_TOLD)

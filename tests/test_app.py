@@ -10,21 +10,18 @@ import re
 import signal
 import socket
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from egressproxy import app as app_module
-from egressproxy.app import MAX_TOLD, App, RunOptions
+from egressproxy.app import App
 from egressproxy.config.builtin import BUILTIN
-from egressproxy.config.reading.problems import ConfigError, Problem, Severity
-from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.config.reading.problems import ConfigError
 from egressproxy.processes.loader import process as apart
-from egressproxy.processes.loader.result import Loaded
-from egressproxy.processes.workers.fleet import ConfigRefused
 from egressproxy.protocols.http1 import request_head
+from egressproxy.run_options import RunOptions
 from tests.support import manifests as m
 from tests.support.net import free_port
 
@@ -74,7 +71,7 @@ async def test_a_start_with_a_bad_manifest_raises_every_problem(tmp_path: Path):
 
 def test_a_process_is_not_ready_before_it_listens():
     assert App(RunOptions()).why_not_ready() == "the listeners are not bound yet"
-    assert list(App(RunOptions())._published.objects()) == []
+    assert list(App(RunOptions())._live.published.objects()) == []
 
 
 async def served(app: App, state: str = "") -> None:
@@ -147,11 +144,11 @@ async def test_a_backend_whose_certificate_is_not_verified_is_told_when_it_comes
     (told,) = [record for record in caplog.records if "not verified" in record.getMessage()]
     assert told.levelno == logging.WARNING
     assert "Backend agents/loose" in told.getMessage()
-    (finding,) = app._told
-    app._tell_shortcomings([finding])  # the next configuration has it, too
+    (finding,) = app._live._told
+    app._live._tell_shortcomings([finding])  # the next configuration has it, too
     assert sum("not verified" in message for message in caplog.messages) == 1
-    app._tell_shortcomings([])
-    app._tell_shortcomings([finding])
+    app._live._tell_shortcomings([])
+    app._live._tell_shortcomings([finding])
     assert sum("not verified" in message for message in caplog.messages) == 2
 
 
@@ -162,43 +159,12 @@ async def test_a_process_that_serves_nothing_is_not_ready_and_says_so(tmp_path: 
     assert any(message.startswith("no listener is served") for message in caplog.messages)
 
 
-async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    app = App(options(tmp_path))
-    app._rejected(ConfigRefused("a.yaml:1:1: this\nb.yaml:2:2: that"))
-    assert caplog.messages[1:] == ["a.yaml:1:1: this", "b.yaml:2:2: that"]
-
-
-async def test_of_thousands_of_problems_the_log_is_told_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """To say them all would hold up traffic, and fill the queue of what is to be logged."""
-    app = App(options(tmp_path))
-    problems = [Problem("a.yaml", number + 1, 1, "", "", "this") for number in range(5000)]
-    app._rejected(ConfigError(problems))
-    assert len(caplog.messages) < MAX_TOLD + 10
-    assert "and 4800 more, which `egressproxy check` shows" in caplog.messages
-    caplog.clear()
-    app._tell_shortcomings(problems)
-    assert len(caplog.messages) == MAX_TOLD + 1
-    caplog.clear()
-    app._tell_shortcomings(problems)
-    assert not caplog.messages
-
-
-async def test_findings_are_told_in_the_order_of_lines_and_notes_last(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "egressproxy")
-    places = {1: Severity.NOTE, 10: Severity.WARNING, 9: Severity.UNSERVED}
-    found = [Problem("a.yaml", line, 1, "", "", "this", severity=each) for line, each in places.items()]
-    App(options(tmp_path))._tell_shortcomings(found)
-    assert [re.findall(r"a.yaml:(\d+):", message) for message in caplog.messages] == [["9"], ["10"], ["1"]]
-
-
 async def test_a_hangup_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "egressproxy")
     app = App(options(tmp_path))
     app._asked_to_reload()
     assert caplog.messages[0].startswith("SIGHUP")
-    assert app._reload.is_set()
+    assert app._live._reload.is_set()
 
 
 async def test_a_start_whose_configuration_nobody_could_read_says_so_and_is_a_1(
@@ -216,7 +182,7 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
     serving = asyncio.create_task(app.serve())
     while app.why_not_ready():  # noqa: ASYNC110 (nothing tells)
         await asyncio.sleep(0.01)
-    source = app._published
+    source = app._live.published
     (before,) = source.objects()
     monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "raise SystemExit(3)"])
     app._loader._drop()
@@ -232,16 +198,3 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
     assert "ended with status 3" in status["conditions"][-1]["message"]
     os.kill(os.getpid(), signal.SIGTERM)
     assert await serving == 0
-
-
-async def test_a_certificate_that_is_renewed_late_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    app = App(options(tmp_path))
-    now = time.time()
-    late = Validity(CertificateUse.CLIENT, "Secret", "agents", "ours", now - 900, now + 100, now + 100)
-    good = Validity(CertificateUse.LISTENER, "Secret", "agents", "front", now - 100, now + 900, now + 900)
-    app._loaded = Loaded(validities=(late, good))
-    for _ in range(2):
-        app._tell_late_certificates()
-    assert [record.message.partition(" in ")[0] for record in caplog.records] == [
-        "the client certificate of Secret agents/ours expires"
-    ]

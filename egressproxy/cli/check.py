@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from egressproxy.cli.addresses import address_or_network
+from egressproxy.cli.options import bind_option, config_option, output_option
 from egressproxy.cli.problems import show_findings, show_problems
 from egressproxy.cli.secrets import secret_options
 
@@ -26,15 +26,9 @@ __all__ = ["command"]
 
 @click.command("check")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="PATH…")
-@click.option(
-    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
-    help="The same as PATH, as in `run`.",
-)  # fmt: skip
-@click.option(
-    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
-    help="As in `run`.",
-)  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@config_option("The same as PATH, as in `run`.")
+@bind_option("As in `run`.")
+@output_option
 @click.option("--strict", is_flag=True, help="Fail on warnings, too.")
 @click.option("--allow-unserved", is_flag=True, help="Do not fail on what would not be served as it is written.")
 @secret_options

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.differences import compare, show
+from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
 from egressproxy.cli.problems import show_problems
 
 if TYPE_CHECKING:
@@ -33,24 +33,18 @@ MAX_DECISIONS = 100_000
 
 @click.command("diff")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[OLD] NEW")
-@click.option(
-    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
-    help="The same as OLD and NEW, as in `run`.",
-)  # fmt: skip
-@click.option(
-    "--admin", type=address_and_port, metavar="HOST:PORT", default=None,
-    help="A running process: its recent decisions are made again, and without OLD its configuration is the old one."
+@config_option("The same as OLD and NEW, as in `run`.")
+@admin_option(
+    "A running process: its recent decisions are made again, and without OLD its configuration is the old one."
     f" Default without OLD: {ADMIN[0]}:{ADMIN[1]}.",
-)  # fmt: skip
+    default=None,
+)
 @click.option(
     "--access-log", "access_log", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="Make the decisions of this access log again, instead of those that a process remembers.",
 )  # fmt: skip
-@click.option(
-    "--bind", "bind", multiple=True, type=address_or_network, metavar="ADDR",
-    help="As in `run`. Default: that of the running process; with OLD, 127.0.0.1.",
-)  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@bind_option("As in `run`. Default: that of the running process; with OLD, 127.0.0.1.", default=None)
+@output_option
 @secret_options
 def command(
     paths: tuple[Path, ...],

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.explanation import show
+from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
 from egressproxy.cli.problems import show_problems
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
@@ -45,23 +45,16 @@ class _MethodFirst(ConfigByOption):
 @click.option(
     "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
 )
-@click.option(
-    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
-    help="Explain with this configuration instead of a running process; may be given again.",
-)  # fmt: skip
-@click.option(
-    "--admin", type=address_and_port, metavar="HOST:PORT", default=None,
-    help=f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.",
-)  # fmt: skip
+@config_option("Explain with this configuration instead of a running process; may be given again.")
+@admin_option(
+    f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None
+)
 @click.option("-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header; may be given again.")
 @click.option("--gateway", metavar="NS/NAME", default="", help="The Gateway, if several could take the request.")
 @click.option("--listener", metavar="NAME", default="", help="The listener, if several could take the request.")
 @click.option("--no-dns", is_flag=True, help="Do not resolve names: addresses are not checked.")
-@click.option(
-    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
-    help="As in `run`, with --config.",
-)  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@bind_option("As in `run`, with --config.")
+@output_option
 @secret_options
 def command(
     method: str, url: str, identity: str, config: tuple[Path, ...], admin: tuple[str, int] | None,

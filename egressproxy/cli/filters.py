@@ -7,12 +7,14 @@ from difflib import get_close_matches
 
 import click
 
+from egressproxy.cli.options import output_option
+
 __all__ = ["command"]
 
 
 @click.command("filters")
 @click.argument("name", required=False, metavar="[TYPE]")
-@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+@output_option
 def command(name: str | None, output: str) -> None:
     """List the filter types, or describe one: where it may run, and the JSON Schema of its config.
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.addresses import address_and_port
-from egressproxy.cli.asking import ADMIN, ask, lines
+from egressproxy.cli.asking import ask, lines
+from egressproxy.cli.options import admin_option
 from egressproxy.cli.rows import Rows
 
 __all__ = ["command"]
@@ -53,10 +53,7 @@ class ListedKind:
 @click.option("-l", "--selector", default="", metavar="LABELS", help="Only objects with these labels: team=red,!old.")
 @click.option("-o", "--output", type=click.Choice(("wide", "yaml", "json", "name")), help="Instead of a short table.")
 @click.option("-w", "--watch", is_flag=True, help="Keep running, and show changes.")
-@click.option(
-    "--admin", type=address_and_port, default=f"{ADMIN[0]}:{ADMIN[1]}", show_default=True, metavar="HOST:PORT",
-    help="The admin address of the process.",
-)  # fmt: skip
+@admin_option("The admin address of the process.")
 def command(
     kind: str, name: str, namespace: str, all_namespaces: bool, selector: str, output: str | None, watch: bool,
     admin: tuple[str, int] | None,

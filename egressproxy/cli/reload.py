@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from egressproxy.cli.addresses import address_and_port
 from egressproxy.cli.asking import ADMIN, ask
+from egressproxy.cli.options import admin_option
 
 __all__ = ["command"]
 
@@ -16,10 +16,7 @@ __all__ = ["command"]
     help="Put the configuration with this mark into service although it allows what was recently denied"
     " (`run --guarded`). The refusal contains the mark; any other configuration is still refused.",
 )  # fmt: skip
-@click.option(
-    "--admin", type=address_and_port, metavar="HOST:PORT", default=f"{ADMIN[0]}:{ADMIN[1]}", show_default=True,
-    help="The admin address of the process; it must be on loopback.",
-)  # fmt: skip
+@admin_option("The admin address of the process; it must be on loopback.")
 def command(acknowledge: str, admin: tuple[str, int] | None) -> None:
     """Read the configuration again, as SIGHUP does, and wait for the outcome.
 

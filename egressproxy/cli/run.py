@@ -6,17 +6,20 @@ import sys
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from egressproxy.cli.addresses import address_and_port, address_or_network
+from egressproxy.cli.addresses import address_and_port
 from egressproxy.cli.numbers import seconds, whole_number
+from egressproxy.cli.options import admin_option, bind_option, config_option
 from egressproxy.cli.problems import show_problems
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
+from egressproxy.run_options import RunOptions
 
 __all__ = ["command"]
 
@@ -32,11 +35,13 @@ MAX_DRAIN_S = 86_400
 def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     if value == "":
         raise click.BadParameter("the path is empty; give a file, - for standard output, or off")
-    return value
+    return None if value == "-" else value
 
 
-def _key(path: Path) -> SecretBytes:
+def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> SecretBytes | None:
     """The key in this file, without surrounding whitespace. Raises click.BadParameter."""
+    if path is None:
+        return None
     try:
         with path.open("rb") as file:
             written = file.read(MAX_KEY_BYTES + 1).strip()
@@ -49,20 +54,15 @@ def _key(path: Path) -> SecretBytes:
 
 
 @click.command("run", cls=ConfigByOption)
-@click.option(
-    "-c", "--config", "config", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
-    help="A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.",
-)  # fmt: skip
-@click.option(
-    "--bind", "bind", multiple=True, type=address_or_network, default=("127.0.0.1",), show_default=True, metavar="ADDR",
-    help="Where Gateways without `spec.addresses` listen; may be given again. From a network such as 127.0.1.0/24 every"
-    " Gateway gets an address of its own. Whoever can reach the address can use the gateway.",
-)  # fmt: skip
-@click.option(
-    "--admin", type=address_and_port, default="127.0.0.1:15000", show_default=True, metavar="HOST:PORT",
-    help="Health, metrics and the configuration in service. Read-only except for POST /reload and, with --api-writes,"
-    " objects. `off`: none.",
-)  # fmt: skip
+@config_option("A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.")
+@bind_option(
+    "Where Gateways without `spec.addresses` listen; may be given again. From a network such as 127.0.1.0/24 every"
+    " Gateway gets an address of its own. Whoever can reach the address can use the gateway."
+)
+@admin_option(
+    "Health, metrics and the configuration in service. Read-only except for POST /reload and, with --api-writes,"
+    " objects. `off`: none."
+)
 @click.option(
     "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
     help="A second address that serves only /metrics, /healthz, /livez and /readyz, for scrapers and probes on the"
@@ -105,7 +105,7 @@ def _key(path: Path) -> SecretBytes:
     " it.",
 )  # fmt: skip
 @click.option(
-    "--session-key", "session_key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH",
+    "--session-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH", callback=_key,
     help="A file with the key (32 bytes or more) that signs the tokens of session persistence, for several gateways"
     " with the same sessions, and for sessions that survive a restart. Read at the start. Default: a random key.",
 )  # fmt: skip
@@ -116,24 +116,7 @@ def _key(path: Path) -> SecretBytes:
 )  # fmt: skip
 @secret_options
 @click.pass_context
-def command(
-    ctx: click.Context,
-    config: tuple[Path, ...],
-    bind: tuple[str, ...],
-    admin: tuple[str, int] | None,
-    metrics: tuple[str, int] | None,
-    access_log: str | None,
-    log_level: str,
-    log_format: str,
-    drain_timeout_s: float,
-    workers: int,
-    guarded: bool,
-    session_key: Path | None,
-    state_dir: Path | None,
-    api_writes: bool,
-    api_token_file: Path | None,
-    sources: tuple[SecretSource, ...],
-) -> None:
+def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], **given: Any) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
 
     Without --config it is an open forward proxy on 127.0.0.1:3128, for a first look; only this machine can reach it.
@@ -152,44 +135,27 @@ def command(
     """
     from egressproxy.processes.loader.process import LoaderProcess
 
-    _check_state(config, state_dir)
-    if sources and not config and state_dir is None:
+    options = RunOptions(secrets=sources, **given)
+    _check_state(options)
+    if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
-    _check_writes(admin, state_dir, api_writes, api_token_file)
-    if not config and state_dir is None and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
+    _check_writes(options)
+    if not options.is_configured and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
         raise click.UsageError(
             "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
             " give --config, or leave --bind out"
         )
-    bind = tuple(dict.fromkeys(bind))
-    if log_format == "json":
+    if options.log_format == "json":
         from egressproxy.telemetry.json_lines import take_over
 
         take_over()  # also for what the imports below log
     first = None
-    if config:
+    if options.config:
         with suppress(OSError):  # the next attempt reports what is wrong
             first = LoaderProcess()  # it imports its modules while this process does
     from egressproxy import app
     from egressproxy.config.reading.problems import ConfigError
 
-    options = app.RunOptions(
-        config=config,
-        secrets=sources,
-        bind=bind,
-        admin=admin,
-        metrics=metrics,
-        access_log=None if access_log == "-" else access_log,
-        log_level=log_level,
-        log_format=log_format,
-        drain_timeout_s=drain_timeout_s,
-        workers=workers,
-        guarded=guarded,
-        session_key=_key(session_key) if session_key is not None else None,
-        state_dir=state_dir,
-        api_writes=api_writes,
-        api_token_file=api_token_file,
-    )
     try:
         status = app.run(options, first)
     except ConfigError as error:
@@ -201,39 +167,38 @@ def command(
     sys.exit(status)
 
 
-def _check_state(config: tuple[Path, ...], state_dir: Path | None) -> None:
+def _check_state(options: RunOptions) -> None:
     """The operator's files and those of the API must be in different folders. Raises click.UsageError."""
-    if state_dir is None:
+    if options.state_dir is None:
         return
-    state = state_dir.resolve()
-    for path in config:
+    state = options.state_dir.resolve()
+    for path in options.config:
         if path.resolve().is_relative_to(state):
             raise click.UsageError(
-                f"--config {path} is in --state-dir {state_dir}, which is for what the API writes: use another"
+                f"--config {path} is in --state-dir {options.state_dir}, which is for what the API writes: use another"
             )
 
 
-def _check_writes(
-    admin: tuple[str, int] | None, state_dir: Path | None, api_writes: bool, api_token_file: Path | None
-) -> None:
+def _check_writes(options: RunOptions) -> None:
     """Raises click.UsageError for options of --api-writes that do not fit together, and for a bad token file."""
-    if not api_writes:
-        if api_token_file is not None:
+    if not options.api_writes:
+        if options.api_token_file is not None:
             raise click.UsageError("--api-token-file is for writes: give --api-writes, too")
         return
-    if state_dir is None:
+    if options.state_dir is None:
         raise click.UsageError("--api-writes needs a folder for what is written: give --state-dir")
-    if admin is None:
+    if options.admin is None:
         raise click.UsageError("--api-writes needs the admin address: leave --admin off out")
-    if api_token_file is None:
-        if not ip_address(admin[0]).is_loopback:
+    if options.api_token_file is None:
+        host, _ = options.admin
+        if not ip_address(host).is_loopback:
             raise click.UsageError(
-                f"--api-writes on {admin[0]} would let the network write: give --api-token-file, or --admin on loopback"
+                f"--api-writes on {host} would let the network write: give --api-token-file, or --admin on loopback"
             )
         return
     from egressproxy.admin.tokens import read_token
 
     try:
-        read_token(api_token_file)
+        read_token(options.api_token_file)
     except ValueError as error:
         raise click.UsageError(f"--api-token-file: {error}") from None

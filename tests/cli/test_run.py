@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from egressproxy import app
-from egressproxy.app import RunOptions
 from egressproxy.cli import main
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.model.secret import SecretBytes
 from egressproxy.processes.loader.process import LoaderProcess
+from egressproxy.run_options import RunOptions
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import yaml
 from click.testing import CliRunner, Result
 
 from egressproxy import app
-from egressproxy.app import RunOptions
 from egressproxy.cli import main
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
+from egressproxy.run_options import RunOptions
 from tests.support.mounted import mount
 
 MANIFESTS = """

@@ -1,0 +1,272 @@
+"""Reloads: how a configuration comes into service, and what is told of it: in the log, status, Events and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.ir.packing import unpacking
+from egressproxy.model.certificate import CertificateState, Validity
+from egressproxy.model.steps import finished
+from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.notices import accepted, broken, rejected
+from egressproxy.processes.loader.process import LoadingFailed
+from egressproxy.processes.loader.published import PublishedConfiguration, digest
+from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, Guarded, NotBound
+from egressproxy.run_options import RunOptions
+from egressproxy.telemetry.events import Events
+from egressproxy.telemetry.metrics import Metrics
+
+__all__ = ["FAILURES", "LiveConfiguration", "counted", "tell_problems"]
+
+log = logging.getLogger("egressproxy")
+
+#: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
+FAILURES = (LoadingFailed, ConfigRefused, OSError)
+REFUSALS = (ConfigError, *FAILURES)
+
+#: How often certificates are looked at; and how long after its end one is told, so that clocks agree that it was.
+LOOK_S = 3600.0
+LEEWAY_S = 1.0
+#: Problems that the log is told of one configuration: traffic waits for as long as it takes to say them.
+MAX_TOLD = 200
+
+
+class LiveConfiguration:
+    """The configuration in service. Implements kubeapi's Application. Belongs to the event loop.
+
+    `own` are the sockets of the admin and metrics servers, which nobody may reach through the gateway; `published`
+    shows the objects. `taking` is held while a configuration is put into service.
+    """
+
+    def __init__(
+        self, options: RunOptions, loader: Loader, fleet: Fleet, metrics: Metrics, events: Events,
+        on_change: Callable[[], None], own: Mapping[str, tuple[str, int]],
+    ) -> None:  # fmt: skip
+        """`on_change` is called when what `published` shows has changed."""
+        self._options = options
+        self._loader = loader
+        self._fleet = fleet
+        self._metrics = metrics
+        self._events = events
+        self._on_change = on_change
+        self._own = own
+        self.published = PublishedConfiguration()
+        self.taking = asyncio.Lock()
+        self.why_not = "the listeners are not bound yet"  # why no configuration is taken; "" while they are
+        self._loaded = Loaded()
+        self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
+        self._generation = 0
+        self._is_rejected = False  # the configuration that was read last
+        self._told: set[Problem] = set()
+        self._told_late: set[Validity] = set()
+        self._reload = asyncio.Event()
+        self._has_other_certificates = asyncio.Event()
+        self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
+
+    @property
+    def places(self) -> Sequence[ListenerAddress]:
+        """Where the listeners are bound."""
+        return self._loaded.places
+
+    @property
+    def validities(self) -> Sequence[Validity]:
+        """When the certificates in service begin and end to be valid."""
+        return self._loaded.validities
+
+    def why_not_writable(self) -> str:
+        """ "" while configurations are taken; else a sentence for people."""
+        return self.why_not
+
+    def memory(self) -> bytes:
+        """What the next loading has to know of the configuration in service."""
+        return self._loaded.memory
+
+    async def model(self) -> bytes:
+        """The outline of the configuration in service (`ir.outline`), as JSON. It has no secret."""
+        return await asyncio.to_thread(_model, self._packed, self._options.bind)
+
+    # --- into service ----------------------------------------------------------------------------------------------
+    async def take(self, acknowledged: Collection[str] = ()) -> None:
+        """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then.
+
+        `acknowledged` are the marks of configurations that may allow what was recently denied.
+        """
+        async with self.taking:
+            await self.put_in_service(await self._read(), acknowledged)
+
+    async def _read(self) -> Loaded:
+        options = self._options
+        if not options.is_configured:
+            return builtin()
+        return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
+
+    async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
+        """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused or OSError, and has changed nothing
+        then.
+        """
+        is_guarded = self._options.guarded and self._generation > 0
+        if is_guarded and acknowledged:
+            is_guarded = await asyncio.to_thread(digest, fresh.shown) not in acknowledged
+        places = _listeners(fresh.places)
+        asked = Configuration(fresh.spec, places, self._generation + 1, tuple(self._own.values()), is_guarded)
+        try:
+            await self._fleet.apply(asked)
+        except Guarded as error:
+            mark = await asyncio.to_thread(digest, fresh.shown)
+            raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
+        self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
+        self._loaded = replace(fresh, spec=b"", broken=())
+        self._generation += 1
+        self.why_not = ""
+        self._publish()
+        self._metrics.reload_succeeded(self._generation)
+        self._tell_shortcomings(fresh.findings)
+        self._tell_late_certificates()
+        self._has_other_certificates.set()
+        over = accepted(fresh.places, self._generation) if self._is_rejected else []
+        self._is_rejected = False
+        self._events.add([*broken(fresh.broken), *over], is_logged=True)
+
+    def _publish(self, rejection: str = "", reason: str = "") -> None:
+        """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""
+        self.published.publish(self._loaded.shown, rejection, reason)
+        self._on_change()
+
+    # --- reloads ---------------------------------------------------------------------------------------------------
+    def ask_for_reload(self) -> None:
+        """Read the configuration again as soon as possible; several requests may become one reload."""
+        self._reload.set()
+
+    async def reload(self, acknowledged: str) -> str:
+        """Read the configuration again; returns why it is not in service then, "" if it is. `acknowledged` is the mark
+        of a configuration that may allow what was recently denied, or "".
+        """
+        if self.why_not:
+            return self.why_not
+        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked.append((acknowledged, done))
+        self._reload.set()
+        return await done
+
+    async def reload_when_asked(self) -> None:
+        """One reload at a time; what comes meanwhile is one more. Runs until it is cancelled."""
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            asked, self._asked = self._asked, []
+            self._fleet.reopen_access_log()
+            why = ""
+            try:
+                await self.take([mark for mark, _ in asked if mark])
+            except REFUSALS as error:
+                why = str(error)
+                self._rejected(error)
+            except Exception as error:
+                log.exception("internal error in a reload")
+                why = f"internal error ({type(error).__name__})"
+                self._rejected(ConfigRefused(why))
+            else:
+                self.tell_generation()
+            for _, done in asked:
+                if not done.done():  # who asked may have left
+                    done.set_result(why)
+
+    def _rejected(self, error: Exception) -> None:
+        why, is_guarded = str(error), isinstance(error, Guarded)
+        self._is_rejected = True
+        self._publish(why, "Guarded" if is_guarded else "Invalid")
+        self._metrics.reload_failed("guarded" if is_guarded else "failure")
+        log.error("the new configuration is rejected, configuration %d stays in service:", self._generation)
+        if isinstance(error, ConfigError):
+            tell_problems(error.problems)
+        else:
+            for line in why.splitlines():
+                log.error("%s", line)
+        unbound = error.listeners if isinstance(error, NotBound) else ""
+        self._events.add(rejected(error, self.places, self._generation, unbound), is_logged=True)
+
+    def tell_generation(self) -> None:
+        """Log which configuration is in service."""
+        log.info("configuration %d is in service: %s", self._generation, counted(self._loaded.objects, "object"))
+
+    def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
+        """What is not served as written; after a reload only what is new."""
+        told, self._told = self._told, set(findings)
+        new = sorted(self._told - told, key=_order)
+        for finding in new[:MAX_TOLD]:
+            level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
+            log.log(level, "%s", finding, extra={"fields": finding.as_dict()})
+        _tell_more(new)
+
+    # --- certificates ----------------------------------------------------------------------------------------------
+    async def watch_certificates(self) -> None:
+        """Ask for a reload when a certificate begins or ends to be valid: that is another configuration, and reading it
+        again says so. Runs until it is cancelled.
+        """
+        while True:
+            self._has_other_certificates.clear()
+            looked_s = time.time()
+            changes_s = min((each.next_change_s(looked_s) for each in self.validities), default=looked_s + LOOK_S)
+            wait_s = min(max(changes_s - looked_s, 0.0) + LEEWAY_S, LOOK_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_other_certificates.wait(), wait_s)
+                continue  # another configuration is in service: its certificates end at other times
+            self._tell_late_certificates()
+            if any(each.next_change_s(looked_s) <= time.time() for each in self.validities):
+                log.info("a certificate has begun or ended to be valid: the configuration is read again")
+                self._reload.set()
+
+    def _tell_late_certificates(self) -> None:
+        """Those that end soon, each once: no fault of the configuration, and so none of its warnings."""
+        now_s = time.time()
+        late = {each for each in self.validities if each.state(now_s) is CertificateState.LATE}
+        told, self._told_late = self._told_late, late
+        for each in sorted(late - told):
+            log.warning("%s", each.sentence(now_s))
+
+
+def tell_problems(problems: Sequence[Problem]) -> None:
+    """Log one record for each problem, up to MAX_TOLD."""
+    for problem in problems[:MAX_TOLD]:
+        log.error("%s", problem, extra={"fields": problem.as_dict()})
+    _tell_more(problems)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 object`, `2 objects`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _tell_more(told: Sequence[Problem]) -> None:
+    if len(told) > MAX_TOLD:
+        log.warning("and %d more, which `egressproxy check` shows", len(told) - MAX_TOLD)
+
+
+def _order(finding: Problem) -> tuple[bool, str, int, int, str]:
+    """In the order of files and lines; notes behind what somebody has to look at."""
+    return finding.severity is Severity.NOTE, finding.file, finding.line, finding.column, str(finding)
+
+
+def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:
+    """Each address and port, with all listeners there."""
+    shared: dict[tuple[str, int], list[str]] = {}
+    for place in places:
+        shared.setdefault((place.address, place.port), []).append(place.listener)
+    return {where: ", ".join(listeners) for where, listeners in shared.items()}
+
+
+def _model(packed: bytes, bind: Sequence[str]) -> bytes:
+    """The outline of a configuration, and where its Gateways listen that give no address."""
+    from egressproxy.ir.outline import outline
+
+    spec = finished(unpacking(zlib.decompress(packed)))
+    return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()

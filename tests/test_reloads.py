@@ -1,0 +1,70 @@
+"""What is told of a configuration: rejected, not served as written, or with certificates that end soon."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from egressproxy.app import App
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.processes.loader.result import Loaded
+from egressproxy.processes.workers.fleet import ConfigRefused
+from egressproxy.reloads import MAX_TOLD, LiveConfiguration
+from egressproxy.run_options import RunOptions
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> LiveConfiguration:
+    return App(RunOptions(config=(tmp_path,), admin=None, access_log="off"))._live
+
+
+async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(
+    live: LiveConfiguration, caplog: pytest.LogCaptureFixture
+):
+    live._rejected(ConfigRefused("a.yaml:1:1: this\nb.yaml:2:2: that"))
+    assert caplog.messages[1:] == ["a.yaml:1:1: this", "b.yaml:2:2: that"]
+
+
+async def test_of_thousands_of_problems_the_log_is_told_the_first(
+    live: LiveConfiguration, caplog: pytest.LogCaptureFixture
+):
+    """To say them all would hold up traffic, and fill the queue of what is to be logged."""
+    problems = [Problem("a.yaml", number + 1, 1, "", "", "this") for number in range(5000)]
+    live._rejected(ConfigError(problems))
+    assert len(caplog.messages) < MAX_TOLD + 10
+    assert "and 4800 more, which `egressproxy check` shows" in caplog.messages
+    caplog.clear()
+    live._tell_shortcomings(problems)
+    assert len(caplog.messages) == MAX_TOLD + 1
+    caplog.clear()
+    live._tell_shortcomings(problems)
+    assert not caplog.messages
+
+
+async def test_findings_are_told_in_the_order_of_lines_and_notes_last(
+    live: LiveConfiguration, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, "egressproxy")
+    places = {1: Severity.NOTE, 10: Severity.WARNING, 9: Severity.UNSERVED}
+    found = [Problem("a.yaml", line, 1, "", "", "this", severity=each) for line, each in places.items()]
+    live._tell_shortcomings(found)
+    assert [re.findall(r"a.yaml:(\d+):", message) for message in caplog.messages] == [["9"], ["10"], ["1"]]
+
+
+async def test_a_certificate_that_is_renewed_late_is_told_once(
+    live: LiveConfiguration, caplog: pytest.LogCaptureFixture
+):
+    now = time.time()
+    late = Validity(CertificateUse.CLIENT, "Secret", "agents", "ours", now - 900, now + 100, now + 100)
+    good = Validity(CertificateUse.LISTENER, "Secret", "agents", "front", now - 100, now + 900, now + 900)
+    live._loaded = Loaded(validities=(late, good))
+    for _ in range(2):
+        live._tell_late_certificates()
+    assert [record.message.partition(" in ")[0] for record in caplog.records] == [
+        "the client certificate of Secret agents/ours expires"
+    ]
