@@ -109,7 +109,7 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
 
     if next(extensions(compiled.spec), None) is None:
         return  # importing the filters would take as long as reading a small configuration
-    from egressproxy.config.compile.load_errors import problem_at
+    from egressproxy.config.compile.object_problems import problem_at
     from egressproxy.config.reading.problems import ConfigError, Problem
     from egressproxy.filters.catalog import Catalog
     from egressproxy.filters.trial import failures

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_status import backend_statuses
@@ -21,23 +22,25 @@ from egressproxy.config.compile.extensions.extension_compiler import ExtensionCo
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.gateways.client_revocations import add_revocations
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
-from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, set_statuses
+from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.generations import first_seen, generations_of
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
-from egressproxy.config.compile.load_errors import LoadErrors, problem_at, unserved
+from egressproxy.config.compile.object_problems import problem_at, unserved
+from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
-from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.layers import Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.references import References
+from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
 from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator, set_route_conditions
 from egressproxy.config.compile.routes.served_routes import ServedRoutes
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions, keep_times
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.reading.problems import Problem, Severity
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
@@ -107,22 +110,23 @@ class _Run:
         self._resources = resources
         self._defaults = defaults
         self._generations = generations
-        self._load_errors = LoadErrors()
         self.references = References(resources)
         self._tls_policies = BackendTlsPolicies(resources, self.references)
         self._services = Services(resources, self._tls_policies)
-        self._extensions = ExtensionCompiler(catalog, self.references, self._load_errors)
+        self._extensions = ExtensionCompiler(catalog, self.references)
         self._policies = PolicyAttachments(resources, self.references)
         self._policy_filters = PolicyFilters(self._extensions)
         self._backends = BackendCompiler(resources, self.references, self._services, self._extensions)
         self._certificates = ClientCertificates(resources, self.references)
+        backend_refs = BackendRefCompiler(
+            self._backends, self._policies, self._policy_filters, self._certificates, CredentialDns(self._policies)
+        )
         self._routes = RouteCompiler(
-            self._backends, self._policies, self._extensions, self._policy_filters, self._certificates
+            self._backends, backend_refs, self._policies, self._extensions, self._policy_filters
         )
         self._validator = RouteValidator(self._backends, self._extensions, defaults.check_pattern)
         self._denials = DeniedBackends(defaults.denials)
         self._plans: list[GatewayPlan] = []
-        self._layers: dict[ListenerPlan, tuple[Layer, ...]] = {}
         self._served: dict[ListenerPlan, ServedRoutes] = {}
         self._statuses: dict[Key, Status] = {}
 
@@ -147,7 +151,9 @@ class _Run:
         parents = Parents(self._plans, self.references)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
-        self._load_errors.raise_if_any()
+        if self._extensions.load_errors:
+            in_order = sorted(self._extensions.load_errors, key=attrgetter("file", "line", "column", "field_path"))
+            raise ConfigError(in_order)
         return tuple(
             self._listener(gateway, plan) for gateway in self._plans for plan in gateway.listeners if not plan.problem
         )
@@ -158,8 +164,7 @@ class _Run:
         statuses.update(class_statuses(self._resources, self._generation))
         for plan in self._plans:
             plan.close()
-            statuses[plan.gateway.key] = plan.to_status()
-            statuses.update(set_statuses(plan))
+            statuses.update(plan.statuses())
         statuses.update(self._tls_policies.statuses(self._generation))
         parents = self._backends.parent_problems(self._policies.objects)
         statuses.update(self._policies.statuses(self._generation, self._extensions.faults, parents))
@@ -191,7 +196,7 @@ class _Run:
         return [*of(HttpRoute), *of(GrpcRoute), *of(TlsRoute), *of(TcpRoute)]
 
     def _policies_of(self, listener: ListenerPlan) -> Iterable[EgressPolicy]:
-        return (policy for layer in self._layers[listener] for policy in layer.policies)
+        return (policy for layer in self._served[listener].layers for policy in layer.policies)
 
     def _find_layers(self) -> None:
         """The policies of every listener; and which targets exist, for the status of the policies."""
@@ -201,7 +206,6 @@ class _Run:
                 if listener.owner is not plan.gateway:
                     layers += self._policies.layer(Level.LISTENER, listener.owner.key)
                 layers += self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
-                self._layers[listener] = layers
                 self._served[listener] = ServedRoutes(layers)
         for route in self._all_routes():
             self._policies.layer(Level.ROUTE, route.key)
@@ -291,17 +295,16 @@ class _Run:
         hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
         if hostnames or not any(map(is_dynamic, backends)):
             return False
-        policy = self._policies.merge(self._layers[listener], is_routed=False).policy
+        policy = self._policies.merge(self._served[listener].layers, is_routed=False).policy
         return policy.mode is Mode.ENFORCE and not any(policy.destinations.allow)
 
     def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerIR:
         assert plan.protocol is not None
-        layers = self._layers[plan]
-        policy, extensions = self._routes.listener_extensions(plan, layers)
         served = self._served[plan]
+        policy, extensions = self._routes.listener_extensions(plan, served.layers)
         default = None
         if plan.protocol is ListenerProtocol.FORWARD_PROXY:
-            default = self._routes.default_backend(plan, layers)
+            default = self._routes.default_backend(plan, served.layers)
             if default.backend is None:
                 note = f"Destinations that no route matches are answered with 500: {default.error}."
                 plan.conditions.add_note("Accepted", note)

@@ -19,9 +19,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key, age_of
-from egressproxy.config.compile.load_errors import LoadErrors
+from egressproxy.config.compile.object_problems import problem_at
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
+from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
@@ -101,10 +102,11 @@ def ordered(placed: Iterable[RankedExtension]) -> tuple[ExtensionIR, ...]:
 class ExtensionCompiler:
     """Turns what was written into ExtensionIR; collects what is a load error and which Secrets are missing."""
 
-    def __init__(self, catalog: FilterCatalog, references: References, load_errors: LoadErrors) -> None:
+    def __init__(self, catalog: FilterCatalog, references: References) -> None:
         self._catalog = catalog
         self._references = references
-        self._load_errors = load_errors
+        #: What keeps the configuration from being loaded, each problem once.
+        self.load_errors: dict[Problem, None] = {}
         self._valid: dict[tuple[str, str], FilterSettings | None] = {}
         #: What is wrong with extensions and is told in status, by declaring object.
         self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
@@ -177,7 +179,7 @@ class ExtensionCompiler:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
-            self._load_errors.add(owner, f"{path}.type", message, remedy)
+            self.load_errors[problem_at(owner, f"{path}.type", message, remedy)] = None
             return None
         phase, turn = self._phase(owner, extension, found, path, place)
         if not phase:
@@ -196,7 +198,7 @@ class ExtensionCompiler:
                 where = f"{path}.{path_text((raw_name, *loc))}"
                 on_key = on_key or detail["type"] in UNKNOWN_FIELD
                 remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
-                self._load_errors.add(owner, where, message, remedy, on_key=on_key)
+                self.load_errors[problem_at(owner, where, message, remedy, on_key=on_key)] = None
             return None
         text = _canonical(raw)
         return replace(
@@ -247,7 +249,7 @@ class ExtensionCompiler:
         message, remedy = f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
         if phase is None:
             message, remedy = f"{found.name} runs in more than one phase", f"choose of: {listed}"
-        self._load_errors.add(owner, f"{path}.phase", message, remedy)
+        self.load_errors[problem_at(owner, f"{path}.phase", message, remedy)] = None
         return "", turn
 
     def _secrets(

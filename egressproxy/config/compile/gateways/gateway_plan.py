@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, Status
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, ListenerSet
 
-__all__ = ["GatewayPlan", "SetPlan", "set_statuses"]
+__all__ = ["GatewayPlan", "SetPlan"]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,24 +120,23 @@ class GatewayPlan:
         if self.unusable is not None and not self.addresses:
             attached.conditions.set("Programmed", False, "ParentNotProgrammed", self.unusable[1])
 
-    def to_status(self) -> Status:
-        """The `status` of the Gateway (Gateway API v1 GatewayStatus). Call it after `close`."""
-        return {
+    def statuses(self) -> dict[Key, Status]:
+        """The `status` of the Gateway and of its ListenerSets. Call it after `close`.
+
+        Source: Gateway API v1 GatewayStatus, ListenerSetStatus.
+        """
+        statuses: dict[Key, Status] = {}
+        statuses[self.gateway.key] = {
             "addresses": [{"type": "IPAddress", "value": address} for address in self.addresses],
             "conditions": self.conditions.to_list(),
             "listeners": [plan.to_status() for plan in self.own],
             "attachedListenerSets": sum(attached.conditions.holds("Accepted") for attached in self.sets),
         }
-
-
-def set_statuses(plan: GatewayPlan) -> dict[Key, Status]:
-    """The status of the ListenerSets of a Gateway."""
-    statuses: dict[Key, Status] = {}
-    for attached in plan.sets:
-        owner = attached.listener_set
-        listeners: list[dict[str, Any]] = [p.to_status() for p in plan.listeners if p.owner is owner]
-        statuses[owner.key] = {"conditions": attached.conditions.to_list(), "listeners": listeners}
-    return statuses
+        for attached in self.sets:
+            owner = attached.listener_set
+            listeners = [plan.to_status() for plan in self.listeners if plan.owner is owner]
+            statuses[owner.key] = {"conditions": attached.conditions.to_list(), "listeners": listeners}
+        return statuses
 
 
 def _set_listener_conditions(conditions: Conditions, lost: list[str]) -> None:

@@ -15,10 +15,11 @@ from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, R
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_merge import ChosenParent
+from egressproxy.config.compile.policies.tls_floor import BackendUnusable
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
 
-__all__ = ["CredentialDns", "exposed_by_parent", "exposed_sender", "requires_tls"]
+__all__ = ["CredentialDns", "exposed_sender", "refuse_exposure", "requires_tls"]
 
 #: The setting of an injector that lets it send without TLS.
 _PLAIN: Final = "allow_plaintext"
@@ -63,19 +64,19 @@ class CredentialDns:
         return self._with_own_dns.get(key, policy)
 
 
-def exposed_by_parent(resolved: ResolvedBackend, chosen: ChosenParent | None, own: Iterable[RankedExtension]) -> str:
-    """Why a backend must not be reached through the parent that a policy has chosen; "" if it may.
+def refuse_exposure(resolved: ResolvedBackend, chosen: ChosenParent | None, own: Iterable[RankedExtension]) -> None:
+    """Raise BackendUnusable where a backend must not be reached through the parent that a policy has chosen.
 
     `own` are the filters that its namespace has placed: one of them may send a credential in the clear, which the
     parent of another namespace would read.
     """
     if not resolved.parent_by or chosen is None or chosen.policy.namespace == resolved.target[2]:
-        return ""
+        return
     sender = exposed_sender(resolved, own)
     if sender is None:
-        return ""
+        return
     how, name = "without TLS" if resolved.spec.tls is None else "with insecureSkipVerify", resolved.spec.name
-    return (
+    raise BackendUnusable(
         f"{sender.source} sends its credential to {name} {how}, and not through the parent that {chosen.policy}, of "
         f"another namespace, names: name it in parent of {name}, or verify the server's certificate (tls)"
     )

@@ -8,7 +8,11 @@ from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.policies.policy_merge import Merged
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 
-__all__ = ["TlsFloor"]
+__all__ = ["BackendUnusable", "TlsFloor"]
+
+
+class BackendUnusable(Exception):
+    """A backend that policies do not let a place use; clients may read the message."""
 
 
 class TlsFloor:
@@ -19,13 +23,11 @@ class TlsFloor:
     def __init__(self) -> None:
         self._hardened: dict[tuple[object, ...], BackendTlsIR | str] = {}
 
-    def apply(self, spec: BackendIR, merged: Merged) -> BackendIR | str:
-        """The backend, and its parent, with the policies' floor for TLS applied; or why that cannot be done."""
+    def apply(self, spec: BackendIR, merged: Merged) -> BackendIR:
+        """The backend, and its parent, with the policies' floor for TLS applied. Raises BackendUnusable."""
         if not merged.has_tls_floor:
             return spec
         parent = self.apply(spec.parent, merged) if spec.parent is not None else None
-        if isinstance(parent, str):
-            return parent
         tls = spec.tls
         if tls is None and spec.destination is Destination.DYNAMIC:
             tls = BackendTlsIR()
@@ -35,7 +37,9 @@ class TlsFloor:
         if key not in self._hardened:
             self._hardened[key] = _harden(tls, merged)
         made = self._hardened[key]
-        return made if isinstance(made, str) else replace(spec, tls=made, parent=parent)
+        if isinstance(made, str):
+            raise BackendUnusable(made)
+        return replace(spec, tls=made, parent=parent)
 
 
 def _harden(tls: BackendTlsIR, merged: Merged) -> BackendTlsIR | str:

@@ -7,7 +7,7 @@ reason (Gateway API v1, HTTPRouteRule.backendRefs).
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from egressproxy.config.compile.backends.backend_compiler import ANY_DESTINATION, BackendCompiler, ResolvedBackend
@@ -15,12 +15,12 @@ from egressproxy.config.compile.extensions.extension_compiler import FilterNotSu
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, scope_of
-from egressproxy.config.compile.policies.credential_exposure import CredentialDns, exposed_by_parent
+from egressproxy.config.compile.policies.credential_exposure import CredentialDns, refuse_exposure
 from egressproxy.config.compile.policies.layers import Layer, Level, denials_of, restrictions_of
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.policy_merge import Merged
-from egressproxy.config.compile.policies.tls_floor import TlsFloor
+from egressproxy.config.compile.policies.tls_floor import BackendUnusable, TlsFloor
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
@@ -48,39 +48,21 @@ class RuleBackends:
     filters: tuple[RankedExtension, ...] = ()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BackendRefCompiler:
     """Makes WeightedBackends."""
 
-    __slots__ = (
-        "_backends",
-        "_certificates",
-        "_credential_dns",
-        "_denials_of",
-        "_policies",
-        "_policy_filters",
-        "_restrictions_of",
-        "_through_policies",
-        "_tls_floor",
-    )
-
-    def __init__(
-        self,
-        backends: BackendCompiler,
-        policies: PolicyAttachments,
-        placement: PolicyFilters,
-        certificates: ClientCertificates,
-    ) -> None:
-        self._backends = backends
-        self._certificates = certificates
-        self._policies = policies
-        self._policy_filters = placement
-        self._tls_floor = TlsFloor()
-        self._denials_of = cache(denials_of)
-        self._restrictions_of = cache(restrictions_of)
-        #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
-        #: a stream or requests), and each way lives as long as this.
-        self._through_policies: dict[tuple[int, Key], ResolvedBackend] = {}
-        self._credential_dns = CredentialDns(policies)
+    backends: BackendCompiler
+    policies: PolicyAttachments
+    policy_filters: PolicyFilters
+    certificates: ClientCertificates
+    credential_dns: CredentialDns
+    _tls_floor: TlsFloor = field(default_factory=TlsFloor)
+    _denials_of: Callable[[Layer], Layer] = field(default_factory=lambda: cache(denials_of))
+    _restrictions_of: Callable[[Layer], Layer] = field(default_factory=lambda: cache(restrictions_of))
+    #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
+    #: a stream or requests), and each way lives as long as this.
+    _through_policies: dict[tuple[int, Key], ResolvedBackend] = field(default_factory=dict)
 
     def of_rule(
         self,
@@ -107,7 +89,7 @@ class BackendRefCompiler:
 
         def filters_of(ref: BackendRef, behind: tuple[Layer, ...]) -> tuple[RankedExtension, ...]:
             found = filters(ref)
-            more.extend(self._policy_filters.body_limits(behind))
+            more.extend(self.policy_filters.body_limits(behind))
             return found
 
         for ref in refs:
@@ -119,7 +101,7 @@ class BackendRefCompiler:
 
     def of_default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
         """The Dynamic backend of a forward-proxy listener, under the name "-"; `layers` from `default_layers`."""
-        merged = self._policies.merge(layers, is_routed=False)
+        merged = self.policies.merge(layers, is_routed=False)
         return self._weighted_backend(self._default(layers), merged, layers, default_scopes(listener), (), error)
 
     def default_layers(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
@@ -127,7 +109,7 @@ class BackendRefCompiler:
         return layers + self._layers_of_parents(self._default(layers))
 
     def _default(self, layers: tuple[Layer, ...]) -> ResolvedBackend:
-        return self._through_policy_parent(ANY_DESTINATION, self._policies.merge(layers, is_routed=False))
+        return self._through_policy_parent(ANY_DESTINATION, self.policies.merge(layers, is_routed=False))
 
     def _through_policy_parent(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
         """The backend, reached through the parent that policies name, if it is for a name and names none of its own.
@@ -143,7 +125,7 @@ class BackendRefCompiler:
         key = (id(resolved), chosen.policy.key)
         if key not in self._through_policies:
             try:
-                found = self._backends.through_parent(resolved, chosen.policy, chosen.ref)
+                found = self.backends.through_parent(resolved, chosen.policy, chosen.ref)
                 if resolved.target in (each.target for each in found.parents):
                     found = resolved
                 else:
@@ -169,11 +151,11 @@ class BackendRefCompiler:
         `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no
         other backend's); limits of bodies are among them, since the filter's request is not the rule's.
         """
-        return self._of_ref(route, ref, layers, scopes, self._policy_filters.body_limits, protocols=protocols)
+        return self._of_ref(route, ref, layers, scopes, self.policy_filters.body_limits, protocols=protocols)
 
     def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
         """A backend that answers every request with this error, where these layers hold."""
-        return WeightedBackend(None, error=error, unknown_extension=self._policy_filters.unknown_extension(layers))
+        return WeightedBackend(None, error=error, unknown_extension=self.policy_filters.unknown_extension(layers))
 
     def _of_ref(
         self,
@@ -187,7 +169,7 @@ class BackendRefCompiler:
     ) -> WeightedBackend:
         """`filters` returns those that are asked for beside the backend's own, given all layers that hold for it."""
         try:
-            resolved = self._backends.resolve(route, ref, protocols)
+            resolved = self.backends.resolve(route, ref, protocols)
         except UnresolvedRef as unresolved:
             return WeightedBackend(None, error=unresolved.message)
         resolved, layers = self._with_layers(resolved, layers)
@@ -196,7 +178,7 @@ class BackendRefCompiler:
             asked = tuple(filters(layers))
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
-        merged = self._policies.merge(layers, is_routed=True)
+        merged = self.policies.merge(layers, is_routed=True)
         at = LimitScopes(scopes.gateway, scopes.route, scope_of(resolved.target))
         return self._weighted_backend(resolved, merged, layers, at, asked, error)
 
@@ -205,7 +187,7 @@ class BackendRefCompiler:
     ) -> tuple[ResolvedBackend, tuple[Layer, ...]]:
         """The backend as it is reached at a place with these layers, and all that hold for it there."""
         layers += self._own_layers(resolved)
-        resolved = self._through_policy_parent(resolved, self._policies.merge(layers, is_routed=True))
+        resolved = self._through_policy_parent(resolved, self.policies.merge(layers, is_routed=True))
         return resolved, layers + self._layers_of_parents(resolved)
 
     def _layers_of_parents(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
@@ -215,18 +197,18 @@ class BackendRefCompiler:
 
     def _own_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
         """Those of the object, and what restricts the Service that it stands for."""
-        whole = self._policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
-        layers = whole + self._policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
+        whole = self.policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
+        layers = whole + self.policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
         if resolved.service is not None:
             for section in ("", str(resolved.port)):
-                of_service = self._policies.layer(Level.BACKEND, resolved.service, section)
+                of_service = self.policies.layer(Level.BACKEND, resolved.service, section)
                 layers += tuple(map(self._restrictions_of, of_service))
         return layers
 
     def _with_parents(
         self, resolved: ResolvedBackend, spec: BackendIR, merged: Merged, around: tuple[Layer, ...], namespace: str
-    ) -> BackendIR | str:
-        """The backend, reached as the policies of its parents say; or why it cannot be.
+    ) -> BackendIR:
+        """The backend, reached as the policies of its parents say. Raises BackendUnusable.
 
         A filter or a limit of a parent's policy cannot be run there yet. Leaving it out would open what it closes.
         `around` are the layers that hold for the backend, `namespace` that of the object which names the parent.
@@ -235,21 +217,17 @@ class BackendRefCompiler:
             return spec
         parent = resolved.parents[0]
         layers = self._own_layers(parent)
-        said = self._policies.merge(layers, is_routed=True)
+        said = self.policies.merge(layers, is_routed=True)
         idle = [section for layer in layers for section in self._not_on_parents(layer)]
         if idle:
-            return f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(idle)}"
+            raise BackendUnusable(f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(idle)}")
         error = "; ".join(said.blockers) or _region_error(parent, said)
         error = error or (_region_error(parent, merged) if parent.region else "")
         if error:
-            return error
+            raise BackendUnusable(error)
         hardened = self._tls_floor.apply(spec.parent, said)
-        if isinstance(hardened, str):
-            return hardened
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
-        if isinstance(behind, str):
-            return behind
-        return replace(spec, parent=behind, parent_dns=self._credential_dns.of_parent(spec, around, namespace))
+        return replace(spec, parent=behind, parent_dns=self.credential_dns.of_parent(spec, around, namespace))
 
     def _weighted_backend(
         self,
@@ -260,42 +238,32 @@ class BackendRefCompiler:
         filters: tuple[RankedExtension, ...],
         error: str,
     ) -> WeightedBackend:
-        unknown = self._policy_filters.unknown_extension(layers, resolved.extensions)
+        unknown = self.policy_filters.unknown_extension(layers, resolved.extensions)
         error = error or (unknown and f"the {unknown} is not supported")
         error = error or resolved.error or "; ".join(merged.blockers) or _region_error(resolved, merged)
-        spec = self._tls_floor.apply(resolved.spec, merged)
-        if not isinstance(spec, str):
-            named_in = resolved.target[2]
-            if resolved.parent_by and merged.parent is not None:
-                named_in = merged.parent.policy.namespace
-            spec = self._with_parents(resolved, spec, merged, layers, named_in)
-        if isinstance(spec, str):
-            error = error or spec
-        placed: list[RankedExtension] = []
+        named_in = resolved.target[2]
+        if resolved.parent_by and merged.parent is not None:
+            named_in = merged.parent.policy.namespace
         try:
-            placed = self._policy_filters.for_backend(layers, scopes)
-        except FilterNotSupported as unsupported:
-            error = error or str(unsupported)
-        if error or isinstance(spec, str):
+            if error:
+                raise BackendUnusable(error)
+            hardened = self._tls_floor.apply(resolved.spec, merged)
+            reached = self._with_parents(resolved, hardened, merged, layers, named_in)
+            own = (*resolved.extensions, *self.policy_filters.for_backend(layers, scopes))
+            spec = self.certificates.shown_to(reached, scopes.gateway)
+            refuse_exposure(resolved, merged.parent, own)
+        except (BackendUnusable, FilterNotSupported, UnresolvedRef) as problem:
+            error = str(problem)
             parent_by = resolved.parent_by if error == resolved.error else ""
             return WeightedBackend(None, error=error, unknown_extension=unknown, parent_by=parent_by)
-        try:
-            spec = self._certificates.shown_to(spec, scopes.gateway)
-        except UnresolvedRef as unresolved:
-            return WeightedBackend(None, error=unresolved.message)
-        own = (*resolved.extensions, *placed)
-        error = exposed_by_parent(resolved, merged.parent, own)
-        if error:
-            return WeightedBackend(None, error=error)
-        policy = self._credential_dns.of_backend(merged.policy, resolved, layers, own)
-        extensions = ordered([*resolved.extensions, *placed, *filters])
-        return WeightedBackend(spec, 1, policy, extensions, parent_by=resolved.parent_by)
+        policy = self.credential_dns.of_backend(merged.policy, resolved, layers, own)
+        return WeightedBackend(spec, 1, policy, ordered((*own, *filters)), parent_by=resolved.parent_by)
 
     def _not_on_parents(self, layer: Layer) -> Iterable[str]:
         """What would have to run for each request that is sent through a parent."""
         for policy in layer.policies:
             limits = policy.spec.limits
-            if self._policy_filters.runs(policy, layer):
+            if self.policy_filters.runs(policy, layer):
                 yield f"extensions of {policy}"
             if policy.spec.parent is not None and not policy.spec.parent.direct:
                 yield f"parent of {policy}"

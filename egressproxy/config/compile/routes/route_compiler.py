@@ -8,8 +8,8 @@ whose regular expression is refused cannot keep its matches; it is left out, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
@@ -22,7 +22,6 @@ from egressproxy.config.compile.extensions.extension_compiler import (
 )
 from egressproxy.config.compile.extensions.route_filters import external_auth_place, route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment
-from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
@@ -34,6 +33,7 @@ from egressproxy.config.compile.routes.mirrors import mirrors
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
 from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter
+from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import (
     AnyRoute,
     BackendRef,
@@ -63,26 +63,17 @@ from egressproxy.ir.route import (
 __all__ = ["RouteCompiler", "is_dynamic"]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RouteCompiler:
     """Compiles routes as one listener serves them."""
 
-    __slots__ = ("_backend_refs", "_backends", "_denying", "_extensions", "_http_match", "_policies", "_policy_filters")
-
-    def __init__(
-        self,
-        backends: BackendCompiler,
-        policies: PolicyAttachments,
-        extensions: ExtensionCompiler,
-        placement: PolicyFilters,
-        certificates: ClientCertificates,
-    ) -> None:
-        self._backends = backends
-        self._policies = policies
-        self._extensions = extensions
-        self._policy_filters = placement
-        self._backend_refs = BackendRefCompiler(backends, policies, placement, certificates)
-        self._http_match = cache(http_match)
-        self._denying: dict[tuple[int, ...], PolicyIR] = {}
+    backends: BackendCompiler
+    backend_refs: BackendRefCompiler
+    policies: PolicyAttachments
+    extensions: ExtensionCompiler
+    policy_filters: PolicyFilters
+    _http_match: Callable[[HttpMatch], MatchIR] = field(default_factory=lambda: cache(http_match))
+    _denying: dict[tuple[int, ...], PolicyIR] = field(default_factory=dict)
 
     def http_route(
         self, route: HttpRoute, attachment: Attachment, layers: tuple[Layer, ...], validation: RouteValidation
@@ -105,7 +96,7 @@ class RouteCompiler:
             HttpRuleIR(
                 matches=tuple(map(grpc_match, rule.matches)),
                 backends=(WeightedBackend(None, error=NO_GRPC),),
-                policy=self._policies.merge(self._rule_layers(route, rule, layers), is_routed=True).policy,
+                policy=self.policies.merge(self._rule_layers(route, rule, layers), is_routed=True).policy,
                 name=rule.name or "",
             )
             for index, rule in enumerate(route.spec.rules)
@@ -121,12 +112,12 @@ class RouteCompiler:
         rule: StreamRule = route.spec.rules[0]
         layers = self._rule_layers(route, rule, layers)
         scopes = LimitScopes(str(attachment.listener.gateway), str(route))
-        merged = self._policies.merge(layers, is_routed=True)
+        merged = self.policies.merge(layers, is_routed=True)
         placed, error = self._requests(layers, scopes)
         tls = attachment.listener.tls
         if tls is not None and tls.mode is TlsMode.TERMINATE:
-            error = error or self._backends.plain_text_error(route, rule.backend_refs)
-        found = self._backend_refs.of_rule(route, rule.backend_refs, layers, scopes, lambda _ref: (), error)
+            error = error or self.backends.plain_text_error(route, rule.backend_refs)
+        found = self.backend_refs.of_rule(route, rule.backend_refs, layers, scopes, lambda _ref: (), error)
         return StreamRouteIR(
             name=route.full_name,
             hostnames=attachment.hostnames if isinstance(route, TlsRoute) else (),
@@ -141,7 +132,7 @@ class RouteCompiler:
     def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
         """What serves the destinations that no route matches and policy allows: the one that the request named."""
         _, error = self._requests(layers, default_scopes(listener))
-        return self._backend_refs.of_default(listener, self._backend_refs.default_layers(layers), error)
+        return self.backend_refs.of_default(listener, self.backend_refs.default_layers(layers), error)
 
     def listener_extensions(
         self, listener: ListenerPlan, layers: tuple[Layer, ...]
@@ -149,8 +140,8 @@ class RouteCompiler:
         """What holds for requests of a listener that no route matches."""
         placed, _ = self._requests(layers, default_scopes(listener))
         if listener.protocol is ListenerProtocol.FORWARD_PROXY:
-            layers = self._backend_refs.default_layers(layers)
-        return self._policies.merge(layers, is_routed=False).policy, ordered(placed)
+            layers = self.backend_refs.default_layers(layers)
+        return self.policies.merge(layers, is_routed=False).policy, ordered(placed)
 
     def _http_rule(
         self,
@@ -164,17 +155,17 @@ class RouteCompiler:
         session = session_ir(route.full_name, index, rule)
         layers = self._rule_layers(route, rule, layers)
         scopes = LimitScopes(str(listener.gateway), str(route))
-        merged = self._policies.merge(layers, is_routed=True)
+        merged = self.policies.merge(layers, is_routed=True)
         placed, problem = self._requests(layers, scopes)
         error = error or problem
         copies: tuple[MirrorIR, ...] = ()
         if error:
-            found = RuleBackends((self._backend_refs.closed(error, layers),))
+            found = RuleBackends((self.backend_refs.closed(error, layers),))
         else:
             assert listener.protocol is not None
             port, protocol = listener.listener.port, listener.protocol
-            compiled = partial(route_filters, self._extensions, route, port=port, protocol=protocol)
-            mirrored = partial(mirrors, self._backend_refs, route, layers, scopes)
+            compiled = partial(route_filters, self.extensions, route, port=port, protocol=protocol)
+            mirrored = partial(mirrors, self.backend_refs, route, layers, scopes)
             placed += compiled(rule.filters, on_backend=False)
 
             def of_ref(ref: BackendRef) -> tuple[RankedExtension, ...]:
@@ -184,7 +175,7 @@ class RouteCompiler:
                 return mirrored(_filters(ref), (*placed, *of_ref(ref)))
 
             idle = session is not None
-            found = self._backend_refs.of_rule(
+            found = self.backend_refs.of_rule(
                 route, rule.backend_refs, layers, scopes, of_ref, "", mirrors_of_ref, keeps_idle=idle
             )
             copies = mirrored(rule.filters, placed)
@@ -210,8 +201,8 @@ class RouteCompiler:
         self, route: AnyRoute, rule: HttpRule | GrpcRule | StreamRule, layers: tuple[Layer, ...]
     ) -> tuple[Layer, ...]:
         """What holds for a rule: the layers of the listener, those of the route, and its own where it has a name."""
-        layers += self._policies.layer(Level.ROUTE, route.key)
-        return layers + (self._policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
+        layers += self.policies.layer(Level.ROUTE, route.key)
+        return layers + (self.policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
 
     def _external_auth(
         self, route: HttpRoute, rule: HttpRule, layers: tuple[Layer, ...], scopes: LimitScopes
@@ -220,7 +211,7 @@ class RouteCompiler:
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
         if written is None:
             return None
-        backend = self._backend_refs.of_filter(route, written.backend_ref, layers, scopes, filter_protocols(written))
+        backend = self.backend_refs.of_filter(route, written.backend_ref, layers, scopes, filter_protocols(written))
         if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
             backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
         http = written.http or ExternalAuthHttp()
@@ -246,7 +237,7 @@ class RouteCompiler:
     def _requests(self, layers: tuple[Layer, ...], scopes: LimitScopes) -> tuple[list[RankedExtension], str]:
         """The filters of the request phases; and why the place has to be closed, "" if it has not."""
         try:
-            return self._policy_filters.for_requests(layers, scopes), ""
+            return self.policy_filters.for_requests(layers, scopes), ""
         except FilterNotSupported as error:
             return [], str(error)
 

@@ -105,20 +105,16 @@ def set_route_conditions(
         conditions.set("PartiallyInvalid", True, "UnsupportedValue", " ".join(validation.bad_rules))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RouteValidator:
     """Validates routes, each without its listeners.
 
     `check_pattern` raises ValueError for a regular expression that the data plane does not accept.
     """
 
-    __slots__ = ("_backends", "_check_pattern", "_extensions")
-
-    def __init__(
-        self, backends: BackendCompiler, extensions: ExtensionCompiler, check_pattern: Callable[[str], object]
-    ) -> None:
-        self._backends = backends
-        self._extensions = extensions
-        self._check_pattern = check_pattern
+    backends: BackendCompiler
+    extensions: ExtensionCompiler
+    check_pattern: Callable[[str], object]
 
     def validate(self, route: AnyRoute) -> RouteValidation:
         """Everything that is wrong with a route, independent of where it is attached."""
@@ -151,7 +147,7 @@ class RouteValidator:
 
     def _validate_rule(self, route: HttpRoute, index: int, rule: HttpRule, validation: RouteValidation) -> None:
         self._validate_patterns(index, map(http_patterns, rule.matches), validation)
-        compiled = partial(route_filters, self._extensions, route, port=80, protocol=ListenerProtocol.HTTP)
+        compiled = partial(route_filters, self.extensions, route, port=80, protocol=ListenerProtocol.HTTP)
         try:
             compiled(rule.filters, on_backend=False)
         except FilterNotSupported as error:
@@ -202,7 +198,7 @@ class RouteValidator:
                     return
                 validation.patterns.add(pattern)
                 try:
-                    self._check_pattern(pattern)
+                    self.check_pattern(pattern)
                 except ValueError as error:
                     validation.dropped[index] = f"{where}: {error}"
                     return
@@ -218,7 +214,7 @@ class RouteValidator:
         problem = ""
         for where, ref in refs:
             try:
-                self._backends.resolve(route, ref, protocols)
+                self.backends.resolve(route, ref, protocols)
             except UnresolvedRef as unresolved:
                 problem = unresolved.message
                 validation.errors.add(problem)
@@ -230,7 +226,7 @@ class RouteValidator:
         behind: dict[str, None] = {}
         for ref in rule.backend_refs:
             with suppress(UnresolvedRef):
-                spec = self._backends.resolve(route, ref).spec
+                spec = self.backends.resolve(route, ref).spec
                 if spec.parent is not None:
                     behind[spec.name] = None
         return ", ".join(behind)

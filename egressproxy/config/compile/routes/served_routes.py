@@ -26,13 +26,13 @@ _EXCLUDES = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}
 class ServedRoutes:
     """The routes that one listener serves. Add them oldest first."""
 
-    __slots__ = ("_claims", "_layers", "http", "tcp", "tls")
+    __slots__ = ("_claims", "http", "layers", "tcp", "tls")
 
     def __init__(self, layers: tuple[Layer, ...]) -> None:
         self.http: list[HttpRouteIR] = []
         self.tls: list[StreamRouteIR] = []
         self.tcp: list[StreamRouteIR] = []
-        self._layers = layers
+        self.layers = layers
         self._claims: dict[str, HostnameClaims] = defaultdict(HostnameClaims)  # by kind of route
 
     def conflict(self, route: AnyRoute, attachment: Attachment) -> str:
@@ -61,7 +61,7 @@ class ServedRoutes:
     ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
         """Compile a route for this listener; returns the backends of all its rules, and those of its mirrors."""
         if isinstance(route, HttpRoute):
-            http = compiler.http_route(route, attachment, self._layers, validation)
+            http = compiler.http_route(route, attachment, self.layers, validation)
             if http.rules:
                 self.http.append(http)
             backends = [backend for rule in http.rules for backend in rule.backends]
@@ -69,8 +69,8 @@ class ServedRoutes:
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         if isinstance(route, GrpcRoute):
-            self.http.append(compiler.grpc_route(route, attachment, self._layers, validation))
+            self.http.append(compiler.grpc_route(route, attachment, self.layers, validation))
             return [], []
-        stream = compiler.stream_route(route, attachment, self._layers)
+        stream = compiler.stream_route(route, attachment, self.layers)
         (self.tls if isinstance(route, TlsRoute) else self.tcp).append(stream)
         return list(stream.backends), []

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from egressproxy.config.compile.interface import Compiled
-from egressproxy.config.compile.load_errors import problem_at
+from egressproxy.config.compile.object_problems import problem_at
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
