@@ -127,7 +127,11 @@ def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) ->
     if then.reason == NO_LISTENER and not was.is_allowed:
         then = _elsewhere(after, decision)
     if then.is_allowed != was.is_allowed:
-        return DecisionChange(decision, was, then) if _may_have_changed(before, after, was, then, decision) else None
+        # An address was refused that nobody knows now: it counts where what judges addresses is another.
+        is_unknown = was.reason == Reason.ADDRESS_DENIED.value and not then.knows_addresses
+        if is_unknown and (before is None or _address_rules(before, decision) == _address_rules(after, decision)):
+            return None
+        return DecisionChange(decision, was, then)
     if before is not None and decision.reason in REFUSED and then.takes_tls and was.is_allowed and not was.takes_tls:
         return DecisionChange(
             decision, Outcome(False, decision.reason), then
@@ -148,11 +152,8 @@ def recorded(decision: RecentDecision) -> Outcome:
 
 def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     """The decision made again."""
-    question = question_of(decision)
-    assert question is not None
-    try:
-        decided = decide(snapshot, question)
-    except HypotheticalRequestError:
+    decided = _decided(snapshot, decision)
+    if decided is None:
         return Outcome(False, NO_LISTENER)
     is_sure = not decision.is_cut and not _depends_on_fields(decided)
     if decided.error is not None:
@@ -198,17 +199,6 @@ def _depends_on_fields(decided: Decision) -> bool:
     return authority is not None and decided.listener.http.depends_on_fields(authority.host)
 
 
-def _may_have_changed(
-    before: Snapshot | None, after: Snapshot, was: Outcome, then: Outcome, decision: RecentDecision
-) -> bool:
-    """False where an address was refused that nobody knows now, and nothing that judges addresses is another."""
-    if was.reason != Reason.ADDRESS_DENIED.value or then.knows_addresses:
-        return True
-    if before is None:
-        return False
-    return _address_rules(before, decision) != _address_rules(after, decision)
-
-
 def _elsewhere(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     """Where its listener is gone: whether any other would allow it. A listener by another name may be the same port."""
     for place, port in snapshot.ports.items():  # the name that is asked for chooses among the listeners of a port
@@ -244,6 +234,7 @@ def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
 
 
 def _decided(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
+    """The decision made again; None where no listener is meant, or nothing was named."""
     question = question_of(decision)
     try:
         return decide(snapshot, question) if question is not None else None

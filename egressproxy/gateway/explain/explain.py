@@ -8,7 +8,6 @@ not run. What comes out is plain values, for JSON and for the command line.
 from __future__ import annotations
 
 import asyncio
-from ipaddress import ip_address
 from itertools import islice
 from typing import Any
 
@@ -258,41 +257,37 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
         made["addresses"] = []
         policy = connector.opener.address_policy()
         for endpoint in backend.endpoints:
+            verdict, why = "dial", "written by the operator"
             if endpoint in connector.endpoints:
                 policy.check_operator(endpoint.address, endpoint.port)
-                made["addresses"].append(_address(endpoint.address, endpoint.port, "written by the operator"))
             else:
-                _, why = policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)
-                left_out = {**_address(endpoint.address, endpoint.port, why), "verdict": "refuse"}
-                made["addresses"].append(left_out)
+                verdict, why = "refuse", policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)[1]
+            made["addresses"].append(_address(endpoint.address, endpoint.port, verdict, why))
         if not connector.endpoints:
             connector.tunnel_target(x)  # says what is missing
-        await _describe_parent(made, decided, connector, asks_dns=asks_dns)
-        return
-    target = connector.tunnel_target(x)
-    made["host"], made["port"] = target.host, target.port
-    made["tls"] = _tls(decided, connector, target.host)
+    else:
+        target = connector.tunnel_target(x)
+        made["host"], made["port"] = target.host, target.port
+        made["tls"] = _tls(decided, connector, target.host)
+        if connector.parent is None:
+            await _describe_addresses(made, x, connector, target, asks_dns=asks_dns)
+        else:
+            connector.opener.judge_for_parent(target)
+            made["dns"] = f"resolved by the parent {connector.parent.name}"
     if connector.parent is not None:
-        connector.opener.judge_for_parent(target)
-        made["dns"] = f"resolved by the parent {connector.parent.name}"
-        await _describe_parent(made, decided, connector, asks_dns=asks_dns)
-        return
-    await _describe_addresses(made, x, connector, target, asks_dns=asks_dns)
+        await _describe_parent(made, decided, connector, connector.parent, asks_dns=asks_dns)
 
 
-async def _describe_parent(made: dict[str, Any], decided: Decision, connector: Connector, *, asks_dns: bool) -> None:
-    """The upstream gateway on the way, if there is one, and what it is shown: a Secret by its name."""
-    if connector.parent is None:
-        return
+async def _describe_parent(
+    made: dict[str, Any], decided: Decision, connector: Connector, parent: Connector, *, asks_dns: bool
+) -> None:
+    """The upstream gateway on the way, and what it is shown: a Secret by its name."""
     shown = connector.spec.backend.parent_credentials
-    parent: dict[str, Any] = {
-        "name": connector.parent.name, "credentials": shown.source if shown is not None else None,
-    }  # fmt: skip
-    made["parent"] = parent
-    await _describe_way(parent, decided, connector.parent, asks_dns=asks_dns)
-    tls = connector.parent.spec.backend.tls
+    values = made["parent"] = {"name": parent.name, "credentials": shown.source if shown is not None else None}
+    await _describe_way(values, decided, parent, asks_dns=asks_dns)
+    tls = parent.spec.backend.tls
     if tls is not None:  # that of a tunnel's client is not ours, that to the parent is
-        parent["tls"] = tls_values(tls, parent.get("host", ""), connector.parent.spec.backend.destination)
+        values["tls"] = tls_values(tls, values.get("host", ""), parent.spec.backend.destination)
 
 
 async def _describe_addresses(
@@ -315,14 +310,12 @@ async def _describe_addresses(
     made["addresses"] = []
     for address in found:
         may_be_dialled, why = policy.verdict(target.host, address, target.port)
-        made["addresses"].append(
-            {**_address(address, target.port, why), "verdict": "dial" if may_be_dialled else "refuse"}
-        )
+        made["addresses"].append(_address(address, target.port, "dial" if may_be_dialled else "refuse", why))
     policy.check(target.host, found, target.port)
 
 
-def _address(address: IPAddress, port: int, why: str) -> dict[str, Any]:
-    return {"address": str(ip_address(address)), "port": port, "verdict": "dial", "why": why}
+def _address(address: IPAddress, port: int, verdict: str, why: str) -> dict[str, Any]:
+    return {"address": str(address), "port": port, "verdict": verdict, "why": why}
 
 
 def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:

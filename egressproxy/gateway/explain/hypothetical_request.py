@@ -74,16 +74,22 @@ class HypotheticalRequest:
         return self.method == "CONNECT"
 
     @property
+    def _parts(self) -> tuple[str, str, str]:
+        """Scheme, authority (host and maybe port) and the rest, as they are written; "" for what is not there."""
+        if self.is_connect:
+            return "", self.url, ""
+        found = _URL.match(self.url)
+        return (found[1], found[2], found[3]) if found is not None else ("", "", self.url)
+
+    @property
     def authority(self) -> str:
         """Host and maybe port, as they are written; "" for a path."""
-        found = _URL.match(self.url)
-        return self.url if self.is_connect else found[2] if found else ""
+        return self._parts[1]
 
     @property
     def scheme(self) -> str:
         """`http` or `https`; "" for a path and for CONNECT."""
-        found = None if self.is_connect else _URL.match(self.url)
-        return found[1].lower() if found else ""
+        return self._parts[0].lower()
 
     def check(self) -> None:
         """Raises HypotheticalRequestError for what no client could send."""
@@ -142,7 +148,7 @@ class HypotheticalRequest:
             return 4 if self.listener or self.gateway else None
         if self.scheme and secure != (self.scheme == "https"):
             return None
-        host, number = self.host, self._number()
+        host, number = self._named
         if not self.scheme or (host and number == port.number):
             return -1 if host == port.address else 0
         return 0 if self._is_hosted(port) else 2
@@ -165,16 +171,16 @@ class HypotheticalRequest:
     @property
     def host(self) -> str:
         """Its host as it is matched; "" for a path."""
-        try:
-            return parse_authority(self.authority.encode(), 0).host
-        except AuthorityError:
-            return ""
+        return self._named[0]
 
-    def _number(self) -> int:
+    @property
+    def _named(self) -> tuple[str, int]:
+        """Host and port as they are matched; ("", 0) for a path."""
         try:
-            return parse_authority(self.authority.encode(), _DEFAULT_PORTS.get(self.scheme, 0)).port
+            named = parse_authority(self.authority.encode(), _DEFAULT_PORTS.get(self.scheme, 0))
         except AuthorityError:
-            return 0
+            return "", 0
+        return named.host, named.port
 
     # --- what is read there ----------------------------------------------------------------------------------------
     def head(self, port: Port) -> RequestHead:
@@ -187,10 +193,10 @@ class HypotheticalRequest:
 
     def _lines(self, port: Port) -> Iterator[str]:
         target = self.url.partition("#")[0]
-        found = None if self.is_connect else _URL.match(target)
-        if found is not None:
-            rest = found[3] if found[3].startswith("/") else f"/{found[3]}"
-            target = f"{found[1]}://{found[2]}{rest}" if port.first.is_forward else rest
+        scheme, authority, rest = self._parts
+        if scheme:
+            rest = rest if rest.startswith("/") else f"/{rest}"
+            target = f"{scheme}://{authority}{rest}" if port.first.is_forward else rest
         yield f"{self.method} {target} HTTP/1.1"
         if not any(name.lower() == "host" for name, _ in self.fields) and self.authority:
             yield f"Host: {self.authority}"
