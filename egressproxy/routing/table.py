@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -239,6 +239,7 @@ class _Candidate(Generic[T]):
         return True
 
 
+@dataclass(slots=True, eq=False)
 class _Bucket(Generic[T]):
     """The matches of one hostname pattern ("" for every host). Filled with `candidates`, then sealed, then only read.
 
@@ -246,20 +247,15 @@ class _Bucket(Generic[T]):
     paths and methods. Prefixes are kept without a slash at their end, so that "/" is b"".
     """
 
-    __slots__ = (
-        "_exact", "_is_bound", "_longest", "_patterns", "_prefixes", "always", "asks", "candidates", "hostname",
-    )  # fmt: skip
-
-    def __init__(self, hostname: str) -> None:
-        self.hostname = hostname
-        self.candidates: list[_Candidate[T]] = []
-        self.always: tuple[T, bytes] | None = None
-        self.asks = False
-        self._exact: dict[bytes, list[_Candidate[T]]] = {}
-        self._patterns: list[_Candidate[T]] = []
-        self._prefixes: dict[bytes, list[_Candidate[T]]] = {}
-        self._longest = 0
-        self._is_bound = False
+    hostname: str
+    candidates: list[_Candidate[T]] = field(default_factory=list)
+    always: tuple[T, bytes] | None = None
+    asks: bool = False
+    _exact: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)
+    _patterns: list[_Candidate[T]] = field(default_factory=list)
+    _prefixes: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)
+    _longest: int = 0
+    _is_bound: bool = False
 
     def seal(self) -> None:
         ranked = sorted(self.candidates, key=attrgetter("rank"))
@@ -326,18 +322,11 @@ class _Bucket(Generic[T]):
         return next(candidate for candidate in self.sealed() if candidate.result is result)
 
     def without(self, payload: T) -> _Bucket[T]:
-        """A copy of this bucket without the rule of this payload."""
-        made: _Bucket[T] = _Bucket(self.hostname)
-        made._exact = _others(self._exact, payload)
-        made._patterns = [candidate for candidate in self._patterns if candidate.result[0] is not payload]
-        made._prefixes = _others(self._prefixes, payload)
-        made._longest, made._is_bound, made.asks = self._longest, self._is_bound, self.asks
+        """The same without the rule of this payload."""
+        others = [candidate for candidate in self.sealed() if candidate.result[0] is not payload]
+        made = _Bucket(self.hostname, others)
+        made.seal()
         return made
-
-
-def _others(by_path: dict[bytes, list[_Candidate[T]]], payload: T) -> dict[bytes, list[_Candidate[T]]]:
-    kept = {path: [each for each in found if each.result[0] is not payload] for path, found in by_path.items()}
-    return {path: found for path, found in kept.items() if found}
 
 
 def _candidate(origin: _Origin, match: MatchIR, payload: T) -> _Candidate[T]:

@@ -737,7 +737,7 @@ class Conversation:
             assert bound.state.tunnels == 0
             assert bound.state.per_client == {}
             assert not bound.state.tunnels_of
-        for shares in (self.conductor.clients, self.network.copies, self.network.copied_octets, self.network.opened):
+        for shares in (self.conductor.clients, self.network.copies, self.network.copied_bytes, self.network.opened):
             assert shares.total == 0, shares
         for pool in self.pools():
             assert pool.open == 0, pool

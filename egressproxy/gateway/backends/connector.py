@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName, retire
@@ -149,10 +149,6 @@ class Connector:
         if self.parent is not None:
             return self.parent.followed_name()
         return self._fixed.name if self._fixed is not None else UNFOLLOWED
-
-    def has_other_endpoint(self, error: GatewayError) -> bool:
-        """Whether what failed here, before anything of it was sent, may go to the next endpoint."""
-        return error.retry is RetrySafety.SAFE and len(self.endpoints) > 1
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
     def refresh_name(self, x: Exchange, target: Target) -> bool:

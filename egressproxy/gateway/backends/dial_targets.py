@@ -123,17 +123,12 @@ class Targets:
         return sum(len(target.pool.waiting) for target in self.known.values())
 
     def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
-        name = self._followed(host, port, is_name)
-        target = Target(host, port, tls, name, pool=Pool(self._name), client=client)
+        """A new target. Its `name` says whether connections to it may be used: behind a parent, that of the parent."""
+        own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
+        target = Target(host, port, tls, self._first_hop or own, pool=Pool(self._name), client=client)
         self.known[target.key] = target
         target.pool.is_retired = self.is_retired
         return target
-
-    def _followed(self, host: str, port: int, is_name: bool) -> FollowedName:
-        """What says whether connections to this destination may be used: behind a parent, the name of that."""
-        if self._first_hop is not None:
-            return self._first_hop
-        return FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
 
     def _forget_unused(self, targets: Mapping[Key, Target], limit: int) -> None:
         """Those without a connection; then idle ones, oldest first, until there is room below the limit."""

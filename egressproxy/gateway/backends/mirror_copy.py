@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
@@ -87,45 +88,36 @@ class Copies:
         return f"Copies({len(self._copies)})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Copy(UpstreamCaller):
     """One copy of one request. A sink for its body; for its connection the source. `_held` are the pieces that wait."""
 
-    __slots__ = (
-        "_client",
-        "_deadline",
-        "_held",
-        "_held_octets",
-        "_is_over",
-        "_is_whole",
-        "_mirror",
-        "_octets",
-        "_trailers",
-        "_upstream",
-        "_x",
-        "driver",
-        "resources",
-    )
+    _mirror: Mirror
+    original: InitVar[Exchange]
+    resources: HeldConnection = field(default_factory=HeldConnection)
+    driver: Driver = field(init=False)
+    _x: Exchange = field(init=False)
+    _client: str = field(init=False)
+    _deadline: Deadline = field(init=False)
+    _upstream: UpstreamConnection | None = None  # takes the body
+    _held: Pieces = field(default_factory=Pieces)
+    _held_bytes: int = 0
+    _bytes: int = 0
+    _trailers: bytes | None = None  # None: more may come
+    _is_whole: bool = False  # all of the body has gone out
+    _is_over: bool = False
 
-    def __init__(self, mirror: Mirror, x: Exchange) -> None:
-        self._mirror = mirror
-        self._x = own = copy(x)
-        own.request = copy(x.request)
-        own.request.fields = Fields(x.request.fields.block)
+    def __post_init__(self, original: Exchange) -> None:
+        self._x = own = copy(original)
+        own.request = copy(original.request)
+        own.request.fields = Fields(original.request.fields.block)
         own.request.fields.remove(b"expect")  # we do not wait for a 100
         own.request.expect_continue = False
-        own.backend = mirror.backend
-        own.series = mirror.series
+        own.backend = self._mirror.backend
+        own.series = self._mirror.series
         own.notes = None
         own.max_body_bytes = -1
         own.attempts = 0
-        self.resources = HeldConnection()
-        self._upstream: UpstreamConnection | None = None  # takes the body
-        self._held = Pieces()
-        self._held_octets = 0
-        self._octets = 0
-        self._trailers: bytes | None = None  # None: more may come
-        self._is_whole = False  # all of the body has gone out
-        self._is_over = False
 
     # --- the request's side ----------------------------------------------------------------------------------------
     def begin(self, head: RequestHead) -> None:
@@ -151,9 +143,9 @@ class Copy(UpstreamCaller):
     def send_body(self, data: bytes) -> None:
         if self._is_over:
             return
-        self._octets += len(data)
+        self._bytes += len(data)
         limit = self._x.max_body_bytes
-        if 0 <= limit < self._octets:
+        if 0 <= limit < self._bytes:
             self.driver.throw(UpstreamFault(Reason.BODY_TOO_LARGE, "the body is too long for its mirror"))
             return
         upstream = self._upstream
@@ -165,9 +157,9 @@ class Copy(UpstreamCaller):
         self._count(len(data))
         mirror = self._mirror
         if (
-            self._held_octets > MAX_HELD
+            self._held_bytes > MAX_HELD
             or mirror.held.is_exceeded(self._client)
-            or mirror.connector.network.copied_octets.is_exceeded(self._client)
+            or mirror.connector.network.copied_bytes.is_exceeded(self._client)
         ):
             self.driver.throw(_Dropped())
 
@@ -217,8 +209,8 @@ class Copy(UpstreamCaller):
             self.resources.release(reusable=False)
             self._deadline.close()
             self._held.clear()
-            if self._held_octets:
-                self._uncount(self._held_octets)
+            if self._held_bytes:
+                self._uncount(self._held_bytes)
             self._mirror.in_progress.give_back(self._client)
             self._mirror.connector.network.copies.give_back(self._client)
             self._mirror.series.mirror(result)
@@ -251,7 +243,7 @@ class Copy(UpstreamCaller):
 
     def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
         """The head, and what is here of the body; the rest follows as it comes."""
-        super().send_request(x, upstream, body)
+        UpstreamCaller.send_request(self, x, upstream, body)  # a dataclass with slots has no plain super()
         if x.request.body != 0:
             self._upstream = upstream
             upstream.feed_from(self)
@@ -260,18 +252,18 @@ class Copy(UpstreamCaller):
     def _rested(self) -> None:
         self.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "the mirror took too long"))
 
-    def _count(self, octets: int) -> None:
-        self._held_octets += octets
-        self._mirror.held.add(self._client, octets)
-        self._mirror.connector.network.copied_octets.add(self._client, octets)
+    def _count(self, amount: int) -> None:
+        self._held_bytes += amount
+        self._mirror.held.add(self._client, amount)
+        self._mirror.connector.network.copied_bytes.add(self._client, amount)
 
-    def _uncount(self, octets: int) -> None:
-        self._held_octets -= octets
-        self._mirror.held.give_back(self._client, octets)
-        self._mirror.connector.network.copied_octets.give_back(self._client, octets)
+    def _uncount(self, amount: int) -> None:
+        self._held_bytes -= amount
+        self._mirror.held.give_back(self._client, amount)
+        self._mirror.connector.network.copied_bytes.give_back(self._client, amount)
 
     def __repr__(self) -> str:
-        return f"Copy({self._mirror.backend}, {'over' if self._is_over else 'under way'}, {self._held_octets} held)"
+        return f"Copy({self._mirror.backend}, {'over' if self._is_over else 'under way'}, {self._held_bytes} held)"
 
 
 class _Dropped(Exception):
@@ -281,14 +273,14 @@ class _Dropped(Exception):
 class _Waste:
     """Where answers of mirrors go."""
 
-    __slots__ = ("_octets",)
+    __slots__ = ("_bytes",)
 
     def __init__(self) -> None:
-        self._octets = 0
+        self._bytes = 0
 
     def send_body(self, data: bytes) -> None:
-        self._octets += len(data)
-        if self._octets > MAX_ANSWER:
+        self._bytes += len(data)
+        if self._bytes > MAX_ANSWER:
             raise UpstreamFault(Reason.BODY_TOO_LARGE, "the answer of a mirror is longer than we read")
 
     def end_body(self, trailers: bytes) -> None:

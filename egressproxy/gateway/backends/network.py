@@ -20,7 +20,7 @@ __all__ = ["Network"]
 
 #: Copies for mirrors at once in one process, and octets of their bodies that wait.
 MAX_COPIES = 1024
-MAX_COPIED_OCTETS = 64 * 1024 * 1024
+MAX_COPIED_BYTES = 64 * 1024 * 1024
 
 
 class Network:
@@ -47,7 +47,7 @@ class Network:
         self.own = NO_SOCKETS
         self.opened = Shares(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
         self.copies = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
-        self.copied_octets = Shares(MAX_COPIED_OCTETS, most_of(MAX_COPIED_OCTETS))  # of those, what waits for a mirror
+        self.copied_bytes = Shares(MAX_COPIED_BYTES, most_of(MAX_COPIED_BYTES))  # of those, what waits for a mirror
 
     def resolver(self, spec: ConnectionIR) -> Resolver:
         """The resolver for this DNS spec: one cache for all who have the same."""

@@ -186,7 +186,7 @@ def may_repeat(x: Exchange, connector: Connector, error: GatewayError, repeat: R
         return False
     is_stale = was_reused and error.retry is RetrySafety.IF_REUSED
     if repeat is _ALWAYS:
-        return is_stale or connector.has_other_endpoint(error)
+        return is_stale or (error.retry is RetrySafety.SAFE and len(connector.endpoints) > 1)
     return is_stale and x.request.method in IDEMPOTENT and x.request.body == 0
 
 

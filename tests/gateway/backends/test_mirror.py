@@ -492,7 +492,7 @@ def test_copies_of_all_mirrors_together_are_bounded(converse: Start):
     assert network.copies.total == 1
     b >> OK
     talk.until(lambda: network.copies.total == 0)
-    assert network.copied_octets.total == 0
+    assert network.copied_bytes.total == 0
 
 
 @pytest.mark.parametrize("bound", ["in_progress", "copies"])

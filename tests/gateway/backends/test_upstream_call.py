@@ -21,7 +21,7 @@ def repeats(
     was_reused: bool = True, endpoints: int = 2,
 ) -> bool:  # fmt: skip
     x = cast(Any, SimpleNamespace(attempts=attempts, request=SimpleNamespace(method=method, body=body)))
-    connector = SimpleNamespace(has_other_endpoint=lambda error: error.retry is UNSENT and endpoints > 1)
+    connector = SimpleNamespace(endpoints=range(endpoints))
     error = UpstreamFault(Reason.UPSTREAM_CLOSED, "gone", retry=retry)
     return may_repeat(cast(Exchange, x), cast(Connector, connector), error, repeat, was_reused=was_reused)
 
