@@ -6,14 +6,22 @@ Each filter is one block, named by its `type`, as the CRD's rules say.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from egressproxy.config.resources.hostnames import PreciseHostname
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, LocalObjectReference
-from egressproxy.config.resources.values import NULL_IS_EMPTY_LIST, Bool, HeaderName, Port, RefusedValue, check_unique
+from egressproxy.config.resources.values import (
+    NULL_IS_EMPTY_LIST,
+    Bool,
+    HeaderName,
+    Port,
+    RefusedValue,
+    check_unique,
+    require_own_block,
+)
 
 __all__ = [
     "ExternalAuthFilter",
@@ -94,14 +102,9 @@ class PathModifier(Model):
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
-        wanted, other = self.replace_full_path, self.replace_prefix_match
-        field, stray = "replaceFullPath", "replacePrefixMatch"
-        if self.type == "ReplacePrefixMatch":
-            wanted, other, field, stray = other, wanted, stray, field
-        if wanted is None:
-            raise RefusedValue(f"type {self.type} needs {field}", f"add {field}")
-        if other is not None:
-            raise RefusedValue(f"{stray} does not belong to type {self.type}", f"remove {stray}")
+        own = "replaceFullPath" if self.type == "ReplaceFullPath" else "replacePrefixMatch"
+        blocks = {"replaceFullPath": self.replace_full_path, "replacePrefixMatch": self.replace_prefix_match}
+        require_own_block(f"type {self.type}", own, blocks)
         return self
 
 
@@ -208,89 +211,13 @@ class ExternalAuthFilter(Model):
 
     @model_validator(mode="after")
     def _fits_its_protocol(self) -> Self:
-        for protocol, block in (("GRPC", self.grpc), ("HTTP", self.http)):
-            name = protocol.lower()
-            if protocol == self.protocol and block is None:
-                raise RefusedValue(f"protocol {protocol} needs {name}", f"add {name}")
-            if protocol != self.protocol and block is not None:
-                raise RefusedValue(f"{name} does not belong to protocol {self.protocol}", f"remove {name}")
+        blocks = {"grpc": self.grpc, "http": self.http}
+        require_own_block(f"protocol {self.protocol}", self.protocol.lower(), blocks)
         return self
 
 
-class _Filter(Model):
+class GrpcFilter(Model):
     """A filter holds exactly the block of its own type (a rule of the CRD)."""
-
-    BLOCKS: ClassVar[dict[str, str]]
-
-    @model_validator(mode="after")
-    def _has_its_own_block(self) -> Self:
-        wanted = self.BLOCKS[self.type]  # type: ignore[attr-defined]
-        for field in self.BLOCKS.values():
-            alias = type(self).model_fields[field].alias or field
-            if field == wanted and getattr(self, field) is None:
-                raise RefusedValue(f"a filter of type {self.type} needs {alias}", f"add {alias}")  # type: ignore[attr-defined]
-            if field != wanted and getattr(self, field) is not None:
-                raise RefusedValue(
-                    f"{alias} does not belong to a filter of type {self.type}",  # type: ignore[attr-defined]
-                    f"remove {alias}, or change the type",
-                )
-        return self
-
-
-class HttpFilter(_Filter):
-    BLOCKS: ClassVar[dict[str, str]] = {
-        "RequestHeaderModifier": "request_header_modifier",
-        "ResponseHeaderModifier": "response_header_modifier",
-        "RequestMirror": "request_mirror",
-        "RequestRedirect": "request_redirect",
-        "URLRewrite": "url_rewrite",
-        "ExtensionRef": "extension_ref",
-        "CORS": "cors",
-        "ExternalAuth": "external_auth",
-    }
-
-    type: Literal[
-        "RequestHeaderModifier",
-        "ResponseHeaderModifier",
-        "RequestMirror",
-        "RequestRedirect",
-        "URLRewrite",
-        "ExtensionRef",
-        "CORS",
-        "ExternalAuth",
-    ]
-    """Which filter it is: its block stands beside."""
-    request_header_modifier: HeaderModifier | None = None
-    """Changes fields of the request."""
-    response_header_modifier: HeaderModifier | None = None
-    """Changes fields of the answer."""
-    request_mirror: RequestMirror | None = None
-    """Sends a copy of the request somewhere else."""
-    request_redirect: RequestRedirect | None = None
-    """Answers with a redirect."""
-    url_rewrite: UrlRewrite | None = None
-    """Changes the Host and the path that are sent."""
-    extension_ref: LocalObjectReference | None = None
-    """A filter of another kind."""
-    cors: CorsFilter | None = None
-    """Answers preflight requests, and says which pages may read answers."""
-    external_auth: ExternalAuthFilter | None = None
-    """Asks a server whether the request may pass."""
-
-    @property
-    def backend_ref(self) -> BackendObjectReference | None:
-        """The backend that the filter itself asks or sends to: a mirror, an authorization server."""
-        block = self.request_mirror or self.external_auth
-        return block.backend_ref if block is not None else None
-
-
-class GrpcFilter(_Filter):
-    BLOCKS: ClassVar[dict[str, str]] = {
-        "RequestHeaderModifier": "request_header_modifier",
-        "ResponseHeaderModifier": "response_header_modifier",
-        "RequestMirror": "request_mirror",
-        "ExtensionRef": "extension_ref",
-    }
 
     type: Literal["RequestHeaderModifier", "ResponseHeaderModifier", "RequestMirror", "ExtensionRef"]
     """Which filter it is: its block stands beside."""
@@ -302,6 +229,43 @@ class GrpcFilter(_Filter):
     """Sends a copy of the request somewhere else."""
     extension_ref: LocalObjectReference | None = None
     """A filter of another kind."""
+
+    @model_validator(mode="after")
+    def _has_its_own_block(self) -> Self:
+        aliases = {name: info.alias or name for name, info in type(self).model_fields.items() if name != "type"}
+        own = next(alias for alias in aliases.values() if alias.lower() == self.type.lower())
+        blocks = {alias: getattr(self, name) for name, alias in aliases.items()}
+        require_own_block(f"a filter of type {self.type}", own, blocks, ", or change the type")
+        return self
+
+
+class HttpFilter(GrpcFilter):
+    """As those of GRPCRoute, and more."""
+
+    type: Literal[  # type: ignore[assignment]
+        "RequestHeaderModifier",
+        "ResponseHeaderModifier",
+        "RequestMirror",
+        "RequestRedirect",
+        "URLRewrite",
+        "ExtensionRef",
+        "CORS",
+        "ExternalAuth",
+    ]
+    request_redirect: RequestRedirect | None = None
+    """Answers with a redirect."""
+    url_rewrite: UrlRewrite | None = None
+    """Changes the Host and the path that are sent."""
+    cors: CorsFilter | None = None
+    """Answers preflight requests, and says which pages may read answers."""
+    external_auth: ExternalAuthFilter | None = None
+    """Asks a server whether the request may pass."""
+
+    @property
+    def backend_ref(self) -> BackendObjectReference | None:
+        """The backend that the filter itself asks or sends to: a mirror, an authorization server."""
+        block = self.request_mirror or self.external_auth
+        return block.backend_ref if block is not None else None
 
 
 def _once_each(filters: tuple[Any, ...]) -> tuple[Any, ...]:

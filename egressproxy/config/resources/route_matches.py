@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.route_filters import HeaderText
 from egressproxy.config.resources.values import HeaderName, RefusedValue, check_unique
 from egressproxy.ir.route import MatchType, PathMatchType
 
-__all__ = ["GrpcMatch", "HeaderMatch", "HttpMatch", "QueryParamMatch"]
+__all__ = ["GrpcMatch", "GrpcMatches", "HeaderMatch", "HttpMatch", "HttpMatches", "QueryParamMatch"]
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
 
@@ -57,24 +57,31 @@ class QueryParamMatch(Model):
     """The value, or the expression."""
 
 
-class HttpMatch(Model):
+class HeadersMatch(Model):
+    """All of it has to hold."""
+
+    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
+    """Fields that the request has to have, all of them."""
+
+    @model_validator(mode="after")
+    def _header_names_are_unique(self) -> Self:
+        check_unique((header.name for header in self.headers), "name", "headers")
+        return self
+
+
+class HttpMatch(HeadersMatch):
     """All of it has to hold."""
 
     path: PathMatch = PathMatch()
     """What the path has to be."""
-    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
-    """Fields that the request has to have, all of them."""
     query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
     """Query parameters that the request has to have, all of them."""
     method: Method | None = None
     """What the method has to be."""
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        if len(self.headers) > 1:
-            check_unique((header.name for header in self.headers), "name", "headers")
-        if len(self.query_params) > 1:
-            check_unique((param.name for param in self.query_params), "name", "queryParams")
+    def _parameter_names_are_unique(self) -> Self:
+        check_unique((param.name for param in self.query_params), "name", "queryParams")
         return self
 
 
@@ -104,16 +111,17 @@ class GrpcMethodMatch(Model):
         return self
 
 
-class GrpcMatch(Model):
+class GrpcMatch(HeadersMatch):
     """All of it has to hold."""
 
     method: GrpcMethodMatch | None = None
     """What service and method have to be."""
-    headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
-    """Fields that the request has to have, all of them."""
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        if len(self.headers) > 1:
-            check_unique((header.name for header in self.headers), "name", "headers")
-        return self
+
+#: Without any it is one that everything matches.
+HttpMatches = Annotated[
+    tuple[HttpMatch, ...], Field(max_length=64), AfterValidator(lambda matches: matches or (HttpMatch(),))
+]
+GrpcMatches = Annotated[
+    tuple[GrpcMatch, ...], Field(max_length=64), AfterValidator(lambda matches: matches or (GrpcMatch(),))
+]

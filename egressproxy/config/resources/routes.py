@@ -13,7 +13,7 @@ from egressproxy.config.resources.hostnames import Hostname
 from egressproxy.config.resources.meta import GATEWAY_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference, ParentReference
 from egressproxy.config.resources.route_filters import GrpcFilters, HttpFilter, HttpFilters
-from egressproxy.config.resources.route_matches import GrpcMatch, HttpMatch
+from egressproxy.config.resources.route_matches import GrpcMatch, GrpcMatches, HttpMatch, HttpMatches
 from egressproxy.config.resources.values import Duration, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.route import PathMatchType
 
@@ -142,7 +142,7 @@ class HttpRule(Model):
 
     name: Subdomain | None = None
     """Name of the rule, unique in the route."""
-    matches: Annotated[tuple[HttpMatch, ...], Field(max_length=64)] = (HttpMatch(),)
+    matches: HttpMatches = (HttpMatch(),)
     """Requests that the rule is for: one of these has to hold."""
     filters: HttpFilters = ()
     """What is done to requests and answers."""
@@ -154,11 +154,6 @@ class HttpRule(Model):
     """What is tried again."""
     session_persistence: SessionPersistence | None = None
     """Requests of one session go to the same backend and endpoint."""
-
-    @field_validator("matches")
-    @classmethod
-    def _empty_matches_all(cls, matches: tuple[HttpMatch, ...]) -> tuple[HttpMatch, ...]:
-        return matches or (HttpMatch(),)
 
     @model_validator(mode="after")
     def _filters_fit(self) -> Self:
@@ -187,7 +182,7 @@ class GrpcRule(Model):
 
     name: Subdomain | None = None
     """Name of the rule, unique in the route."""
-    matches: Annotated[tuple[GrpcMatch, ...], Field(max_length=64)] = (GrpcMatch(),)
+    matches: GrpcMatches = (GrpcMatch(),)
     """Requests that the rule is for: one of these has to hold."""
     filters: GrpcFilters = ()
     """What is done to requests and answers."""
@@ -195,11 +190,6 @@ class GrpcRule(Model):
     """Where requests go, by weight."""
     session_persistence: SessionPersistence | None = None
     """Requests of one session go to the same backend and endpoint."""
-
-    @field_validator("matches")
-    @classmethod
-    def _empty_matches_all(cls, matches: tuple[GrpcMatch, ...]) -> tuple[GrpcMatch, ...]:
-        return matches or (GrpcMatch(),)
 
 
 class StreamRule(Model):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -56,6 +56,7 @@ __all__ = [
     "Subdomain",
     "Timestamp",
     "check_unique",
+    "require_own_block",
 ]
 
 
@@ -66,6 +67,18 @@ def check_unique(values: Iterable[object], what: str, where: str) -> None:
         if value in seen:
             raise RefusedValue(f"{what} {value} stands more than once in {where}", f"give each entry its own {what}")
         seen.add(value)
+
+
+def require_own_block(what: str, own: str, blocks: Mapping[str, object], other_remedy: str = "") -> None:
+    """Raises RefusedValue if, of these fields, the one named `own` is None, or any other is not.
+
+    `what` says whose it is, as in "protocol GRPC"; `other_remedy` stands behind "remove x".
+    """
+    for name, block in blocks.items():
+        if name == own and block is None:
+            raise RefusedValue(f"{what} needs {name}", f"add {name}")
+        if name != own and block is not None:
+            raise RefusedValue(f"{name} does not belong to {what}", f"remove {name}{other_remedy}")
 
 
 class RefusedValue(ValueError):
@@ -82,9 +95,6 @@ SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z
 _DURATION = re.compile(r"([0-9]{1,5}(h|m|s|ms)){1,4}")
 _DURATION_PART = re.compile(r"([0-9]+)(ms|h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-#: Of any domain and in any spelling: which types there are is known where the configuration is compiled.
-_EXTENSION_TYPE = re.compile(r"[!-~]{1,253}")
-_PIN = re.compile(r"sha256/[A-Za-z0-9+/]{43}=")
 MAX_HOSTNAME = 253
 
 
@@ -122,21 +132,15 @@ class Duration:
         return {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$", "examples": ["5s", "1h30m"]}
 
 
-def _label(value: str) -> str:
-    if not _LABEL.fullmatch(value):
-        raise RefusedValue(
-            "not a DNS label", "use up to 63 lower-case letters, digits and hyphens, not at the ends (RFC 1123)"
-        )
-    return value
+def _matching(form: re.Pattern[str], message: str, remedy: str) -> AfterValidator:
+    """Text of at most 253 characters that has this form."""
 
+    def check(value: str) -> str:
+        if len(value) > MAX_HOSTNAME or not form.fullmatch(value):
+            raise RefusedValue(message, remedy)
+        return value
 
-def _subdomain(value: str) -> str:
-    if len(value) > MAX_HOSTNAME or not SUBDOMAIN.fullmatch(value):
-        raise RefusedValue(
-            "not a DNS subdomain name",
-            "use up to 253 lower-case letters, digits, hyphens and dots, not at the ends (RFC 1123)",
-        )
-    return value
+    return AfterValidator(check)
 
 
 def _longest_prefix(address: str) -> int:
@@ -186,20 +190,6 @@ def _address(value: object) -> IPAddress:
 def _header_name(value: str) -> str:
     if len(value) > 256 or not TOKEN.fullmatch(value.encode("utf-8")):
         raise RefusedValue("not a header name", "use letters, digits and !#$%&'*+-.^_`|~ (RFC 9110 section 5.6.2)")
-    return value
-
-
-def _extension_type(value: str) -> str:
-    if not _EXTENSION_TYPE.fullmatch(value):
-        raise RefusedValue(
-            "not an extension type", "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1"
-        )
-    return value
-
-
-def _pin(value: str) -> str:
-    if not _PIN.fullmatch(value):
-        raise RefusedValue("not a pin", "write sha256/ and the base64 of the SHA-256 of the public key (SPKI)")
     return value
 
 
@@ -273,14 +263,41 @@ Positive = Annotated[int, Field(strict=True, ge=1)]
 Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 #: RFC 1123 label: namespaces, ports' and sections' names.
-Label = Annotated[str, AfterValidator(_label)]
+Label = Annotated[
+    str,
+    _matching(
+        _LABEL, "not a DNS label", "use up to 63 lower-case letters, digits and hyphens, not at the ends (RFC 1123)"
+    ),
+]
 #: RFC 1123 subdomain: objects' names.
-Subdomain = Annotated[str, AfterValidator(_subdomain)]
+Subdomain = Annotated[
+    str,
+    _matching(
+        SUBDOMAIN,
+        "not a DNS subdomain name",
+        "use up to 253 lower-case letters, digits, hyphens and dots, not at the ends (RFC 1123)",
+    ),
+]
 #: A name in a reference or of a section: the API admits more here than it does in metadata.
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
-ExtensionType = Annotated[str, AfterValidator(_extension_type)]
-Pin = Annotated[str, AfterValidator(_pin)]
+#: Of any domain and in any spelling: which types there are is known where the configuration is compiled.
+ExtensionType = Annotated[
+    str,
+    _matching(
+        re.compile(r"[!-~]+"),
+        "not an extension type",
+        "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1",
+    ),
+]
+Pin = Annotated[
+    str,
+    _matching(
+        re.compile(r"sha256/[A-Za-z0-9+/]{43}="),
+        "not a pin",
+        "write sha256/ and the base64 of the SHA-256 of the public key (SPKI)",
+    ),
+]
 ServerAddress = Annotated[str, AfterValidator(_server_address)]
 Timestamp = Annotated[str, AfterValidator(_timestamp)]
 Cidr = Annotated[
