@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, cast, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
@@ -20,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from egressproxy.config.resources.kinds import BY_API_VERSION
 from egressproxy.config.resources.values import RefusedValue
+from egressproxy.model.near_names import did_you_mean
 
 __all__ = ["UNKNOWN_FIELD", "explain", "field_path", "path_text", "unknown_kind"]
 
@@ -30,6 +32,21 @@ _USERINFO = re.compile(r"(?<=//)[^/\s@]*@|[^/\s@:]{1,256}:[^/\s@]*@")
 _LOOKED_AT = 1024
 #: References to Secrets.
 _OF_SECRETS = ("credentialsRef", "secretRef")
+_NO_LIST = ("{shown} stands where a list is expected", "write it as [value], or as lines that start with -")
+#: Errors that are explained by what pydantic says of the limit: message and remedy.
+_TEXTS = {
+    "missing": ("{field} is missing", "add {field}"),
+    "bool_type": ("{shown} is not a truth value", "write true or false, without quotes"),
+    "tuple_type": _NO_LIST,
+    "list_type": _NO_LIST,
+    "greater_than_equal": ("{shown} is less than {ge}", "write {ge} or more"),
+    "less_than_equal": ("{shown} is more than {le}", "write {le} or less"),
+    "too_long": ("{actual_length} entries, at most {max_length} are possible", "split it"),
+    "too_short": ("the list is empty", "write at least {min_length}, or remove the field"),
+    "string_too_long": ("longer than {max_length} characters", "shorten it"),
+    "string_too_short": ("the text is empty", "write a value, or remove the field"),
+    "string_pattern_mismatch": ("{shown} has not the form that is expected here", "it has to match {pattern}"),
+}
 #: The types of such an error, in a model and in a dataclass.
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -39,10 +56,8 @@ def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
     versions = [version for version, known in BY_API_VERSION if known == kind]
     if versions:
         return "apiVersion", f"{kind} is not known in {_cut(api_version)}", f"use {' or '.join(versions)}"
-    near = difflib.get_close_matches(kind, {known for _, known in BY_API_VERSION}, 1, 0.5)
-    remedy = (
-        f"did you mean {near[0]}?" if near else f"known kinds are {', '.join(sorted({k for _, k in BY_API_VERSION}))}"
-    )
+    kinds = sorted({known for _, known in BY_API_VERSION})
+    remedy = did_you_mean(kind, kinds, f"known kinds are {', '.join(kinds)}", 0.5)
     return "kind", f"unknown kind {_cut(kind)}", remedy
 
 
@@ -81,8 +96,6 @@ def explain(
     match error:
         case "extra_forbidden" | "unexpected_keyword_argument":
             return _unknown_field(field, _model_at(kind, path[:-1]))
-        case "missing":
-            return f"{field} is missing", f"add {field}"
         case "value_error":
             refused = context.get("error")
             prefix = f"{shown}: " if isinstance(value, str | int | float) and show else ""
@@ -96,44 +109,24 @@ def explain(
             return f"{shown} is {_type_name(value)}, not text", quoted
         case "int_type" | "int_from_float" | "int_parsing":
             return f"{shown} is not a whole number", _number_remedy(value)
-        case "bool_type":
-            return f"{shown} is not a truth value", "write true or false, without quotes"
         case "model_type" | "dataclass_type" | "dict_type" | "model_attributes_type" | "mapping_type":
             if field in _OF_SECRETS:
                 shown = _type_name(value)  # a credential may be written where its reference belongs
             return f"{shown} stands where a mapping is expected", "write its fields as key: value"
-        case "tuple_type" | "list_type":
-            return f"{shown} stands where a list is expected", "write it as [value], or as lines that start with -"
         case "literal_error" | "enum":
             return _not_one_of(shown, value, kind, path, str(context.get("expected", "")))
-        case "greater_than_equal":
-            return f"{shown} is less than {context.get('ge')}", f"write {context.get('ge')} or more"
-        case "less_than_equal":
-            return f"{shown} is more than {context.get('le')}", f"write {context.get('le')} or less"
-        case "too_long":
-            return (
-                f"{context.get('actual_length')} entries, at most {context.get('max_length')} are possible",
-                "split it",
-            )
-        case "too_short":
-            return "the list is empty", f"write at least {context.get('min_length')}, or remove the field"
-        case "string_too_long":
-            return f"longer than {context.get('max_length')} characters", "shorten it"
-        case "string_too_short":
-            return "the text is empty", "write a value, or remove the field"
-        case "string_pattern_mismatch":
-            return f"{shown} has not the form that is expected here", f"it has to match {context.get('pattern')}"
-    return details["msg"], ""
+    if error not in _TEXTS:
+        return details["msg"], ""
+    message, remedy = _TEXTS[error]
+    values = {**context, "shown": shown, "field": field}
+    return message.format_map(values), remedy.format_map(values)
 
 
 def _unknown_field(name: str, model: type[Any] | None) -> tuple[str, str]:
     known = sorted(spelling for spelling, _ in _fields(model)) if model is not None else []
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    if near:
-        return f"unknown field {_cut(name)}", f"did you mean {near[0]}?"
-    if len(known) == 1:
-        return f"unknown field {_cut(name)}", f"the only field here is {known[0]}"
-    return f"unknown field {_cut(name)}", f"known fields here are {', '.join(known)}" if known else ""
+    listed = f"known fields here are {', '.join(known)}" if known else ""
+    otherwise = f"the only field here is {known[0]}" if len(known) == 1 else listed
+    return f"unknown field {_cut(name)}", did_you_mean(name, known, otherwise)
 
 
 def _fields(model: type[Any]) -> Iterator[tuple[str, Any]]:
@@ -163,14 +156,13 @@ def _number_remedy(value: Any) -> str:
 
 def _not_one_of(shown: str, value: Any, kind: type[Any], path: tuple[str | int, ...], expected: str) -> tuple[str, str]:
     choices = [choice for choice in _choices(kind, path) if isinstance(choice, str)]
-    near = difflib.get_close_matches(value, choices, 1, 0.6) if isinstance(value, str) else []
-    if not near and isinstance(value, str):
-        lower = {choice.lower(): choice for choice in choices}
-        near = [lower[each] for each in difflib.get_close_matches(value.lower(), lower, 1, 0.6)]
+    by_lower = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(value.lower(), by_lower, 1, 0.6) if isinstance(value, str) else []
     if isinstance(value, bool | int | float) and choices:
         return f"{shown} is {_type_name(value)}, not text", f"quote it; possible are {', '.join(choices)}"
     possible = ", ".join(choices) if choices else expected.replace("'", "").replace(" or ", ", ")
-    return f"{shown} is not possible here", f"did you mean {near[0]}?" if near else f"possible are {possible}"
+    remedy = f"did you mean {by_lower[near[0]]}?" if near else f"possible are {possible}"
+    return f"{shown} is not possible here", remedy
 
 
 def _choices(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
@@ -210,10 +202,9 @@ def _annotations_at(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
 
 def _unwrap(annotation: Any) -> list[Any]:
     """The members of unions and the base of Annotated; a tuple or dict stays as it is."""
-    name = str(getattr(annotation, "__name__", "")) or type(annotation).__name__
     if hasattr(annotation, "__metadata__"):
         return _unwrap(get_args(annotation)[0])
-    if name in ("Union", "Optional", "UnionType") or type(annotation).__name__ == "UnionType":
+    if get_origin(annotation) in (Union, UnionType):
         return [part for argument in get_args(annotation) for part in _unwrap(argument)]
     return [annotation]
 

@@ -9,14 +9,13 @@ left out with a warning (`resources.others`).
 
 from __future__ import annotations
 
-import base64
 import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -33,6 +32,7 @@ from egressproxy.config.resources.kinds import class_for, kind_class
 from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, without_nulls
 from egressproxy.config.resources.others import is_for_gateways, why_left_out
 from egressproxy.model import state_folder
+from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 __all__ = ["ResourceSet", "load", "load_text"]
@@ -49,33 +49,29 @@ class ResourceSet:
     `warnings` name those that stand in the files and are not read.
     """
 
-    __slots__ = ("_by_class", "_by_key", "objects", "warnings")
+    __slots__ = ("_by_class", "by_key", "objects", "warnings")
 
     def __init__(self, objects: Iterable[Resource] = (), warnings: Iterable[Problem] = ()) -> None:
         self.objects: tuple[Resource, ...] = tuple(objects)
         self.warnings: tuple[Problem, ...] = tuple(warnings)
-        self._by_key: dict[Key, Resource] = {made.key: made for made in self.objects}
+        #: Every object by group, kind, namespace and name.
+        self.by_key: Mapping[Key, Resource] = {made.key: made for made in self.objects}
         self._by_class: dict[type[Resource], list[Resource]] = {}
         for made in self.objects:
             self._by_class.setdefault(type(made), []).append(made)
 
     def get(self, group: str, kind: str, namespace: str, name: str) -> Resource | None:
         """One object; `namespace` is "" for cluster-scoped kinds."""
-        return self._by_key.get((group, kind, namespace, name))
+        return self.by_key.get((group, kind, namespace, name))
 
     def find(self, kind: type[R], namespace: str, name: str) -> R | None:
         """One object of a class; the namespace does not matter for cluster-scoped kinds."""
-        found = self._by_key.get((kind.GROUP, kind.KIND, namespace if kind.NAMESPACED else "", name))
+        found = self.by_key.get((kind.GROUP, kind.KIND, namespace if kind.NAMESPACED else "", name))
         return found if isinstance(found, kind) else None
 
     def of(self, kind: type[R]) -> tuple[R, ...]:
         """All objects of a class."""
         return tuple(self._by_class.get(kind, ()))  # type: ignore[arg-type]
-
-    @property
-    def by_key(self) -> Mapping[Key, Resource]:
-        """Every object by group, kind, namespace and name; read-only."""
-        return MappingProxyType(self._by_key)
 
     def __len__(self) -> int:
         return len(self.objects)
@@ -139,14 +135,13 @@ class _ManifestReader:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         self.unread: list[Problem] = []  # folders with files, and no manifest among them
-        self._is_from_api = False  # what is being read
-        self._time = ""
+        self._origin = Origin()  # of the file that is being read
 
     def require_objects(self, where: str) -> None:
         """Add a problem if there is no object: a truncated file looks like that."""
         if not self.objects and not self.problems:
             remedy = "write at least one manifest, or check the path"
-            self.problems += self.unread or [Problem(where, 0, 0, "", "", "no objects found", remedy)]
+            self.problems += self.unread or [Problem.of_file(where, "no objects found", remedy)]
 
     def finish(self) -> ResourceSet:
         if self.problems:
@@ -160,15 +155,15 @@ class _ManifestReader:
         try:
             found = manifest_files(path)
         except OSError as error:
-            self._add_unreadable(path, error)
+            self.problems.append(Problem.unreadable(path, error))
             return []
         if not found:
             self._add_unread(path)
-        for file in found:
-            if file.exists() and not file.is_file():  # reading a named pipe would hold up every reload from here on
-                remedy = "remove it from the folder, or rename it"
-                self.problems.append(Problem(str(file), 0, 0, "", "", "this is a pipe, a socket or a device", remedy))
-        return [file for file in found if file.is_file() or not file.exists()]
+        # Reading a named pipe would hold up every reload from here on.
+        special = [file for file in found if file.exists() and not file.is_file()]
+        remedy = "remove it from the folder, or rename it"
+        self.problems += [Problem.of_file(file, "this is a pipe, a socket or a device", remedy) for file in special]
+        return [file for file in found if file not in special]
 
     def _add_unread(self, folder: Path) -> None:
         """A folder with files of other names, as of a ConfigMap whose keys have no suffix; or with folders alone."""
@@ -176,24 +171,23 @@ class _ManifestReader:
             seen = sorted((each.name, each.is_file()) for each in folder.iterdir() if each.name[0] != ".")
         except OSError:
             return
+        if not seen:
+            return
+        why = "no file ends in .yaml, .yml or .json"
+        remedy = "rename them; the keys of a ConfigMap are the names of its files: write config.yaml, or name the file"
         names = [name for name, is_file in seen if is_file]
-        if seen and not names:
-            shown = ", ".join(name for name, _ in seen[:3]) + (" and more" if len(seen) > 3 else "")
-            message = f"nothing of this folder is read: no folder in it is looked into (there is {shown})"
-            remedy = f"give each of them: {folder / seen[0][0]}"
-            self.unread.append(Problem(str(folder), 0, 0, "", "", message, remedy))
-        if names:
-            shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
-            message = f"nothing of this folder is read: no file ends in .yaml, .yml or .json (there is {shown})"
-            remedy = (
-                "rename them; the keys of a ConfigMap are the names of its files: write config.yaml, or name the file"
-            )
-            self.unread.append(Problem(str(folder), 0, 0, "", "", message, remedy))
+        if not names:
+            names = [name for name, _ in seen]
+            why = "no folder in it is looked into"
+            remedy = f"give each of them: {folder / names[0]}"
+        shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+        message = f"nothing of this folder is read: {why} (there is {shown})"
+        self.unread.append(Problem.of_file(folder, message, remedy))
 
     def add_secrets(self, sources: Sequence[SecretSource]) -> None:
         """Objects for the Secrets whose data no manifest holds."""
         for secret in read_secrets(sources, self.problems):
-            data = {key: base64.b64encode(value).decode() for key, value in secret.data.items()}
+            data = {key: SecretBytes(value) for key, value in secret.data.items()}
             kind = "kubernetes.io/tls" if {"tls.crt", "tls.key"} <= data.keys() else "Opaque"
             metadata = {"name": secret.name, "namespace": secret.namespace}
             value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
@@ -202,10 +196,8 @@ class _ManifestReader:
             first = self.objects.setdefault(made.key, made)
             if first is not made:
                 message = f"the same object stands at {first.origin}"
-                problem = Problem(
-                    secret.origin, 0, 0, str(made), "", message, "take it out of the manifest, or leave the option out"
-                )
-                self.problems.append(problem)
+                remedy = "take it out of the manifest, or leave the option out"
+                self.problems.append(Problem(secret.origin, 0, 0, str(made), "", message, remedy))
 
     def read_file(self, path: Path, *, is_from_api: bool = False) -> None:
         """Read one file. A file in a state folder is from the API, also when it is named explicitly."""
@@ -215,34 +207,28 @@ class _ManifestReader:
                 changed = os.fstat(file.fileno()).st_mtime
             is_from_api = is_from_api or state_folder.holds(path)
         except OSError as error:
-            self._add_unreadable(path, error)
+            self.problems.append(Problem.unreadable(path, error))
             return
         self.read(data, str(path), is_from_api=is_from_api, changed=changed)
 
     def read(self, data: bytes, file: str, *, is_from_api: bool = False, changed: float = 0.0) -> None:
         """`changed` is the file's time in seconds since 1970."""
-        self._is_from_api = is_from_api
         is_time = _TIMES[0] <= changed < _TIMES[1]
-        self._time = datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if is_time else ""
+        time = datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if is_time else ""
+        self._origin = Origin(file, is_from_api=is_from_api, time=time)
         before = len(self.problems)
         for part in read_documents(data):
             if isinstance(part, Document):
-                self._read_document(part, file)
+                self._read_document(part)
             else:
-                place = part.place
-                self.problems.append(Problem(file, place.line, place.column, "", "", part.message, part.remedy))
+                self.problems.append(Problem(file, *part.place, "", "", part.message, part.remedy))
             del part  # before the next document is read
         self.problems[before:] = sorted(self.problems[before:], key=lambda problem: (problem.line, problem.column))
 
-    def _add_unreadable(self, path: Path, error: OSError) -> None:
-        reason = (error.strerror or type(error).__name__).lower()
-        remedy = "check that it is there and readable for this user"
-        self.problems.append(Problem(str(path), 0, 0, "", "", f"cannot be read: {reason}", remedy))
-
-    def _read_document(self, document: Document, file: str) -> None:
+    def _read_document(self, document: Document) -> None:
         value = document.value
         for fault in document.faults:
-            self._add(document, file, (), fault.place, fault.message, fault.remedy)
+            self._add(document, (), fault.message, fault.remedy, fault.place)
         if value is None:
             return
         if (
@@ -251,9 +237,9 @@ class _ManifestReader:
             and isinstance(value.get("items"), list)
         ):
             for index in range(len(value["items"])):
-                self._read_document(document.item("items", index), file)
+                self._read_document(document.item("items", index))
             return
-        kind = self._kind(document, file)
+        kind = self._kind(document)
         if kind is None:
             return
         if document.has_nulls and kind.NULLS_ARE_ABSENT:
@@ -261,61 +247,46 @@ class _ManifestReader:
         try:
             made = kind.model_validate(value, context={PUBLISHED: kind.GROUP != OUR_GROUP})
         except ValidationError as error:
-            self._add_problems(error, kind, document, file)
+            self._add_problems(error, kind, document)
             return
-        made.written(value, Origin(file, document.place.line, field_locations(document), self._is_from_api, self._time))
+        origin = replace(self._origin, line=document.place_of(()).line, places=field_locations(document))
+        made.written(value, origin)
         first = self.objects.setdefault(made.key, made)
         if first is not made:
-            place = document.place_of(("metadata", "name"))
-            self._add(
-                document,
-                file,
-                ("metadata", "name"),
-                place,
-                f"the same object stands at {first.origin}",
-                "keep one of them",
-            )
+            message = f"the same object stands at {first.origin}"
+            self._add(document, ("metadata", "name"), message, "keep one of them")
 
-    def _kind(self, document: Document, file: str) -> type[Resource] | None:
+    def _kind(self, document: Document) -> type[Resource] | None:
         value = document.value
         if not isinstance(value, dict):
-            self._add(
-                document,
-                file,
-                (),
-                document.place,
-                "a document has to be an object",
-                "write apiVersion, kind and metadata",
-            )
+            self._add(document, (), "a document has to be an object", "write apiVersion, kind and metadata")
             return None
         missing = [name for name in ("apiVersion", "kind") if name not in value]
         for name in missing:
-            self._add(document, file, (name,), document.place, f"{name} is missing", f"add {name}")
+            self._add(document, (name,), f"{name} is missing", f"add {name}")
         if missing:
             return None
         for name in ("apiVersion", "kind"):
             if not isinstance(value[name], str):
-                self._add(document, file, (name,), document.place_of((name,)), f"{name} has to be text", "quote it")
+                self._add(document, (name,), f"{name} has to be text", "quote it")
                 return None
-        found = kind_class(value["apiVersion"], value["kind"])
-        if found is None:
-            left_out = why_left_out(value["apiVersion"], value["kind"])
-            if left_out:
-                place = document.place_of(("kind",))
-                named = _object_name(value)
-                severity = Severity.UNSERVED if is_for_gateways(value["apiVersion"]) else Severity.NOTE
-                self.warnings.append(
-                    Problem(
-                        file, place.line, place.column, named, "", "it is left out", left_out, severity, "KindLeftOut"
-                    )
-                )
-                return None
-            field, message, remedy = unknown_kind(value["apiVersion"], value["kind"])
-            self._add(document, file, (field,), document.place_of((field,)), message, remedy)
-            return None
-        return class_for(found, value)
+        api_version, kind = value["apiVersion"], value["kind"]
+        found = kind_class(api_version, kind)
+        if found is not None:
+            return class_for(found, value)
+        if left_out := why_left_out(api_version, kind):
+            place = document.place_of(("kind",))
+            severity = Severity.UNSERVED if is_for_gateways(api_version) else Severity.NOTE
+            named = _object_name(value)
+            self.warnings.append(
+                Problem(self._origin.file, *place, named, "", "it is left out", left_out, severity, "KindLeftOut")
+            )
+        else:
+            field, message, remedy = unknown_kind(api_version, kind)
+            self._add(document, (field,), message, remedy)
+        return None
 
-    def _add_problems(self, error: ValidationError, kind: type[Resource], document: Document, file: str) -> None:
+    def _add_problems(self, error: ValidationError, kind: type[Resource], document: Document) -> None:
         for details in error.errors(include_url=False, include_input=True):
             if details["type"] == "too_short" and details["input"]:
                 continue  # there are entries, and what is wrong with them is said of each
@@ -323,13 +294,20 @@ class _ManifestReader:
             on_key = on_key or details["type"] == "extra_forbidden"
             show = kind is not Secret
             message, remedy = explain(details, kind, path, document.written(path) if show else None, show)
-            self._add(document, file, path, document.place_of(path, key=on_key), message, remedy)
+            self._add(document, path, message, remedy, document.place_of(path, key=on_key))
 
     def _add(
-        self, document: Document, file: str, path: Sequence[str | int], place: SourceLocation, message: str, remedy: str
+        self,
+        document: Document,
+        path: Sequence[str | int],
+        message: str,
+        remedy: str,
+        place: SourceLocation | None = None,
     ) -> None:
+        """A problem of the field at this path, which is told at its value unless `place` says otherwise."""
+        place = place or document.place_of(path)
         named = _object_name(document.value)
-        self.problems.append(Problem(file, place.line, place.column, named, path_text(path), message, remedy))
+        self.problems.append(Problem(self._origin.file, *place, named, path_text(path), message, remedy))
 
 
 def _object_name(value: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Self
 
 __all__ = ["ConfigError", "Problem", "Severity"]
 
@@ -40,6 +42,17 @@ class Problem:
     remedy: str = ""
     severity: Severity = Severity.ERROR
     code: str = "Invalid"
+
+    @classmethod
+    def of_file(cls, file: str | Path, message: str, remedy: str) -> Self:
+        """An error of a file or folder as a whole."""
+        return cls(str(file), 0, 0, "", "", message, remedy)
+
+    @classmethod
+    def unreadable(cls, file: Path, error: OSError) -> Self:
+        """That a file or folder cannot be read, and why."""
+        reason = (error.strerror or type(error).__name__).lower()
+        return cls.of_file(file, f"cannot be read: {reason}", "check that it is there and readable for this user")
 
     @property
     def sentence(self) -> str:

@@ -31,7 +31,6 @@ _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _NAMES: Final = (("namespace", re.compile(_LABEL)), ("name", re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")))
 #: A mounted Secret that is exchanged while it is read is read again.
 MAX_LOOKS: Final = 5
-_REMEDY: Final = "check that it is there and readable for this user"
 
 
 @dataclass(slots=True)
@@ -65,7 +64,7 @@ def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> li
             for key, value, origin in _entries(one, problems):
                 if key in secret.data:
                     message = f"key {key} of Secret {one.namespace}/{one.name} is there already, from"
-                    problems.append(_problem(origin, f"{message} {secret.origins[key]}", "keep one of them"))
+                    problems.append(Problem.of_file(origin, f"{message} {secret.origins[key]}", "keep one of them"))
                     continue
                 secret.data[key] = value
                 secret.origins[key] = origin
@@ -73,7 +72,9 @@ def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> li
         size = sum(map(len, secret.data.values()))
         if size > MAX_BYTES:
             message = f"Secret {secret.namespace}/{secret.name} has more than {MAX_BYTES} bytes"
-            problems.append(_problem(secret.origin, message, "a Secret holds credentials and certificates alone"))
+            problems.append(
+                Problem.of_file(secret.origin, message, "a Secret holds credentials and certificates alone")
+            )
     return list(made.values())
 
 
@@ -101,14 +102,14 @@ def _secrets_of(source: SecretSource, problems: list[Problem]) -> Iterator[Secre
     for folder in _listed(source.path, problems):
         if not folder.is_dir():
             message = "this is no folder: a folder of Secrets has one for each Secret, or namespace"
-            problems.append(_problem(str(folder), message, "move it into one, or out of here"))
+            problems.append(Problem.of_file(folder, message, "move it into one, or out of here"))
         elif inner := list(_folders(folder)):
             namespace = folder.name
             yield from (replace(source, namespace=namespace, name=each.name, path=each) for each in inner)
             for stray in _listed(folder, problems):
                 if not stray.is_dir():
                     message = f"a file beside the folders of the Secrets of namespace {namespace}"
-                    problems.append(_problem(str(stray), message, "move it into the folder of a Secret"))
+                    problems.append(Problem.of_file(stray, message, "move it into the folder of a Secret"))
         else:
             yield replace(source, name=folder.name, path=folder)
 
@@ -117,7 +118,7 @@ def _can_be_named(source: SecretSource, problems: list[Problem]) -> bool:
     for (what, form), name in zip(_NAMES, (source.namespace, source.name), strict=True):
         if not form.fullmatch(name):
             remedy = "lower case letters, digits and -, as Kubernetes has them"
-            problems.append(_problem(str(source), f"{name!r} cannot be the {what} of a Secret", remedy))
+            problems.append(Problem.of_file(str(source), f"{name!r} cannot be the {what} of a Secret", remedy))
             return False
     return True
 
@@ -133,7 +134,7 @@ def _entries(source: SecretSource, problems: list[Problem]) -> Iterator[tuple[st
             yield source.key or source.path.name, value, str(source.path)
     elif source.key:
         message = f"this is a folder, and one value is wanted for key {source.key}"
-        problems.append(_problem(str(source.path), message, "name a file, or leave the key out"))
+        problems.append(Problem.of_file(source.path, message, "name a file, or leave the key out"))
     else:
         yield from _of_folder(source.path, problems)
 
@@ -164,7 +165,7 @@ def _is_key(key: str, file: Path, problems: list[Problem]) -> bool:
     if _KEY.fullmatch(key):
         return True
     remedy = "letters, digits, -, _ and ., as Kubernetes has them; or say the key: --secret NAME:KEY=PATH"
-    problems.append(_problem(str(file), f"{key!r} cannot be a key of a Secret", remedy))
+    problems.append(Problem.of_file(file, f"{key!r} cannot be a key of a Secret", remedy))
     return False
 
 
@@ -173,10 +174,10 @@ def _listed(folder: Path, problems: list[Problem]) -> list[Path]:
     try:
         found = sorted(each for each in folder.iterdir() if not each.name.startswith(".."))
     except OSError as error:
-        problems.append(_problem(str(folder), f"cannot be read: {(error.strerror or '').lower()}", _REMEDY))
+        problems.append(Problem.unreadable(folder, error))
         return []
     if len(found) > MAX_FILES:
-        problems.append(_problem(str(folder), f"there is more than {MAX_FILES} in this folder", "name another one"))
+        problems.append(Problem.of_file(folder, f"there is more than {MAX_FILES} in this folder", "name another one"))
         return []
     return found
 
@@ -194,15 +195,11 @@ def _read(file: Path, problems: list[Problem]) -> bytes | None:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold up a reload
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            problems.append(_problem(str(file), "this is no regular file", "move it elsewhere"))
+            problems.append(Problem.of_file(file, "this is no regular file", "move it elsewhere"))
             return None
         with open(descriptor, "rb") as opened:
             data = opened.read(MAX_BYTES + 2)
     except OSError as error:
-        problems.append(_problem(str(file), f"cannot be read: {(error.strerror or '').lower()}", _REMEDY))
+        problems.append(Problem.unreadable(file, error))
         return None
     return data.removesuffix(b"\r\n") if data.endswith(b"\r\n") else data.removesuffix(b"\n")
-
-
-def _problem(where: str, message: str, remedy: str) -> Problem:
-    return Problem(where, 0, 0, "", "", message, remedy)

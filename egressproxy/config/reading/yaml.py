@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -42,8 +42,7 @@ _DECIMAL = re.compile(
 _NUMERIC_START = frozenset("-+.0123456789")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLocation:
+class SourceLocation(NamedTuple):
     """Counted from 1; 0 is the file as a whole."""
 
     line: int = 0
@@ -59,24 +58,17 @@ class Fault:
     remedy: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class Document:
     """One YAML document, or one item of a list: a plain value, where its parts are written, and what is wrong in it.
 
     `has_nulls`: somewhere in the file, up to its end, a null is written.
     """
 
-    __slots__ = ("faults", "has_nulls", "node", "value")
-
-    def __init__(self, node: Node, value: Any, faults: Sequence[Fault] = (), has_nulls: bool = False) -> None:
-        self.node = node
-        self.value = value
-        self.faults = faults
-        self.has_nulls = has_nulls
-
-    @property
-    def place(self) -> SourceLocation:
-        """Line and column where the document begins, from 1."""
-        return _place(self.node)
+    node: Node
+    value: Any
+    faults: Sequence[Fault] = ()
+    has_nulls: bool = False
 
     def item(self, key: str, index: int) -> Document:
         """The document that stands at `value[key][index]`."""
@@ -86,10 +78,6 @@ class Document:
         """Where the field at this path is written: its value, or its key; if missing, the nearest place above."""
         key_node, node, _ = self._find(path)
         return _place(key_node if key and key_node is not None else node)
-
-    def depth_of(self, path: Sequence[str | int]) -> int:
-        """How many steps of the path are really there."""
-        return self._find(path)[2]
 
     def written(self, path: Sequence[str | int]) -> str | None:
         """The text of the scalar at this path as it stands in the file, None if it is no scalar or missing."""
@@ -125,19 +113,17 @@ def read_documents(data: bytes) -> Iterator[Document | Fault]:
 
     A document is best dropped before the next is asked for: nodes are many, and slow the garbage collector down.
     """
-    text = _decode(data)
-    if isinstance(text, Fault):
-        yield text
-        return
+    text = ""
     try:
+        text = _decode(data)
         loader = _Loader(text)
         while loader.check_node():
             document = _document(loader, b"&" in data)
             if document is not None:
                 yield document
             del document
-    except _Limit as limit:
-        yield limit.fault
+    except _Refused as refused:
+        yield refused.fault
     except yaml.MarkedYAMLError as error:
         yield _syntax_fault(error, text)
     except yaml.reader.ReaderError as error:
@@ -159,29 +145,29 @@ def _document(loader: _Loader, may_have_aliases: bool) -> Document | None:
     return Document(node, value, faults, loader.has_nulls) if value is not None or faults else None
 
 
-def _decode(data: bytes) -> str | Fault:
+def _decode(data: bytes) -> str:
     if len(data) > MAX_FILE_BYTES:
-        size = MAX_FILE_BYTES // (1024 * 1024)
-        return Fault(
-            SourceLocation(), f"the file is larger than {size} MiB", "split it, or remove what does not belong there"
-        )
+        message = f"the file is larger than {MAX_FILE_BYTES // (1024 * 1024)} MiB"
+        raise _Refused(SourceLocation(), message, "split it, or remove what does not belong there")
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return Fault(SourceLocation(1, 1), "the file is not UTF-8 but UTF-16 or UTF-32", "save it as UTF-8")
+        raise _Refused(SourceLocation(1, 1), "the file is not UTF-8 but UTF-16 or UTF-32", "save it as UTF-8")
     if b"\x00" in data:
         line = data.count(b"\n", 0, data.index(b"\x00")) + 1
-        return Fault(SourceLocation(line, 1), "the file is binary: it holds a NUL byte", "save it as UTF-8 text")
+        raise _Refused(SourceLocation(line, 1), "the file is binary: it holds a NUL byte", "save it as UTF-8 text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        return Fault(SourceLocation(line, column), "the file is not UTF-8", "save it as UTF-8")
+        raise _Refused(SourceLocation(line, column), "the file is not UTF-8", "save it as UTF-8") from None
 
 
-class _Limit(Exception):
-    def __init__(self, node: Node | None, message: str, remedy: str) -> None:
+class _Refused(Exception):
+    """The file is not read any further."""
+
+    def __init__(self, place: SourceLocation, message: str, remedy: str) -> None:
         super().__init__(message)
-        self.fault = Fault(_place(node) if node is not None else SourceLocation(1, 1), message, remedy)
+        self.fault = Fault(place, message, remedy)
 
 
 if TYPE_CHECKING:
@@ -211,9 +197,10 @@ class _Loader(_Parser):
         self.nodes += 1
         self.depth += 1
         if self.nodes > MAX_NODES:
-            raise _Limit(current_node, f"more than {MAX_NODES} values in one file", "split the file")
+            raise _Refused(_place(current_node), f"more than {MAX_NODES} values in one file", "split the file")
         if self.depth > MAX_DEPTH:
-            raise _Limit(current_node, f"nested deeper than {MAX_DEPTH} levels", "remove what does not belong there")
+            message = f"nested deeper than {MAX_DEPTH} levels"
+            raise _Refused(_place(current_node), message, "remove what does not belong there")
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
@@ -252,13 +239,8 @@ def _value(node: Node, faults: list[Fault]) -> Any:
         key = key_node.value
         if key in made:
             first = next(k for k, _ in node.value if k.value == key)
-            faults.append(
-                Fault(
-                    _place(key_node),
-                    f"the key {key} stands twice, first on line {_place(first).line}",
-                    "keep one of them",
-                )
-            )
+            message = f"the key {key} stands twice, first on line {_place(first).line}"
+            faults.append(Fault(_place(key_node), message, "keep one of them"))
         elif key == "<<":
             faults.append(Fault(_place(key_node), "merge keys are not supported", "write the fields out"))
         made[key] = _value(child, faults)
@@ -295,14 +277,14 @@ def _check_aliases(root: Node, written: int) -> None:
         known = sizes.get(id(node))
         if known is not None:
             if not known:
-                raise _Limit(node, "an alias contains itself", "write the values out")
+                raise _Refused(_place(node), "an alias contains itself", "write the values out")
             return known
         sizes[id(node)] = 0
         total = 1
         for child in node.value:
             total += size(child[0]) + size(child[1]) if isinstance(child, tuple) else size(child)
         if total > written + MAX_ALIASED_NODES:
-            raise _Limit(node, "aliases multiply the file beyond all bounds", "write the values out")
+            raise _Refused(_place(node), "aliases multiply the file beyond all bounds", "write the values out")
         sizes[id(node)] = total
         return total
 

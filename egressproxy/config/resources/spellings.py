@@ -6,7 +6,6 @@ Source: the AI Gateway working group's egress proposal in its versions.
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Literal
 
@@ -15,6 +14,7 @@ from pydantic import WithJsonSchema as JsonSchema
 
 from egressproxy.config.resources.values import RefusedValue
 from egressproxy.ir.backend import Protocol
+from egressproxy.model.near_names import did_you_mean
 
 __all__ = ["ModeName", "ProtocolName", "TypeName"]
 
@@ -56,11 +56,8 @@ def _protocol(value: object) -> str:
         return name
     if len(value) <= _MAX_PROTOCOL and _VENDOR.fullmatch(value):
         return value
-    near = difflib.get_close_matches(value.upper(), _PROTOCOLS.values(), 1, 0.6)
-    known = ", ".join(_PROTOCOLS.values())
-    raise RefusedValue(
-        "not a protocol", f"did you mean {near[0]}?" if near else f"possible are {known}, and example.com/x"
-    )
+    possible = f"possible are {', '.join(_PROTOCOLS.values())}, and example.com/x"
+    raise RefusedValue("not a protocol", did_you_mean(value.upper(), _PROTOCOLS.values(), possible))
 
 
 #: One of the known protocols in its usual spelling, or a vendor's with its prefix.

@@ -1,0 +1,17 @@
+"""What was probably meant by a name that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """A remedy: "did you mean x?" with the nearest of the known words, or `otherwise` where none is near.
+
+    `cutoff` is how alike they have to be, from 0 to 1, as for `difflib.get_close_matches`.
+    """
+    near = difflib.get_close_matches(word, list(known), 1, cutoff)
+    return f"did you mean {near[0]}?" if near else otherwise
