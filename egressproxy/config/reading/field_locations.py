@@ -36,7 +36,7 @@ _CERTIFICATES = tuple(
 def field_locations(document: Document) -> dict[str, Spot]:
     """The line and column of each of these fields, and of its key, by the field's path."""
     value = document.value
-    whole: list[Path] = [("spec", name) for name in _FIELDS]
+    whole = [path for name in _FIELDS for path, _ in _found(value, ("spec", name))]
     whole += [path for path, match in _found(value, _MATCHES) if _has_expression(match)]
     alone = [path for pattern in _RULES for path, _ in _found(value, pattern)]
     if any(_found(value, ("spec", "destination"))):
