@@ -10,7 +10,7 @@ from inspect import iscoroutine
 from typing import Any, TypeVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterType, Phase, overrides
+from egressproxy.filters.base import BodyMode, Filter, Phase, overrides
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.telemetry.notices import FilterStats, Notices
 
@@ -26,15 +26,15 @@ class PlacedFilter:
     """
 
     spec: ExtensionIR
-    type: FilterType
     filter: Filter
+    also: frozenset[Phase] = frozenset()
     stats: dict[Phase, FilterStats] = field(default_factory=dict)
     mark: str = ""
     notices: Notices | None = None
 
     def phases(self) -> frozenset[Phase]:
         """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
-        phases = {Phase(self.spec.phase)} | self.type.also
+        phases = {Phase(self.spec.phase)} | self.also
         if self.filter.runs_in is not None:
             phases &= self.filter.runs_in
         return frozenset(phase for phase in phases if overrides(type(self.filter), phase))

@@ -60,7 +60,7 @@ class FilterInstances:
             found = self._made.get(key) or self._previous.get(key)
             if found is None and self._held is not None and kind.inspect is not None:
                 kind.inspect(context)
-                return self._held.setdefault(spec, PlacedFilter(spec, kind, _Nothing()))
+                return self._held.setdefault(spec, PlacedFilter(spec, _Nothing()))
             placed = found or self._build(spec, kind, context)
         except (ValueError, OSError) as error:
             raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
@@ -117,7 +117,7 @@ class FilterInstances:
         made = kind.build(context)
         completes = type(made).complete is not Filter.complete
         mark = f"filter {next(_marks)}" if completes else ""
-        return PlacedFilter(spec, kind, made, mark=mark, notices=self._notices)
+        return PlacedFilter(spec, made, kind.also, mark=mark, notices=self._notices)
 
 
 class _Nothing(Filter):

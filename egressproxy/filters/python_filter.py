@@ -56,11 +56,8 @@ def load_filter(context: FilterContext) -> Filter:
         # The constructor has seen secrets: the text of what it raised is not repeated.
         line = _line_in(error, path)
         raise ValueError(f"{path}:{line}: {type(error).__name__} while {cls.__name__} was built") from None
-    if made.runs_in is None:
-        made.runs_in = frozenset((context.phase,))
-        return made
     try:
-        made.runs_in = frozenset(map(Phase, made.runs_in))
+        made.runs_in = frozenset((context.phase,) if made.runs_in is None else map(Phase, made.runs_in))
     except (TypeError, ValueError):
         raise ValueError(
             f"{path}: runs_in of class {cls.__name__} is not a set of phases: write frozenset((Phase.…,)) with"

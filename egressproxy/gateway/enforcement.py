@@ -12,7 +12,7 @@ __all__ = ["enforce", "lifted"]
 def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
     """Raise the denial, or in Report mode, if that may lift it, note that it would have been one."""
     if denied is not None:
-        x.note_denial(lifted(mode, denied))
+        x.note_denials(lifted(mode, denied))
 
 
 def lifted(mode: Mode, denied: Denied) -> Reason:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from egressproxy.filters.base import Phase
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.ext_authz.filter import EXTERNAL_AUTH, ExternalAuth
+from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.policy import AddressesIR, DestinationsIR, ExtensionIR, PolicyIR
 from egressproxy.ir.route import WeightedBackend
@@ -48,7 +49,7 @@ class SharedParts:
     def place_asking(self, route: str, spec: ExtensionIR, auth: ExternalAuth, notices: Notices) -> ExtensionIR:
         """Place the external authorization of one rule of this route: the spec by which chains find it."""
         spec = replace(spec, scope=f"{route}, question {len(self._asking)}")  # it serves this rule alone
-        self._asking[spec] = PlacedFilter(spec, EXTERNAL_AUTH, auth, notices=notices)
+        self._asking[spec] = PlacedFilter(spec, auth, frozenset((Phase.RESPONSE_HEADERS,)), notices=notices)
         return spec
 
     def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Connector | None]:

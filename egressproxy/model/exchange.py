@@ -87,15 +87,10 @@ class Exchange:
     bytes_out: int = 0  # to the client
     series: Any = None  # telemetry.series.Series, bound at build time
 
-    def note_denials(self, reasons: tuple[Reason, ...]) -> None:
-        """As `note_denial`, for each of these reasons."""
-        for reason in reasons:
-            self.note_denial(reason)
-
-    def note_denial(self, reason: Reason) -> None:
+    def note_denials(self, *reasons: Reason) -> None:
         """What mode Report lets pass; each reason counts once for one exchange."""
-        if reason not in (self.would_deny or ()):
-            self.would_deny = [*(self.would_deny or ()), reason]
+        if reasons:
+            self.would_deny = list(dict.fromkeys((*(self.would_deny or ()), *reasons)))
 
     def note(self, key: str, value: object) -> None:
         """Keep a value until the end of the exchange; `notes` has it under this key, which names the filter."""

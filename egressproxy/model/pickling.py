@@ -23,8 +23,14 @@ ADDRESSES: Final = (IPv4Address, IPv4Network, IPv6Address, IPv6Network)
 FindClass = Callable[[str, str], type | None]
 
 
-def _no_class(_module: str, _name: str) -> None:
-    """Values of built-in types name no class."""
+def classes(known: Iterable[type]) -> FindClass:
+    """These classes and no others. Not whatever their modules have: `dataclass`, for one, executes what it is given."""
+    by_name = {(each.__module__, each.__qualname__): each for each in known}
+    return lambda module, name: by_name.get((module, name))
+
+
+#: Values of built-in types name no class.
+_NO_CLASS: Final = classes(())
 
 
 class Pickler(pickle.Pickler):
@@ -52,7 +58,7 @@ class Pickler(pickle.Pickler):
 class Unpickler(pickle.Unpickler):
     """Raises nearly everything where the bytes are no pickle, UnpicklingError where they name what is no `what`."""
 
-    def __init__(self, file: io.BufferedIOBase, find: FindClass = _no_class, what: str = "plain value") -> None:
+    def __init__(self, file: io.BufferedIOBase, find: FindClass = _NO_CLASS, what: str = "plain value") -> None:
         super().__init__(file)
         self._find = find
         self._what = what
@@ -65,12 +71,6 @@ class Unpickler(pickle.Unpickler):
         return found
 
 
-def classes(known: Iterable[type]) -> FindClass:
-    """These classes and no others. Not whatever their modules have: `dataclass`, for one, executes what it is given."""
-    by_name = {(each.__module__, each.__qualname__): each for each in known}
-    return lambda module, name: by_name.get((module, name))
-
-
 def dumps(value: object) -> bytes:
     """One value, for `loads`."""
     written = io.BytesIO()
@@ -78,7 +78,7 @@ def dumps(value: object) -> bytes:
     return written.getvalue()
 
 
-def loads(data: bytes, find: FindClass = _no_class, what: str = "plain value") -> Any:
+def loads(data: bytes, find: FindClass = _NO_CLASS, what: str = "plain value") -> Any:
     """One value that fills `data`; without `find`, one of built-in types. Raises as `Unpickler` does."""
     file = io.BytesIO(data)
     value = Unpickler(file, find, what).load()

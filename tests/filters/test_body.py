@@ -66,7 +66,7 @@ class Slow(Filter):
 def body(*filters, phase="request-body", **more):
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
     specs = {ExtensionIR(f"f{n}", TYPE.name, phase, **more): f for n, f in enumerate(filters)}
-    made = {s: PlacedFilter(s, TYPE, f) for s, f in specs.items()}
+    made = {s: PlacedFilter(s, f) for s, f in specs.items()}
     chain = compile_chain(made, made.__getitem__)
     return x, chain.request_body or chain.response_body, list(made.values())
 
@@ -194,7 +194,7 @@ def test_complete_follows_a_body():
 
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
     spec = ExtensionIR("f", TYPE.name, "request-body")
-    chain = compile_chain([spec], lambda s: PlacedFilter(s, TYPE, Completing(), mark="m"))
+    chain = compile_chain([spec], lambda s: PlacedFilter(s, Completing(), mark="m"))
     chain.request_body.begin(x)
     finish(chain.complete, x)
     assert done == [x]

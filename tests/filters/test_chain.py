@@ -1,5 +1,4 @@
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -21,9 +20,9 @@ def spec(name="f", phase="request-headers", **more):
     return ExtensionIR(name, TYPE.name, phase, source="EgressPolicy ns/p", **more)
 
 
-def chain(*placed, kind=TYPE):
+def chain(*placed, also=frozenset()):
     """Filters given as (spec, instance)."""
-    made = {s: PlacedFilter(s, kind, f, mark=f"mark {s.name}") for s, f in placed}
+    made = {s: PlacedFilter(s, f, also, mark=f"mark {s.name}") for s, f in placed}
     return compile_chain(made, made.__getitem__), list(made.values())
 
 
@@ -80,12 +79,12 @@ def test_a_phase_that_a_filter_does_not_override_is_left_out():
 
 
 def test_also_phases_run_too_unless_the_instance_says_otherwise():
-    kind = replace(TYPE, also=frozenset((Phase.RESPONSE_HEADERS,)))
+    also = frozenset((Phase.RESPONSE_HEADERS,))
     both = filter_of(request_headers=lambda x: None, response_headers=lambda x: None)
-    made, _ = chain((spec(), both), kind=kind)
+    made, _ = chain((spec(), both), also=also)
     assert made.response_headers is not None
     both.runs_in = frozenset((Phase.REQUEST_HEADERS,))
-    made, _ = chain((spec(), both), kind=kind)
+    made, _ = chain((spec(), both), also=also)
     assert made.request_headers is not None
     assert made.response_headers is None
 

@@ -126,7 +126,7 @@ class ConnectionOpener:
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
         if policy.reports and not is_named and policy.would_deny(addresses, target.port):
-            x.note_denial(Reason.ADDRESS_DENIED)
+            x.note_denials(Reason.ADDRESS_DENIED)
         x.addresses = addresses
         if connect is not None and await run_to_end(connect, x) is not None:
             raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)

@@ -108,7 +108,7 @@ class Conductor:
             x.route = route.name
             x.series = route.series
             if noted:
-                x.note_denials(noted)
+                x.note_denials(*noted)
             client.start_clock(route.clock_s, route.idle_s)
             if head.max_forwards >= 0:
                 if head.max_forwards == 0:

@@ -68,7 +68,7 @@ async def serve_connect(
         return await serve_http_port(accounting, x, client, authority)
     route, noted = route_tunnel(listener, authority)
     if noted:
-        x.note_denials(noted)
+        x.note_denials(*noted)
     return await open_tunnel(accounting, x, client, authority, route)
 
 
@@ -86,7 +86,7 @@ async def serve_http_port(
     first = client.reader.first_byte
     if not first or not may_start_tls(first):
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
-            x.note_denials(admit_http(listener, authority))
+            x.note_denials(*admit_http(listener, authority))
         client.tunnel_authority = authority
         client.enter_tunnel(client.state.port.head_limits)
         return None
@@ -97,7 +97,7 @@ async def serve_http_port(
         client.send(ACCESS_DENIED)
         client.resources.close = True
         return None
-    x.note_denials(noted)
+    x.note_denials(*noted)
     return await open_tunnel(accounting, x, client, authority, route)
 
 

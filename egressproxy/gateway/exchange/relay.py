@@ -126,7 +126,7 @@ class ServedTunnel(SocketTunnel):
         if error is not None:
             self.accounting.blame(x, self.resources, error)
         if guard is not None and guard.would_deny is not None:
-            x.note_denial(guard.would_deny)
+            x.note_denials(guard.would_deny)
         self.accounting.account(x, self.resources)
 
 
@@ -154,7 +154,7 @@ async def relay(
         x.reason = tunnel.reason
     finally:
         if guard is not None and guard.would_deny is not None:
-            x.note_denial(guard.would_deny)
+            x.note_denials(guard.would_deny)
         series.tunnels_active -= 1
         client.tunnel_ended()
         x.bytes_in = head_in + tunnel.octets_in

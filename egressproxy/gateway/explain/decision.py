@@ -84,7 +84,7 @@ def _decide_request(made: Decision, question: HypotheticalRequest) -> None:
     assert x.authority is not None
     made.route, x.path_prefix, noted = route_request(made.listener, x.authority, head)
     x.route, x.series = made.route.name, made.route.series
-    x.note_denials(noted)
+    x.note_denials(*noted)
 
 
 def _decide_tunnel(made: Decision, question: HypotheticalRequest) -> None:
@@ -99,10 +99,10 @@ def _decide_tunnel(made: Decision, question: HypotheticalRequest) -> None:
     if x.authority.port == HTTP_PORT:
         made.tls_route, reads_http = ways_to_http_port(made.listener, x.authority)
         if reads_http:
-            x.note_denials(admit_http(made.listener, x.authority))  # mode Report notes what it would refuse
+            x.note_denials(*admit_http(made.listener, x.authority))  # mode Report notes what it would refuse
             return
     made.route, noted = route_tunnel(made.listener, x.authority)
-    x.note_denials(noted)
+    x.note_denials(*noted)
     x.route, x.series = made.route.name, made.route.series
 
 
@@ -120,4 +120,4 @@ def _decide_stream(made: Decision, question: HypotheticalRequest) -> None:
         raise GatewayFault(Reason.NO_ROUTE, f"no route for {host} on this listener", status=404)
     x.route = made.route.name
     if x.authority is not None:
-        x.note_denials(judge(made.route, x.authority))
+        x.note_denials(*judge(made.route, x.authority))

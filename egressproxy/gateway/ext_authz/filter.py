@@ -11,8 +11,7 @@ from time import monotonic
 from typing import Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.settings import FilterConfig
+from egressproxy.filters.base import Filter
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult
@@ -24,7 +23,7 @@ from egressproxy.routing.destinations import Denial
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
-__all__ = ["EXTERNAL_AUTH", "AuthzClient", "ExternalAuth"]
+__all__ = ["AuthzClient", "ExternalAuth"]
 
 #: How long a server may think where no policy says it (`backendRequest`).
 AUTH_TIMEOUT_S = 5.0
@@ -140,17 +139,3 @@ class ExternalAuth(Filter):
 
     def __repr__(self) -> str:
         return f"ExternalAuth({self._route} by {self.server})"
-
-
-def _never(context: FilterContext) -> Filter:
-    raise ValueError(f"{context.name}: an ExternalAuth is declared by a filter of an HTTPRoute alone")
-
-
-#: What a chain has to know of it; none is ever made from a config.
-EXTERNAL_AUTH = FilterType(
-    name="egressproxy.io/ExternalAuth",
-    phases=frozenset((Phase.REQUEST_HEADERS,)),
-    config_model=FilterConfig,
-    build=_never,
-    also=frozenset((Phase.RESPONSE_HEADERS,)),
-)

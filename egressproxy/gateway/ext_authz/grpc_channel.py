@@ -32,13 +32,12 @@ _Place = tuple[str, int]
 class GrpcChannel(UpstreamChannel):
     """What the Connector that it belongs to has of connections for gRPC."""
 
-    __slots__ = ("_connections", "_connector", "_dials", "_is_retired")
+    __slots__ = ("_connections", "_connector", "_dials")
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
         self._connections: dict[_Place, UnaryConnection] = {}
         self._dials: dict[_Place, asyncio.Task[UnaryConnection]] = {}
-        self._is_retired = connector.is_retired
 
     @staticmethod
     def of(connector: Connector) -> GrpcChannel:
@@ -77,7 +76,6 @@ class GrpcChannel(UpstreamChannel):
 
     def retire(self) -> None:
         """As `Connector.retire`."""
-        self._is_retired = True
         for connection in list(self._connections.values()):
             connection.leave()
 
@@ -105,7 +103,7 @@ class GrpcChannel(UpstreamChannel):
 
     async def _open(self, x: Exchange, target: Target, connect: Steps | None) -> UnaryConnection:
         spec = self._connector.spec
-        idle_s = spec.idle_s if not self._is_retired else RETIRED_IDLE_S
+        idle_s = spec.idle_s if not self._connector.is_retired else RETIRED_IDLE_S
         kept = spec.kept
         connection = UnaryConnection(self._connector.network.wheel, idle_s, kept.max_age_s, kept.max_requests)
         version = target.name.version

@@ -206,7 +206,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     resources.route = route
     x.route, x.series = route.name, route.series
     if x.authority is not None:
-        x.note_denials(judge(route, x.authority))
+        x.note_denials(*judge(route, x.authority))
     if route.chain.request_headers is not None:
         outcome = run(route.chain.request_headers, x)
         if outcome is not None:
