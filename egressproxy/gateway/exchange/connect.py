@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.chain import Outcome, run
+from egressproxy.filters.chain import Steps, run_to_end
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
@@ -26,7 +26,7 @@ from egressproxy.gateway.exchange.admission import (
 )
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
-from egressproxy.gateway.exchange.phases import answer_of
+from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
@@ -128,14 +128,12 @@ async def open_tunnel(
     client.start_clock(route.clock_s, route.idle_s)
     steps = route.chain.request_headers
     if steps is not None:
-        outcome = run(steps, x)
-        if outcome is not None:
-            if x.status:
-                await refuse_answer(outcome)
-            else:
-                answer = await answer_of(outcome, steps, x, resources)
-                if answer is not None:
-                    return answer
+        if x.status:
+            await refuse_answer(steps, x)
+        else:
+            answer = await run_to_end(steps, x)
+            if answer is not None:
+                return await dressed(answer, x, resources, steps)
     backend = resources.backend = route.choose()
     backend.note_denied(x)
     x.backend = backend.name
@@ -164,10 +162,9 @@ async def open_tunnel(
     return None
 
 
-async def refuse_answer(outcome: Outcome) -> None:
-    """Wait for filters where no response can be sent any more. Raises Denied if one of them answers."""
-    answer = outcome if isinstance(outcome, LocalResponse) else await outcome
-    if answer is not None:
+async def refuse_answer(steps: Steps, x: Exchange) -> None:
+    """Run filters where no response can be sent any more. Raises Denied if one of them answers."""
+    if await run_to_end(steps, x) is not None:
         raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
 
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
-from egressproxy.filters.chain import run
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import judge, name_stream
 from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunnel_slot
@@ -208,9 +207,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     if x.authority is not None:
         x.note_denials(*judge(route, x.authority))
     if route.chain.request_headers is not None:
-        outcome = run(route.chain.request_headers, x)
-        if outcome is not None:
-            await refuse_answer(outcome)
+        await refuse_answer(route.chain.request_headers, x)
     backend = resources.backend = route.choose()
     backend.note_denied(x)
     x.backend, x.series = backend.name, backend.series
