@@ -287,11 +287,10 @@ class App:
 
 def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
-    key = options.session_key.reveal() if options.session_key is not None else b""
     if options.workers == 1:
         from egressproxy.processes.workers.worker import InProcess
 
-        return InProcess(options.access_log, metrics, key)
+        return InProcess(options, metrics)
     from egressproxy.processes.workers.supervisor import Supervisor
 
-    return Supervisor(options.workers, options.access_log, options.log_level, metrics, key, options.log_format, errors)
+    return Supervisor(options, metrics, errors)

@@ -11,6 +11,9 @@ from egressproxy.model.secret_source import ConfigSource, SecretSource
 __all__ = ["RunOptions"]
 
 
+_NO_KEY = SecretBytes(b"")
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """`bind` are IP literals and networks; `admin` and `metrics` are (address, port), None for none."""
@@ -29,7 +32,7 @@ class RunOptions:
     api_writes: bool = False
     api_token_file: Path | None = None
     guarded: bool = False  # a reload that would allow what was recently denied has to be acknowledged
-    session_key: SecretBytes | None = None  # None: one is made up
+    session_key: SecretBytes = _NO_KEY  # empty: one is made up
 
     @property
     def sources(self) -> tuple[ConfigSource, ...]:

@@ -65,10 +65,9 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raises click.UsageError for an unknown verb, with the nearest one."""
         if args[0] not in _VERBS and not args[0].startswith("-"):
-            from difflib import get_close_matches
+            from egressproxy.cli.suggestions import did_you_mean
 
-            near = get_close_matches(args[0], _VERBS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(_VERBS)}"
+            hint = did_you_mean(args[0], _VERBS, f"the commands are {', '.join(_VERBS)}")
             raise click.UsageError(f"No such command '{args[0]}'; {hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from egressproxy.model.authority import Authority
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -35,11 +37,8 @@ def ask(
     Exits the process: with 2 if there is no response, or the request is refused; with `not_found` for a 404; with 1 for
     a 409, which says that the request was not carried out.
     """
-    with _answer(admin, path, pairs, method, accept, ASK_S) as answer:
+    with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}) as answer:
         body: dict[str, Any] = json.loads(answer.read())
-    if answer.status >= 400:
-        click.echo(f"egressproxy: {body.get('message', answer.reason)}", err=True)
-        sys.exit({404: not_found, 409: 1}.get(answer.status, 2))
     return body
 
 
@@ -47,10 +46,7 @@ def lines(
     admin: tuple[str, int], path: str, pairs: Iterable[tuple[str, str]], accept: str = "application/json"
 ) -> Iterator[bytes]:
     """The lines of a streamed response, until it ends. Exits with 2 if there is no response, or it is refused."""
-    with _answer(admin, path, pairs, "GET", accept, None) as answer:
-        if answer.status >= 400:
-            click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
-            sys.exit(2)
+    with _answer(admin, path, pairs, "GET", accept, None, {}) as answer:
         yield from answer
 
 
@@ -62,7 +58,9 @@ def _answer(
     method: str,
     accept: str,
     timeout_s: float | None,
+    exits: Mapping[int, int],
 ) -> Iterator[HTTPResponse]:
+    """The response. Exits with 2 if there is none; for a refusal with the status that `exits` has for it, or 2."""
     from http.client import HTTPConnection, HTTPException
     from urllib.parse import urlencode
 
@@ -71,13 +69,18 @@ def _answer(
     try:
         target = f"{path}?{urlencode(list(pairs))}"
         connection.request(method, target, headers={"X-Egressproxy": "cli", "Accept": accept})
-        yield connection.getresponse()
+        answer = connection.getresponse()
+        if answer.status >= 400:
+            click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
+            sys.exit(exits.get(answer.status, 2))
+        yield answer
     except (OSError, HTTPException, ValueError) as error:
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         hint = "is egressproxy running? --admin gives its address"
         if path == "/explain":
             hint += "; --config PATH explains manifests without a process"
-        click.echo(f"egressproxy: the admin address {place} does not answer: {error} ({hint})", err=True)
+        click.echo(
+            f"egressproxy: the admin address {Authority(host, port)} does not answer: {error} ({hint})", err=True
+        )
         sys.exit(2)
     finally:
         connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +13,20 @@ import click
 from egressproxy.cli.options import bind_option, config_option, output_option
 from egressproxy.cli.problems import show_findings, show_problems
 from egressproxy.cli.secrets import secret_options
+from egressproxy.model.authority import Authority
 
 if TYPE_CHECKING:
     from egressproxy.config.compile.interface import Compiled
     from egressproxy.config.reading.load import ResourceSet
+    from egressproxy.config.reading.problems import Problem
     from egressproxy.config.resources.meta import Resource
     from egressproxy.ir.policy import ExtensionIR
     from egressproxy.model.secret_source import SecretSource
 
 __all__ = ["command"]
+
+#: The lists of findings in the JSON report.
+_KINDS = ("problems", "unserved", "warnings", "notes")
 
 
 @click.command("check")
@@ -68,8 +73,7 @@ def command(
         _build_filters(resources, compiled)
     except ConfigError as error:
         if output == "json":
-            problems = [problem.as_dict() for problem in error.problems]
-            _print_json({"ok": False, "problems": problems, "unserved": [], "warnings": [], "notes": []})
+            _print_json(False, {}, problems=error.problems)
         else:
             show_problems(error.problems, sys.stdout)
             click.echo(f"{_counted(len(error.problems), 'problem')}: this configuration would be refused as a whole.")
@@ -79,24 +83,17 @@ def command(
         [each for each in findings if each.severity is severity]
         for severity in (Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
     )
+    listeners, backends = _listeners(compiled), _published_backends(resources)
     is_good = (allow_unserved or not unserved) and not (strict and warnings)
     if output == "json":
-        report = {
-            "ok": is_good,
-            "problems": [],
-            "unserved": [each.as_dict() for each in unserved],
-            "warnings": [each.as_dict() for each in warnings],
-            "notes": [each.as_dict() for each in notes],
-            "objects": len(resources),
-        }
-        listeners = [dict(listener) for listener in _listeners(compiled)]
-        _print_json({**report, "listeners": listeners, "backends": list(_published_backends(resources))})
+        more = {"objects": len(resources), "listeners": list(listeners), "backends": list(backends)}
+        _print_json(is_good, more, unserved=unserved, warnings=warnings, notes=notes)
     else:
         show_findings(findings, sys.stdout)
-        for listener in _listeners(compiled):
+        for listener in listeners:
             places = ", ".join(listener["addresses"])
             click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {places}")
-        for backend in _published_backends(resources):
+        for backend in backends:
             click.echo(f"backend {backend['name']} ({backend['kind']}): read as {backend['readAs']}")
         less = f" {len(unserved)} not served as written," if unserved else ""
         click.echo(f"{_counted(len(resources), 'object')},{less} {_counted(len(warnings), 'warning')}.")
@@ -136,23 +133,20 @@ def _declaration(resources: ResourceSet, spec: ExtensionIR) -> tuple[Resource | 
     return (owners[0] if owners else None), f"spec.{spec.name}" if spec.name.startswith("limits.") else ""
 
 
+def _print_json(is_good: bool, more: Mapping[str, Any], **found: Sequence[Problem]) -> None:
+    lists = {kind: [each.as_dict() for each in found.get(kind, ())] for kind in _KINDS}
+    click.echo(json.dumps({"ok": is_good, **lists, **more}, indent=2))
+
+
 def _counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _print_json(report: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(report, indent=2))
-
-
 def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
     for listener in compiled.spec.listeners:
-        places = [f"[{ip}]:{listener.port}" if ":" in ip else f"{ip}:{listener.port}" for ip in listener.addresses]
-        yield {
-            "gateway": listener.gateway,
-            "name": listener.name,
-            "protocol": listener.protocol.value,
-            "addresses": places,
-        }
+        places = [str(Authority(ip, listener.port)) for ip in listener.addresses]
+        protocol = listener.protocol.value
+        yield {"gateway": listener.gateway, "name": listener.name, "protocol": protocol, "addresses": places}
 
 
 def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 
 import click
 
 from egressproxy.cli.options import output_option
+from egressproxy.cli.suggestions import did_you_mean
 
 __all__ = ["command"]
 
@@ -31,8 +31,7 @@ def command(name: str | None, output: str) -> None:
     if name is not None:
         found = catalog.get(name)
         if found is None:
-            near = get_close_matches(name, described, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(described)}"
+            hint = did_you_mean(name, described, f"known are {', '.join(described)}", cutoff=0.4)
             raise click.BadParameter(f"unknown type {name!r}; {hint}", param_hint="TYPE")
         described = {found.name: described[found.name]}
     if output == "json" or name is not None:

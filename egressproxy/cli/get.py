@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -14,6 +13,7 @@ import click
 from egressproxy.cli.asking import ask, lines
 from egressproxy.cli.options import admin_option
 from egressproxy.cli.rows import Rows
+from egressproxy.cli.suggestions import did_you_mean
 
 __all__ = ["command"]
 
@@ -83,16 +83,16 @@ def command(
         raise click.UsageError("a name needs exactly one kind")
     if watch and len(kinds) > 1:
         raise click.UsageError("--watch needs exactly one kind")
-    where = "" if all_namespaces else namespace
     pairs = [("labelSelector", selector)] if selector else []
     if name:
         pairs.append(("fieldSelector", f"metadata.name={name}"))
+    query = _Query(admin, kinds, "" if all_namespaces else namespace, name, pairs, output)
     if watch:
-        _watch(admin, kinds[0], where, pairs, output)
+        query.watch()
     elif output in ("yaml", "json"):
-        _show_objects(admin, kinds, where, name, pairs, output)
+        query.show_objects()
     else:
-        _show_tables(admin, kinds, where, name, pairs, output)
+        query.show_tables()
 
 
 def _kinds(admin: tuple[str, int]) -> Iterator[ListedKind]:
@@ -119,111 +119,95 @@ def _chosen(asked: str, kinds: Sequence[ListedKind]) -> list[ListedKind]:
         found = [kind for kind in kinds if wanted in kind.names and group in ("", kind.group)]
         if not found:
             known = sorted({name for kind in kinds for name in kind.names})
-            near = get_close_matches(wanted, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted({k.plural for k in kinds}))}"
+            hint = did_you_mean(wanted, known, f"known are {', '.join(sorted({kind.plural for kind in kinds}))}")
             raise click.BadParameter(f"unknown kind {each!r}; {hint}", param_hint="KIND")
         chosen.append(next((kind for kind in found if kind.group == _OUR_GROUP), found[0]))
     return chosen
 
 
-def _show_tables(
-    admin: tuple[str, int],
-    kinds: Sequence[ListedKind],
-    where: str,
-    name: str,
-    pairs: list[tuple[str, str]],
-    output: str | None,
-) -> None:
-    found = [(kind, ask(admin, kind.path(where), pairs, accept=_TABLE)) for kind in kinds]
-    found = [(kind, table) for kind, table in found if table["rows"]]
-    if not found:
-        _say_nothing_found(kinds, where, name)
-    for index, (kind, table) in enumerate(found):
-        if output == "name":
-            _show_names(kind, table["rows"])
-            continue
-        if index:
-            click.echo()
-        prefix = f"{kind.kind.lower()}/" if len(kinds) > 1 else ""
-        rows = Rows(table["columnDefinitions"], output == "wide", not where and kind.is_namespaced, prefix)
-        rows.show(table["rows"])
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """What is asked of the API, and how it is shown. `namespace` "": all."""
+
+    admin: tuple[str, int]
+    kinds: Sequence[ListedKind]
+    namespace: str
+    name: str
+    pairs: Sequence[tuple[str, str]]
+    output: str | None
+
+    def show_tables(self) -> None:
+        found = [(kind, ask(self.admin, kind.path(self.namespace), self.pairs, accept=_TABLE)) for kind in self.kinds]
+        found = [(kind, table) for kind, table in found if table["rows"]]
+        if not found:
+            self._say_nothing_found()
+        for index, (kind, table) in enumerate(found):
+            if index and self.output != "name":
+                click.echo()
+            self._shower(kind, table)(table)
+
+    def show_objects(self) -> None:
+        if self.name:
+            shown = ask(self.admin, self.kinds[0].path(self.namespace, self.name), not_found=1)
+        else:
+            lists = [ask(self.admin, kind.path(self.namespace), self.pairs) for kind in self.kinds]
+            shown = {"apiVersion": "v1", "kind": "List", "items": [item for each in lists for item in each["items"]]}
+        click.echo(self._text(shown))
+
+    def watch(self) -> None:
+        """Show changes until the command is interrupted (status 130), or the gateway stops."""
+        kind = self.kinds[0]
+        accept = "application/json" if self.output in ("yaml", "json") else _TABLE
+        path = kind.path(self.namespace)
+        try:
+            while True:
+                found = ask(self.admin, path, self.pairs, accept=accept)
+                show = self._shower(kind, found)
+                show(found)
+                since = ("resourceVersion", found["metadata"]["resourceVersion"])
+                for line in lines(self.admin, path, [*self.pairs, ("watch", "true"), since], accept):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        break  # the version is too old: list again
+                    show(event["object"])
+                else:
+                    return
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    def _shower(self, kind: ListedKind, first: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+        """Returns what shows a list or one changed object of it; rows of tables are shown below one head."""
+        if self.output in ("yaml", "json"):
+            return self._show_each
+        if self.output == "name":
+            return lambda shown: _show_names(kind, shown["rows"])
+        prefix = f"{kind.kind.lower()}/" if len(self.kinds) > 1 else ""
+        has_namespaces = not self.namespace and kind.is_namespaced
+        rows = Rows(first["columnDefinitions"], self.output == "wide", has_namespaces, prefix)
+        return lambda shown: rows.show(shown["rows"])
+
+    def _show_each(self, shown: dict[str, Any]) -> None:
+        for each in shown.get("items", (shown,)):
+            click.echo(("---\n" if self.output == "yaml" else "") + self._text(each))
+
+    def _text(self, shown: dict[str, Any]) -> str:
+        if self.output == "json":
+            return json.dumps(shown, indent=2)
+        import yaml
+
+        return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110).rstrip("\n")
+
+    def _say_nothing_found(self) -> None:
+        """Say so; exits with 1 if a name was asked for."""
+        is_namespaced = any(kind.is_namespaced for kind in self.kinds)
+        place = f" in namespace {self.namespace}" if self.namespace and is_namespaced else ""
+        hint = " (-n NS looks in another one, -A in all)" if place else ""
+        if self.name:
+            click.echo(f"egressproxy: {self.kinds[0].resource} {self.name!r} not found{place}{hint}", err=True)
+            sys.exit(1)
+        click.echo(f"nothing found{place}{hint}", err=True)
 
 
 def _show_names(kind: ListedKind, rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         click.echo(f"{'.'.join(filter(None, (kind.kind.lower(), kind.group)))}/{row['object']['metadata']['name']}")
-
-
-def _show_objects(
-    admin: tuple[str, int],
-    kinds: Sequence[ListedKind],
-    where: str,
-    name: str,
-    pairs: list[tuple[str, str]],
-    output: str,
-) -> None:
-    if name:
-        shown = ask(admin, kinds[0].path(where, name), not_found=1)
-    else:
-        items = [item for kind in kinds for item in ask(admin, kind.path(where), pairs)["items"]]
-        shown = {"apiVersion": "v1", "kind": "List", "items": items}
-    click.echo(_text(shown, output))
-
-
-def _text(shown: dict[str, Any], output: str) -> str:
-    if output == "json":
-        return json.dumps(shown, indent=2)
-    import yaml
-
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110).rstrip("\n")
-
-
-def _say_nothing_found(kinds: Sequence[ListedKind], where: str, name: str) -> None:
-    """Say so; exits with 1 if a name was asked for."""
-    is_namespaced = any(kind.is_namespaced for kind in kinds)
-    place = f" in namespace {where}" if where and is_namespaced else ""
-    hint = " (-n NS looks in another one, -A in all)" if place else ""
-    if name:
-        click.echo(f"egressproxy: {kinds[0].resource} {name!r} not found{place}{hint}", err=True)
-        sys.exit(1)
-    click.echo(f"nothing found{place}{hint}", err=True)
-
-
-def _watch(
-    admin: tuple[str, int], kind: ListedKind, where: str, pairs: list[tuple[str, str]], output: str | None
-) -> None:
-    """Show changes until the command is interrupted (status 130), or the gateway stops."""
-    accept = "application/json" if output in ("yaml", "json") else _TABLE
-    path = kind.path(where)
-    try:
-        while True:
-            found = ask(admin, path, pairs, accept=accept)
-            show = _shower(kind, found, output, has_namespaces=not where and kind.is_namespaced)
-            show(found)
-            since = ("resourceVersion", found["metadata"]["resourceVersion"])
-            for line in lines(admin, path, [*pairs, ("watch", "true"), since], accept):
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    break  # the version is too old: list again
-                show(event["object"])
-            else:
-                return
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _shower(
-    kind: ListedKind, first: dict[str, Any], output: str | None, *, has_namespaces: bool
-) -> Callable[[dict[str, Any]], None]:
-    """Returns what shows a list or one changed object of it; rows of tables are shown below one head."""
-    if output in ("yaml", "json"):
-
-        def objects(shown: dict[str, Any]) -> None:
-            for each in shown.get("items", (shown,)):
-                click.echo(("---\n" if output == "yaml" else "") + _text(each, output))
-
-        return objects
-    if output == "name":
-        return lambda shown: _show_names(kind, shown["rows"])
-    rows = Rows(first["columnDefinitions"], output == "wide", has_namespaces, "")
-    return lambda shown: rows.show(shown["rows"])

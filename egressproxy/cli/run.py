@@ -38,10 +38,10 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     return None if value == "-" else value
 
 
-def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> SecretBytes | None:
+def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> SecretBytes:
     """The key in this file, without surrounding whitespace. Raises click.BadParameter."""
     if path is None:
-        return None
+        return SecretBytes(b"")
     try:
         with path.open("rb") as file:
             written = file.read(MAX_KEY_BYTES + 1).strip()

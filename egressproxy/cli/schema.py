@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 
 import click
+
+from egressproxy.cli.suggestions import did_you_mean
 
 __all__ = ["command"]
 
@@ -50,9 +51,7 @@ def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
     found = [known for known in KINDS if known.KIND.lower() == wanted.lower() and group in ("", known.GROUP)]
     if not found:
         names = sorted({known.KIND for known in KINDS})
-        by_lower = {known.lower(): known for known in names}
-        near = get_close_matches(wanted.lower(), by_lower, n=1)
-        hint = f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(names)}"
+        hint = did_you_mean(wanted, names, f"known are {', '.join(names)}")
         raise click.BadParameter(f"unknown kind {kind!r}; {hint}", param_hint="KIND")
     chosen = next((known for known in found if known.GROUP == OUR_GROUP), found[0])
     schema = chosen.model_json_schema(by_alias=True)

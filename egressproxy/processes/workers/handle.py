@@ -15,24 +15,9 @@ from typing import Any, Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.processes.child import child_command, ending
+from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import Configuration
-from egressproxy.processes.workers.messages import (
-    Answered,
-    Asked,
-    Begin,
-    Build,
-    Collect,
-    Counted,
-    Drain,
-    Listen,
-    Message,
-    Noticed,
-    Request,
-    Swap,
-    decode,
-    encode,
-)
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.notices import Notice
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
@@ -116,34 +101,34 @@ class Handle:
         return f"worker {self.number} (process {self.pid})"
 
     # --- what it is asked ------------------------------------------------------------------------------------------
-    async def begin(self, asked: Begin, descriptors: Sequence[int]) -> None:
+    async def begin(self, asked: messages.Begin, descriptors: Sequence[int]) -> None:
         """Raises ConfigRefused where it cannot open the access log or its Python misreads HTTP, WorkerEnded."""
         await self._direct(asked, BEGIN_S, descriptors)
         self._has_begun = True
 
     async def build(self, configuration: Configuration) -> None:
         """Make it ready. Raises ConfigRefused, WorkerEnded."""
-        await self._direct(Build(configuration), BUILD_S)
+        await self._direct(messages.Build(configuration), BUILD_S)
         self.built = configuration
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
         """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded, OSError where there is
         no descriptor to send one with: it serves what it did then.
         """
-        await self._direct(Swap(), SWAP_S, sockets=sockets)
+        await self._direct(messages.Swap(), SWAP_S, sockets=sockets)
         self.configuration = configuration
 
     async def drain(self, timeout_s: float) -> int:
         """Returns how many connections were cut. Raises WorkerEnded."""
-        cut: int = await self._direct(Drain(timeout_s), timeout_s + SWAP_S)
+        cut: int = await self._direct(messages.Drain(timeout_s), timeout_s + SWAP_S)
         return cut
 
     async def collect(self) -> None:
         """When it returns, `counts` is new; returns if the worker ends, too."""
         with suppress(WorkerEnded):
-            await self._ask(Collect())
+            await self._ask(messages.Collect())
 
-    async def answer(self, asked: Request) -> bytes:
+    async def answer(self, asked: messages.Request) -> bytes:
         """JSON. Raises NotAnswered, also where the worker ends or is too slow."""
         try:
             found: bytes = await asyncio.wait_for(self._ask(asked), ANSWER_S)
@@ -153,9 +138,9 @@ class Handle:
             raise NotAnswered(str(error)) from None
         return found
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: messages.Message) -> None:
         """Send a message that has no reply. On a channel that has ended: nothing."""
-        self._channel.send(encode(message))
+        self._channel.send(messages.encode(message))
 
     def figures(self) -> ProcessFigures:
         """What it costs; the last that was known when it has ended."""
@@ -187,7 +172,7 @@ class Handle:
     # --- what it answers -------------------------------------------------------------------------------------------
     async def _direct(
         self,
-        request: Request,
+        request: messages.Request,
         timeout_s: float,
         descriptors: Sequence[int] = (),
         sockets: Mapping[tuple[str, int], socket.socket] = NO_SOCKETS,
@@ -195,19 +180,19 @@ class Handle:
         """One request at a time. Raises what the worker refuses with, and WorkerEnded, if need be after ending it."""
         async with self._directing:
             for (address, port), sock in sockets.items():
-                self._channel.send(encode(Listen(address, port)), [sock.fileno()])
+                self._channel.send(messages.encode(messages.Listen(address, port)), [sock.fileno()])
             try:
                 return await asyncio.wait_for(self._ask(request, descriptors), timeout_s)
             except TimeoutError:
                 self.kill()
                 raise WorkerSilent(f"{self} did not answer within {timeout_s:g} s and is ended") from None
 
-    async def _ask(self, request: Request, descriptors: Sequence[int] = ()) -> Any:
+    async def _ask(self, request: messages.Request, descriptors: Sequence[int] = ()) -> Any:
         """The value of the reply. Raises what the worker refuses with, WorkerEnded."""
         number = next(self._numbers)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._channel.send(encode(Asked(number, request)), descriptors)
+            self._channel.send(messages.encode(messages.Asked(number, request)), descriptors)
             if self.has_ended.is_set():
                 raise self._ended()
             return await reply
@@ -215,12 +200,12 @@ class Handle:
             del self._waiting[number]
 
     def _on_frame(self, frame: bytes, _descriptors: Iterable[int]) -> None:
-        match decode(frame):
-            case Answered(number, value):
+        match messages.decode(frame):
+            case messages.Answered(number, value):
                 self._replied(number, value)
-            case Counted() as counted:
+            case messages.Counted() as counted:
                 self._counted(counted)
-            case Noticed(notices):
+            case messages.Noticed(notices):
                 self._on_notices(notices)
 
     def _replied(self, number: int, value: object) -> None:
@@ -232,7 +217,7 @@ class Handle:
         else:
             reply.set_result(value)
 
-    def _counted(self, message: Counted) -> None:
+    def _counted(self, message: messages.Counted) -> None:
         self.answered_at = time.monotonic()
         whole = self._parts.get(message.number)
         if whole is None:

@@ -22,29 +22,9 @@ from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
+from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, freeze_gc
-from egressproxy.processes.workers.messages import (
-    Answered,
-    Asked,
-    Begin,
-    Build,
-    Collect,
-    Counted,
-    Decisions,
-    Drain,
-    Explain,
-    Forget,
-    Hurry,
-    Listen,
-    Message,
-    Noticed,
-    ReopenAccessLog,
-    Request,
-    Swap,
-    decode,
-    encode,
-)
 from egressproxy.processes.workers.worker import Worker
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.diagnostics import Diagnostics
@@ -118,20 +98,20 @@ class WorkerProcess:
             self._status.set_result(status)
 
     def _on_frame(self, frame: bytes, descriptors: list[int]) -> None:
-        match decode(frame):
-            case Asked(number, Begin() as asked):  # at once: what comes behind it needs the worker
-                self._send(Answered(number, self._begin(asked, *descriptors)))
-            case Asked(number, Collect()):
+        match messages.decode(frame):
+            case messages.Asked(number, messages.Begin() as asked):  # at once: what comes behind it needs the worker
+                self._send(messages.Answered(number, self._begin(asked, *descriptors)))
+            case messages.Asked(number, messages.Collect()):
                 self._start(self._report(number))
-            case Asked(number, request):
+            case messages.Asked(number, request):
                 self._start(self._answer(number, request))
-            case Forget():
+            case messages.Forget():
                 self._built = None
-            case Listen(address, port):
+            case messages.Listen(address, port):
                 self._sockets[address, port] = socket.socket(fileno=descriptors[0])
-            case ReopenAccessLog():
+            case messages.ReopenAccessLog():
                 self.worker.access_log.reopen()
-            case Hurry():
+            case messages.Hurry():
                 self.worker.gateway.hurry()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -146,10 +126,10 @@ class WorkerProcess:
             log.error("internal error; this worker ends", exc_info=error)
             self._end(1)
 
-    def _send(self, message: Message) -> None:
-        self._channel.send(encode(message))
+    def _send(self, message: messages.Message) -> None:
+        self._channel.send(messages.encode(message))
 
-    def _begin(self, asked: Begin, turn: int, tally: int, errors: int) -> ConfigRefused | None:
+    def _begin(self, asked: messages.Begin, turn: int, tally: int, errors: int) -> ConfigRefused | None:
         origin = f"worker {asked.worker}"
         if asked.log_format == "json":
             take_over(origin, FileLock(errors))  # one of its own: that of a process holds for all of its threads
@@ -168,32 +148,32 @@ class WorkerProcess:
             os.close(descriptor)
         return None
 
-    async def _answer(self, number: int, request: Request) -> None:
+    async def _answer(self, number: int, request: messages.Request) -> None:
         value: bytes | int | ConfigRefused | NotAnswered | None = None
         try:
             match request:
-                case Build(configuration):
+                case messages.Build(configuration):
                     await self._build(configuration)
-                case Swap():
+                case messages.Swap():
                     await self._swap()
-                case Explain(pairs):
+                case messages.Explain(pairs):
                     value = await self.worker.explain(pairs)
-                case Decisions():
+                case messages.Decisions():
                     value = await self.worker.decisions()
-                case Drain(timeout_s):
+                case messages.Drain(timeout_s):
                     value = await self.worker.gateway.drain(timeout_s)
                     self._tell_notices()
         except (ConfigRefused, NotAnswered) as error:
             value = error
         except Exception as error:
-            if isinstance(request, Swap | Drain):
+            if isinstance(request, messages.Swap | messages.Drain):
                 raise
             # Neither a configuration nor a question must end the process.
-            is_reload = isinstance(request, Build)
+            is_reload = isinstance(request, messages.Build)
             log.exception("internal error in %s", "a reload" if is_reload else "an answer")
             value = (ConfigRefused if is_reload else NotAnswered)(f"internal error ({type(error).__name__})")
-        self._send(Answered(number, value))
-        if isinstance(request, Drain):
+        self._send(messages.Answered(number, value))
+        if isinstance(request, messages.Drain):
             self._end(0)
 
     async def _build(self, configuration: Configuration) -> None:
@@ -224,7 +204,7 @@ class WorkerProcess:
         counts.series = dict(islice(rest, SERIES_IN_PART))
         while True:
             following = dict(islice(rest, SERIES_IN_PART))
-            self._send(Counted(number, counts, not following))
+            self._send(messages.Counted(number, counts, not following))
             if not following:
                 return
             counts = Counts(following)
@@ -235,4 +215,4 @@ class WorkerProcess:
 
     def _tell_notices(self) -> None:
         if notices := self._metrics.notices.take():
-            self._send(Noticed(tuple(notices)))
+            self._send(messages.Noticed(tuple(notices)))

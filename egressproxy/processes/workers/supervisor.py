@@ -26,6 +26,7 @@ from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, NotBound
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.processes.workers.messages import Begin, Decisions, Explain, Forget, Hurry, ReopenAccessLog
+from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
@@ -49,29 +50,17 @@ LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor:
-    """See `fleet.Fleet`. `number` of workers; `metrics` are those of this process; a `session_key` b"" is made up.
+    """See `fleet.Fleet`. `metrics` are those of this process.
 
-    `errors`: the descriptor of the Turn of standard error, where this process has one; it is closed with the rest.
+    `errors`: the descriptor of the FileLock of standard error, where this process has one; it is closed with the rest.
     """
 
-    def __init__(
-        self,
-        number: int,
-        access_log: str | None,
-        log_level: str,
-        metrics: Metrics,
-        session_key: bytes = b"",
-        log_format: str = "text",
-        errors: int | None = None,
-    ) -> None:
-        self._number = number
-        self._access_log = access_log
-        self._log_level = log_level
-        self._log_format = log_format
+    def __init__(self, options: RunOptions, metrics: Metrics, errors: int | None = None) -> None:
+        self._options = options
         self._errors = errors
         self._metrics = metrics
         self._pseudonym = new_pseudonym()
-        self._session_key = SecretBytes(session_key or secrets.token_bytes(32))
+        self._session_key = options.session_key or SecretBytes(secrets.token_bytes(32))
         self._shared: list[int] = []  # descriptors
         self._tally: SharedCounters | None = None
         self._handles: dict[int, Handle] = {}  # the one that lives, or is about to, at each place
@@ -79,7 +68,7 @@ class Supervisor:
         self._sockets: dict[tuple[str, int], socket.socket] = {}
         self._current: Configuration | None = None
         self._buried = Counts()
-        self._spent_s = dict.fromkeys(range(1, number + 1), 0.0)
+        self._spent_s = dict.fromkeys(range(1, options.workers + 1), 0.0)
         self._restarts = 0
         self._changed = asyncio.Event()  # a new configuration: reason enough to try at once
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,7 +79,7 @@ class Supervisor:
     async def start(self) -> None:
         errors = self._errors if self._errors is not None else memory_file("egressproxy-errors")
         self._shared = [memory_file("egressproxy-log"), memory_file("egressproxy-limits"), errors]
-        self._tally = SharedCounters(self._shared[1], self._number, 0)
+        self._tally = SharedCounters(self._shared[1], self._options.workers, 0)
         try:
             handles = [self._spawn(number) for number in self._spent_s]
             await asyncio.gather(*(self._begin(handle) for handle in handles))
@@ -162,9 +151,10 @@ class Supervisor:
 
     async def _begin(self, handle: Handle) -> None:
         """Raises ConfigRefused, WorkerEnded."""
+        options, key = self._options, self._session_key.reveal()
         asked = Begin(
-            handle.number, self._number, self._access_log, self._log_level, self._pseudonym,
-            self._session_key.reveal(), self._log_format,
+            handle.number, options.workers, options.access_log, options.log_level, self._pseudonym, key,
+            options.log_format,
         )  # fmt: skip
         await handle.begin(asked, self._shared)
 

@@ -25,13 +25,13 @@ from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
-from egressproxy.model.secret import SecretBytes
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import BindError
 from egressproxy.net.listening import bind as bind_socket
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, NotBound
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
+from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
@@ -143,9 +143,8 @@ class Worker:
 class InProcess:
     """The fleet of one: a worker in this process."""
 
-    def __init__(self, access_log: str | None, metrics: Metrics, session_key: bytes = b"") -> None:
-        self._target = access_log
-        self._session_key = SecretBytes(session_key)
+    def __init__(self, options: RunOptions, metrics: Metrics) -> None:
+        self._options = options
         self._metrics = metrics
         metrics.add_gauge("egress_workers", "Worker processes that serve.", lambda: 1)
         metrics.add_counter("egress_worker_restarts", "Workers that had to be replaced.", lambda: 0)
@@ -157,7 +156,9 @@ class InProcess:
         return self._worker
 
     async def start(self) -> None:
-        self._worker = Worker(self._target, self._metrics, session_key=self._session_key.reveal())
+        """See `fleet.Fleet`."""
+        key = self._options.session_key.reveal()
+        self._worker = Worker(self._options.access_log, self._metrics, session_key=key)
 
     async def apply(self, configuration: Configuration) -> None:
         """See `fleet.Fleet`."""

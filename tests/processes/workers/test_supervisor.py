@@ -23,6 +23,7 @@ from egressproxy.processes.workers import supervisor as module
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.handle import Handle
 from egressproxy.processes.workers.supervisor import Supervisor
+from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.metrics import Metrics
 from tests.support.net import free_port
@@ -33,7 +34,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Supervisor]:
-    made = Supervisor(2, "off", "error", Metrics("1"))
+    made = Supervisor(RunOptions(workers=2, access_log="off", log_level="error"), Metrics("1"))
     yield made
     await made.stop()
     assert not [handle for handle in made._handles.values() if not handle.has_ended.is_set()]
@@ -232,7 +233,7 @@ async def test_a_place_that_cannot_be_bound_leaves_nothing_bound(fleet: Supervis
 
 
 async def test_a_worker_that_cannot_begin_fails_the_start(tmp_path: Path):
-    fleet = Supervisor(2, str(tmp_path / "no" / "log"), "error", Metrics("1"))
+    fleet = Supervisor(RunOptions(workers=2, access_log=str(tmp_path / "no" / "log"), log_level="error"), Metrics("1"))
     with pytest.raises(ConfigRefused, match=r"access log .*: No such file or directory"):
         await fleet.start()
     await fleet.stop()
@@ -250,7 +251,7 @@ async def test_a_worker_whose_python_misreads_http_fails_the_start(monkeypatch: 
         return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
 
     monkeypatch.setattr("egressproxy.processes.workers.handle._start", start)
-    fleet = Supervisor(1, "off", "error", Metrics("1"))
+    fleet = Supervisor(RunOptions(workers=1, access_log="off", log_level="error"), Metrics("1"))
     with pytest.raises(ConfigRefused, match="this Python misreads HTTP"):
         await fleet.start()
     await fleet.stop()
