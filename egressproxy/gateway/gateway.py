@@ -72,7 +72,7 @@ class GatewayServer:
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
-        """Put a configuration into service. `own`: the admin and metrics addresses, which nobody may reach through us.
+        """Put a configuration into service. `own`: the admin and metrics addresses, closed to clients.
 
         Raises BindError, FilterBuildError, ssl.SSLError or ValueError, and has changed nothing then.
         """

@@ -41,7 +41,8 @@ LOOKED_AT = 16
 class Connection(Protocol):
     """A client's connection, of whatever protocol."""
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Close at once; what was not sent is lost."""
 
     def close_if_idle(self) -> bool:
         """Go, unless something is being served; false if that is so."""

@@ -38,7 +38,7 @@ class Route:
     _: KW_ONLY
     request_s: float
     retries: RetryPolicy | None = None  # None: one attempt, by weight
-    auth: ExternalAuth | None = None  # asks somebody else about each request, in its chain
+    auth: ExternalAuth | None = None  # asks an authorization server about each request, in its chain
     kind: str = ""
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies

@@ -1,8 +1,9 @@
 """Permission: the hosts that a route to a Dynamic backend allows by itself, which are those that it names.
 
-A route to a backend with an address of its own allows that address: somebody wrote it down. A Dynamic backend has no
-address, so the `destinations` of the listener decide about every host that the route does not name, as if there were no
-route; the route serves what they allow. So a route for every host, made for its filters, does not open the gateway.
+A route to a backend with an address of its own allows that address: it is written in the manifest. A Dynamic backend
+has no address, so the `destinations` of the listener decide about every host that the route does not name, as if there
+were no route; the route serves what they allow. So a route for every host, made for its filters, does not open the
+gateway.
 """
 
 from __future__ import annotations

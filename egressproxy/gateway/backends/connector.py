@@ -107,7 +107,7 @@ class Connector:
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
 
     def tunnel_target(self, x: Exchange) -> DialTarget:
-        """Where a tunnel goes: the octets are the client's own, so no TLS of ours is in them, and no pool behind it."""
+        """Where a tunnel goes: its bytes are the client's own, so no TLS of ours is in them, and no pool behind it."""
         backend = self.spec.backend
         if backend.destination is Destination.FQDN:
             return DialTarget(backend.hostname, backend.port)
@@ -183,7 +183,7 @@ class Connector:
         try:
             await self.opener.open(x, target, connect, connection)
         except BaseException:
-            connection.deadline.close()  # it holds the connection, which nobody else will end
+            connection.deadline.close()  # it holds the connection, which has no other end
             pool.lost(claim)
             raise
         pool.opened(claim, connection)
@@ -257,6 +257,7 @@ class Connector:
 
     @property
     def is_retired(self) -> bool:
+        """Whether the configuration no longer has it."""
         return self.targets.is_retired
 
     def counts(self) -> tuple[int, int]:

@@ -50,10 +50,12 @@ class Target(DialTarget):
 
     @property
     def is_secure(self) -> bool:
+        """Whether connections to it are over TLS."""
         return self.tls is not None
 
     @property
     def key(self) -> Key:
+        """What `Targets.known` has it under."""
         return self.host, self.port, self.is_secure
 
     def lost(self, connection: UpstreamConnection) -> None:

@@ -35,7 +35,8 @@ class Followed(Protocol):
     def retire(self) -> None:
         """Take no further exchange, and close behind the one that is carried."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close now."""
 
 
 def retire(connection: Followed, pool: Pool[Any] | None) -> None:
@@ -72,6 +73,7 @@ class FollowedName:
             self._connections[connection] = address, pool
 
     def forget(self, connection: Followed) -> None:
+        """The connection is gone. Does nothing for one that is not kept."""
         self._connections.pop(connection, None)
 
     # --- answers -----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ __all__ = ["MAX_HELD", "Mirror"]
 #: Copies of one filter at once; further ones are dropped. One client has three quarters of each of these bounds, and of
 #: those for the process (`Network`).
 MAX_AT_ONCE: Final = 256
-#: Octets of bodies that wait for a mirror: of one copy, and of one filter's.
+#: Bytes of bodies that wait for a mirror: of one copy, and of one filter's.
 MAX_HELD: Final = 1024 * 1024
 MAX_HELD_TOGETHER: Final = 16 * MAX_HELD
 #: How long a copy may rest, where its backend's timeouts do not say it: while it is sent, and until its answer is over.
@@ -35,7 +35,7 @@ class Mirror:
 
     `limits` are the steps of its own backend that look at a request before it is sent (limits of bodies); `chain` has
     everything else that runs for a copy. `denied`: its place is denied by a policy. `permission`: what the route
-    permits a Dynamic one. `held` counts the octets that wait for it.
+    permits a Dynamic one. `held` counts the bytes that wait for it.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""Copy: one request on its way to a mirror, whose answer nobody reads.
+"""Copy: one request on its way to a mirror, whose answer is thrown away.
 
 A copy begins when the request itself goes to its backend, and from there on has a life of its own: its own connection,
 driver and clock. It never holds the request up: what the mirror does not take at once is kept up to a bound, and beyond
@@ -67,12 +67,14 @@ class Copies:
             each.begin(head)
 
     def send_body(self, data: bytes) -> None:
+        """BodySink: a piece of the body, for the real sink and every copy."""
         assert self._sink is not None
         self._sink.send_body(data)
         for each in self._copies:
             each.send_body(data)
 
     def end_body(self, trailers: bytes) -> None:
+        """BodySink: the end of the body, for the real sink and every copy. `trailers` are field lines, or b""."""
         assert self._sink is not None
         self._sink.end_body(trailers)
         for each in self._copies:
@@ -141,6 +143,7 @@ class Copy(UpstreamCaller):
         self.driver.start(self._live())
 
     def send_body(self, data: bytes) -> None:
+        """BodySink: send a piece on, or keep it until the mirror takes it. A copy that keeps too much is dropped."""
         if self._is_over:
             return
         self._bytes += len(data)
@@ -164,10 +167,12 @@ class Copy(UpstreamCaller):
             self.driver.throw(_Dropped())
 
     def end_body(self, trailers: bytes) -> None:
+        """BodySink: the body is whole."""
         self._trailers = trailers
         self.resume_reading()
 
     def end(self) -> None:
+        """The exchange is over: drop the copy where its body is not whole."""
         if not self._is_over and self._trailers is None:
             self.driver.throw(_Dropped())
 
@@ -233,7 +238,7 @@ class Copy(UpstreamCaller):
             raise _Dropped
         if not upstream.has_ended:
             upstream.send_response_body_to(_Waste())
-            with suppress(GatewayError):  # how its body ends is nobody's concern
+            with suppress(GatewayError):  # how its body ends does not matter
                 await upstream.response_end()
         self._upstream = None
         via = self.resources.connector

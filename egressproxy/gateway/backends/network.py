@@ -18,7 +18,7 @@ from egressproxy.upstream.resolver import Resolver
 
 __all__ = ["Network"]
 
-#: Copies for mirrors at once in one process, and octets of their bodies that wait.
+#: Copies for mirrors at once in one process, and bytes of their bodies that wait.
 MAX_COPIES = 1024
 MAX_COPIED_BYTES = 64 * 1024 * 1024
 

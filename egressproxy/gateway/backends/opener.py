@@ -43,7 +43,8 @@ class Parent(Protocol):
 
     opener: ConnectionOpener
 
-    def target(self, x: Exchange) -> Target: ...
+    def target(self, x: Exchange) -> Target:
+        """As `Connector.target`."""
 
 
 class ConnectionOpener:
@@ -198,7 +199,8 @@ class ConnectionOpener:
         return self if self._parent is None else self._parent.opener.first_hop()
 
     def judge_for_parent(self, target: DialTarget) -> None:
-        """A parent resolves names. What is an address, or this machine by its name, is judged here, whoever named it.
+        """A parent resolves names. What is an address, or this machine by its name, is judged here, for clients
+        and operators alike.
 
         Raises Denied. Source: RFC 6761 section 6.3 (localhost).
         """

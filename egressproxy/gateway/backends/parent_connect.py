@@ -99,6 +99,7 @@ class ParentHandshake(asyncio.Protocol):
         self.established: asyncio.Future[PendingProtocol] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio.Protocol: send CONNECT, with the credentials that the backend has for its parent."""
         target = str(self._authority).encode()
         shown = proxy_authorization(self._backend)
         line = shown.reveal() if shown is not None else b""
@@ -108,6 +109,7 @@ class ParentHandshake(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
+        """asyncio.Protocol: read the answer, past interim ones; `established` has the outcome."""
         if self.established.done():
             return
         try:
@@ -121,13 +123,16 @@ class ParentHandshake(asyncio.Protocol):
             self._fail(error)
 
     def eof_received(self) -> bool:
+        """asyncio.Protocol: the parent has closed before it answered. Returns False: close our side, too."""
         self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        """asyncio.Protocol: as `eof_received`."""
         self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
 
     def timed_out(self) -> None:
+        """The time for the answer is over: fail with CONNECT_TIMEOUT (504)."""
         self._fail(UpstreamFault(Reason.CONNECT_TIMEOUT, f"{self._named()} did not answer in time", status=504))
 
     def _answered(self, head: ResponseHead) -> None:
@@ -150,4 +155,4 @@ class ParentHandshake(asyncio.Protocol):
     def _fail(self, error: GatewayError) -> None:
         if not self.established.done():
             self.established.set_exception(error)
-            self.established.exception()  # whoever waits sees it; nobody may be there any more
+            self.established.exception()  # seen by the waiter, where there still is one: asyncio need not tell of it

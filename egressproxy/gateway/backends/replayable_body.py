@@ -1,7 +1,7 @@
 """ReplayableBody: a request body that can be sent again, for as long as it is short.
 
-It stands between whoever reads the body (the client's connection, or a body filter) and the backend of the present
-attempt. The first octets are kept; where there are more than `limit`, nothing is kept any more and the attempt under
+It stands between the reader of the body (the client's connection, or a body filter) and the backend of the present
+attempt. The first bytes are kept; where there are more than `limit`, nothing is kept any more and the attempt under
 way is the last.
 """
 
@@ -16,7 +16,7 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 
 __all__ = ["REPLAY_LIMIT", "ReplayableBody"]
 
-#: Octets of a streamed body that are kept for another attempt.
+#: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT = 64 * 1024
 
 Start = Callable[[BodySink], Reads | None]
@@ -26,11 +26,11 @@ class ReplayableBody:
     """A sink that keeps and hands on; for the backend it is the source.
 
     `length` is what the head says of the body. `start` is called once, when the first backend is there: it sets the
-    real source going, into the sink that it is given, and gives it back. `limit` is how many octets are kept.
+    real source going, into the sink that it is given, and gives it back. `limit` is how many bytes are kept.
     """
 
     __slots__ = (
-        "_kept", "_limit", "_octets", "_source", "_start", "_target", "_trailers", "has_begun", "is_kept", "length"
+        "_bytes", "_kept", "_limit", "_source", "_start", "_target", "_trailers", "has_begun", "is_kept", "length"
     )  # fmt: skip
 
     def __init__(self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT) -> None:
@@ -42,7 +42,7 @@ class ReplayableBody:
         self._limit = limit
         self._target: UpstreamConnection | None = None
         self._kept = Pieces()
-        self._octets = 0
+        self._bytes = 0
         self._trailers: bytes | None = None  # None: more may come
 
     @classmethod
@@ -59,7 +59,7 @@ class ReplayableBody:
     # --- for the attempts ----------------------------------------------------------------------------------------
     def send_to(self, upstream: UpstreamConnection, sink: BodySink) -> None:
         """What has come goes there, and what comes from now on. `sink` hands on to us what the source gives it: we
-        ourselves, or somebody who takes copies.
+        ourselves, or `Copies` for mirrors.
         """
         self._target = upstream
         for piece in self._kept:
@@ -85,33 +85,37 @@ class ReplayableBody:
 
     # --- Reads: the backend's connection asks ----------------------------------------------------------------------
     def pause_reading(self) -> None:
+        """Reads: hold the source back."""
         if self._source is not None:
             self._source.pause_reading()
 
     def resume_reading(self) -> None:
+        """Reads: let the source go on."""
         if self._source is not None:
             self._source.resume_reading()
 
     # --- BodySink: the source gives --------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
+        """BodySink: keep a piece as long as the body is short, and hand it to the attempt under way."""
         self.has_begun = True
         if self.is_kept:
             self._kept.append(data)
-            self._octets += len(data)
+            self._bytes += len(data)
         if self._target is not None:
             self._target.send_body(data)
             self._forget_if_long()
 
     def end_body(self, trailers: bytes) -> None:
+        """BodySink: the body is whole. `trailers` are kept for further attempts."""
         self.has_begun = True
         self._trailers = trailers
         if self._target is not None:
             self._target.end_body(trailers)
 
     def _forget_if_long(self) -> None:
-        if self._octets > self._limit:
+        if self._bytes > self._limit:
             self.is_kept = False
             self._kept = Pieces()
 
     def __repr__(self) -> str:
-        return f"ReplayableBody({self._octets} bytes, {'kept' if self.is_kept else 'not kept'})"
+        return f"ReplayableBody({self._bytes} bytes, {'kept' if self.is_kept else 'not kept'})"

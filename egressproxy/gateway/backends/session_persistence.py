@@ -84,6 +84,7 @@ class PersistentSessions:
 
     @property
     def shown_as(self) -> str:
+        """What clients show, in words: a header field or a cookie, with its name."""
         return f"the {'field' if self._spec.is_header else 'cookie'} {self._spec.name}"
 
     # --- the request -----------------------------------------------------------------------------------------------

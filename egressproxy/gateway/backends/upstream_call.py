@@ -214,7 +214,7 @@ def send_to_parent(
 async def final_head(
     caller: UpstreamCaller, x: Exchange, upstream: UpstreamConnection, head: ResponseHead
 ) -> ResponseHead:
-    """The head behind interim ones (RFC 9110 section 15.2). Raises UpstreamFault for a 101 that nobody asked for."""
+    """The head behind interim ones (RFC 9110 section 15.2). Raises UpstreamFault for a 101 that was not asked for."""
     while head.is_interim:
         caller.pass_interim(head, x)
         following = upstream.next_head()

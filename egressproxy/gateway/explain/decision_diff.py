@@ -1,7 +1,7 @@
 """Decision diff: which of the recent decisions another configuration would make the other way.
 
 Each is decided again on names, and on addresses as far as they are known without asking a name server. What cannot be
-told (rules that look at headers, names whose addresses nobody knows) is said to be so, never guessed.
+told (rules that look at headers, names whose addresses are not known) is said to be so, never guessed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ FILTER_PHASES = (*REQUEST_PHASES, *BACKEND_PHASES)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`reason` is "-" for what is allowed. `is_sure` false: it depends on headers, a query, or the rest of a long path.
-    `knows_addresses` false: nobody is asked where the name leads. `takes_tls`: in a tunnel to port 80 that may carry
-    HTTP, TLS would be let through, too.
+    `knows_addresses` false: no name server is asked where the name leads. `takes_tls`: in a tunnel to port 80 that may
+    carry HTTP, TLS would be let through, too.
     """
 
     is_allowed: bool
@@ -61,6 +61,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DecisionChange:
+    """A request that another configuration decides the other way: how it ended `before`, and how it would `after`."""
+
     decision: RecentDecision
     before: Outcome
     after: Outcome
@@ -77,6 +79,7 @@ class DecisionChange:
         return self.before.is_sure and self.after.is_sure and knows_addresses
 
     def values(self) -> dict[str, Any]:
+        """It as plain values, for JSON and the log."""
         decision = self.decision
         return {
             "method": decision.method, "authority": decision.authority, "path": decision.path,
@@ -127,7 +130,7 @@ def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) ->
     if then.reason == NO_LISTENER and not was.is_allowed:
         then = _elsewhere(after, decision)
     if then.is_allowed != was.is_allowed:
-        # An address was refused that nobody knows now: it counts where what judges addresses is another.
+        # An address was refused that is not known now: it counts where what judges addresses is another.
         is_unknown = was.reason == Reason.ADDRESS_DENIED.value and not then.knows_addresses
         if is_unknown and (before is None or _address_rules(before, decision) == _address_rules(after, decision)):
             return None

@@ -71,6 +71,7 @@ class HypotheticalRequest:
 
     @property
     def is_connect(self) -> bool:
+        """Whether it asks for a tunnel."""
         return self.method == "CONNECT"
 
     @property

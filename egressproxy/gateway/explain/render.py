@@ -54,6 +54,7 @@ def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
 
 
 def match_values(match: Match[Route]) -> dict[str, Any]:
+    """One match of one rule, as plain values."""
     return {
         "kind": match.kind, "name": match.route, "rule": match.rule, "ruleName": match.rule_name,
         "hostname": match.hostname, "match": match.text,
